@@ -1,0 +1,36 @@
+# Everything a new user types: each target sets up its own virtual environment first.
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_VENV ?= .venv-demo
+
+.PHONY: demo test lint bench clean
+
+# A what-if prediction from a real recording; needs no torch.
+demo: $(DEMO_VENV)/.ready
+	$(DEMO_VENV)/bin/whatif apply amp traces/resnet18_cifar_cpu.json.gz
+
+test: $(VENV)/.ready
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/run.py
+
+$(DEMO_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install -q --upgrade pip
+	$(DEMO_VENV)/bin/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/.ready: pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --upgrade pip
+	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(DEMO_VENV) build dist *.egg-info

@@ -1,0 +1,262 @@
+"""Records a training script that knows nothing of `whatif`.
+
+The script runs in this process, as `python script.py args` would run it. Its training step is found by watching torch's
+optimizers (a step ends when `optimizer.step()` returns), its model by watching which outermost modules are called.
+When the recording is written the script is stopped by an exception that is a SystemExit: its `finally` blocks run.
+"""
+
+import functools
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from whatif.errors import WhatifError
+
+from .recorder import Recording, describe_error
+
+# Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
+_SEARCH_STEPS = 2
+
+
+class _RecordingWritten(SystemExit):
+    """Stops the script; `except Exception` in it lets this pass."""
+
+
+def collect(script: str, args: list[str], output: Path, *, steps: int = 5, untraced_steps: int = 20) -> Path:
+    """Run the script with its arguments, record `steps` of its training steps into `output`, and return that path.
+
+    The script is stopped as soon as the file is written; one that ends earlier leaves a file if 3 steps were recorded.
+    Raises WhatifError when the script does not exist, fails, or trains too few steps or in no step that can be found.
+    """
+    global _active
+    if not Path(script).is_file():
+        raise WhatifError(f"{script}: expected a Python script, got no such file: check the path.")
+    collector = _Collector(Path(output), steps, untraced_steps)
+    _active = collector
+    try:
+        _run(script, args, collector)
+        collector.finish(script)
+    finally:
+        _active = None
+        collector.close()
+    return collector.output
+
+
+def _run(script: str, args: list[str], collector: "_Collector") -> None:
+    """Run the script until it ends or is stopped; raises WhatifError when it fails before the recording is written."""
+    try:
+        with _running_as_main(script, args):
+            runpy.run_path(script, run_name="__main__")
+    except _RecordingWritten:
+        return
+    except WhatifError:
+        raise
+    except SystemExit as error:
+        if error.code and not collector.done:
+            raise WhatifError(
+                f"{script}: expected the script to train, got its exit with status {error.code} after"
+                f" {collector.steps_seen} steps: run it by itself first."
+            ) from error
+    except Exception as error:
+        if not collector.done:
+            raise WhatifError(
+                f"{script}: expected the script to train, got {describe_error(error)}{_line_of(error, script)}"
+                f" after {collector.steps_seen} steps: run it by itself first."
+            ) from error
+
+
+def step() -> None:
+    """End a training step of a script that `whatif collect` runs; in any other run this does nothing.
+
+    Only scripts without a torch optimizer need it. Once it was called, optimizers no longer end steps.
+    """
+    if _active is not None:
+        _active.explicit_step()
+
+
+class _Collector:
+    """Finds the steps and the model of a running script, and drives its recording."""
+
+    def __init__(self, output: Path, steps: int, untraced_steps: int) -> None:
+        self.output = output
+        self.steps_seen = 0
+        self._steps = steps
+        self._untraced_steps = untraced_steps
+        self._new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the numbers.
+        self._recording: Recording | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._explicit = False
+        self._search_steps_left = _SEARCH_STEPS
+        self._modules = _OutermostModules()
+        self._handle = register_optimizer_step_post_hook(self._after_any_step)
+
+    @property
+    def done(self) -> bool:
+        """Whether the recording is written."""
+        return self._recording is not None and self._recording.done
+
+    def explicit_step(self) -> None:
+        """End a step because the script says so."""
+        self._explicit = True
+        self._end_step()
+
+    def finish(self, script: str) -> None:
+        """Write what there is after the script's end; raises WhatifError when that is too little."""
+        if self._recording is not None and self._recording.enough:
+            self._recording.finish()
+            return
+        if self.steps_seen == 0:
+            raise WhatifError(
+                f"{script}: expected calls of a torch optimizer's step(), got none: call whatif.instrumentation.step()"
+                " at the end of each training step."
+            )
+        # The first step of an optimizer is how it is found, so no step of the recording ends there.
+        before = _SEARCH_STEPS + (0 if self._explicit else 1)
+        plan = self._recording or self._new_recording(nn.Module(), None)
+        fewest, whole = before + plan.fewest_steps, before + plan.steps_needed
+        raise WhatifError(
+            f"{script}: expected at least {fewest} training steps ({whole} for a whole recording),"
+            f" got {self.steps_seen}: train for longer or record fewer steps."
+        )
+
+    def close(self) -> None:
+        """Take everything off the program."""
+        self._modules.remove()
+        self._handle.remove()
+        if self._recording is not None:
+            self._recording.abandon()
+
+    def _new_recording(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Recording:
+        return Recording(
+            model,
+            optimizer,
+            self.output,
+            steps=self._steps,
+            warmup_steps=5,
+            untraced_steps=self._untraced_steps,
+        )
+
+    def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Take note of an optimizer that was not seen before."""
+        if any(optimizer is known for known in self._optimizers) or torch.compiler.is_compiling():
+            return
+        self._optimizers.append(optimizer)
+        self.steps_seen += len(self._optimizers) == 1
+        # This hook runs inside torch's own mark of the optimizer's step: a step that ended here would cut that mark in
+        # two. From the next call on the step ends after the whole call.
+        inner = optimizer.step
+
+        @functools.wraps(inner)
+        def step_and_end(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            if _active is self and not torch.compiler.is_compiling():
+                self._after_step_of(optimizer)
+            return result
+
+        optimizer.step = step_and_end  # type: ignore[method-assign]
+        if self._explicit or (self._recording is not None and self._recording.tracing):
+            return
+        # Several optimizers make one step: it ends with the one whose first call came last. Begin again with it.
+        if self._recording is not None:
+            self._recording.abandon()
+            self._recording = None
+            self._modules = _OutermostModules()
+        self._search_steps_left = _SEARCH_STEPS
+
+    def _after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._explicit and optimizer is self._optimizers[-1]:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self.steps_seen += 1
+        if self._recording is not None:
+            self._recording.step()
+            if self._recording.done:
+                raise _RecordingWritten(0)
+            return
+        self._search_steps_left -= 1
+        if self._search_steps_left == 0:
+            self._modules.remove()
+            model = _choose_model(self._modules.found, self._optimizers)
+            self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
+            self._recording.start()
+
+
+class _OutermostModules:
+    """Watches which modules the script calls that no other module calls, until `remove`."""
+
+    def __init__(self) -> None:
+        self.found: list[nn.Module] = []
+        self._local = threading.local()
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        depth = getattr(self._local, "depth", 0)
+        self._local.depth = depth + 1
+        if depth == 0 and not any(module is known for known in self.found):
+            self.found.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._local.depth = max(0, getattr(self._local, "depth", 0) - 1)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _choose_model(called: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> nn.Module:
+    """Return the called module that holds optimized parameters, or a new parent of them where there are several."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    optimized = {id(tensor) for group in groups for tensor in group["params"]}
+    models = [
+        module
+        for module in called
+        if any(not optimizers or id(parameter) in optimized for parameter in module.parameters())
+    ]
+    inside = {id(child) for module in models for child in module.modules() if child is not module}
+    models = [module for module in models if id(module) not in inside]
+    if len(models) == 1:
+        return models[0]
+    parent = nn.Module()
+    for module in models:
+        name = type(module).__name__
+        taken = sum(child.startswith(name) for child, _ in parent.named_children())
+        parent.add_module(f"{name}_{taken}" if taken else name, module)
+    return parent
+
+
+@contextmanager
+def _running_as_main(script: str, args: list[str]) -> Iterator[None]:
+    """Make `sys.argv` and `sys.path` what the script would see if Python had been started with it."""
+    argv, path = sys.argv, sys.path
+    sys.argv = [script, *args]
+    sys.path = [str(Path(script).resolve().parent), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
+
+
+def _line_of(error: Exception, script: str) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+_active: _Collector | None = None

@@ -1,0 +1,142 @@
+"""What the recording says about layers: a span around the forward call of every module, sizes, gradient order.
+
+Backward spans are not marked: every backward operator carries the autograd sequence number of its forward operator,
+which lies inside a mark. Full backward hooks would wrap the module's tensors and break in-place layers.
+"""
+
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.hooks import RemovableHandle
+
+LAYER_PREFIX = "whatif::layer::"
+
+# The outermost module has the empty qualified name, which no reader could select.
+ROOT_LAYER = "(root)"
+
+# Modules that torch slips in between the user's modules, by the attribute that holds the inner one.
+_WRAPPER_ATTRIBUTES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+# The private one is cheaper when the profiler runs, and torch's own compiler uses it; the public one never goes away.
+_Mark: Any = getattr(torch._C._profiler, "_RecordFunctionFast", record_function)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module that the user wrote, from under data parallelism, sharding and `torch.compile`."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+            continue
+        inner = [child for name, child in model.named_children() if name in _WRAPPER_ATTRIBUTES]
+        if not inner:
+            return model
+        model = inner[0]
+
+
+def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module of the model, outermost first, with its qualified name as the user's code spells it."""
+    for qualified_name, module in unwrap(model).named_modules():
+        parts = qualified_name.split(".")
+        if parts[-1] in _WRAPPER_ATTRIBUTES:
+            continue
+        yield ".".join(part for part in parts if part not in _WRAPPER_ATTRIBUTES) or ROOT_LAYER, module
+
+
+def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
+    """Return name, type, number of own parameters and gradient size in bytes of every layer, outermost first.
+
+    A parameter that two layers share is counted in the first.
+    """
+    rows = []
+    seen: set[int] = set()
+    for name, module in named_layers(model):
+        own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
+        seen.update(map(id, own))
+        rows.append(
+            {
+                "name": name,
+                "type": type(module).__name__,
+                "parameters": sum(parameter.numel() for parameter in own),
+                "gradient_bytes": sum(_gradient_bytes(parameter) for parameter in own if parameter.requires_grad),
+            }
+        )
+    return rows
+
+
+def _gradient_bytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+class LayerMarks:
+    """Marks the forward call of every layer in the trace until `remove`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._open = threading.local()
+        self._handles: list[RemovableHandle] = []
+        for name, module in named_layers(model):
+            if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
+                continue
+            enter = functools.partial(self._enter, LAYER_PREFIX + name)
+            self._handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            # always_call: a mark is closed even where the user's code catches an error of the layer.
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(self, mark_name: str, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # A compiled region stays as the user's code would compile.
+            return
+        mark = _Mark(mark_name)
+        if not hasattr(self._open, "marks"):
+            self._open.marks = []
+        self._open.marks.append(mark)
+        mark.__enter__()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        marks = getattr(self._open, "marks", None)
+        if marks:
+            marks.pop().__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Take all marks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class GradientOrder:
+    """Watches in which order a backward pass finishes the gradients, until `remove`.
+
+    Data parallelism fills its buckets in this order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._handles: list[RemovableHandle] = []
+        seen: set[int] = set()
+        for layer, module in named_layers(model):
+            for name, parameter in module.named_parameters(recurse=False):
+                if not parameter.requires_grad or not parameter.is_leaf or id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                full_name = name if layer == ROOT_LAYER else f"{layer}.{name}"
+                row = {"name": full_name, "layer": layer, "bytes": _gradient_bytes(parameter)}
+                ready = functools.partial(self._ready, row)
+                untyped: Any = parameter
+                self._handles.append(untyped.register_post_accumulate_grad_hook(ready))
+
+    def _ready(self, row: dict[str, Any], parameter: torch.Tensor) -> None:
+        self._rows.setdefault(id(parameter), row)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return name, layer and bytes of each parameter that got a gradient, in the order of the first pass."""
+        return list(self._rows.values())
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()

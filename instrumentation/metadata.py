@@ -1,0 +1,109 @@
+"""What a recording says about the run besides its events: optimizer, input, precision and machine."""
+
+import platform
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def describe_environment(cuda: bool) -> dict[str, Any]:
+    """Return the versions and hardware that the times depend on; nothing in it names the machine or its user."""
+    cudnn: Any = torch.backends.cudnn  # Partly untyped.
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version() if cuda else None,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # Not Linux.
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
+    """Return type, implementation flags (null: torch chose), tensors, and state size in bytes of the optimizer."""
+    if optimizer is None:
+        return None
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = (value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value))
+    return {
+        "type": type(optimizer).__name__,
+        "foreach": optimizer.defaults.get("foreach"),
+        "fused": optimizer.defaults.get("fused"),
+        "capturable": optimizer.defaults.get("capturable"),
+        "parameter_tensors": len(parameters),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "state_bytes": sum(tensor.numel() * tensor.element_size() for tensor in state),
+    }
+
+
+class FirstInput:
+    """Watches for the model's first input: the batch size is its leading dimension, and autocast shows there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shape: list[int] | None = None
+        self.dtype: str | None = None
+        self.autocast: str | None = None
+        # The children too: a script may call a method of the model other than forward.
+        watched = [model, *model.children()]
+        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in watched]
+
+    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.shape is not None:
+            return
+        tensor = next(_tensors([*args, *kwargs.values()]), None)
+        if tensor is None:
+            return
+        self.shape = list(tensor.shape)
+        self.dtype = _dtype_name(tensor.dtype)
+        if torch.is_autocast_enabled(tensor.device.type):
+            self.autocast = _dtype_name(torch.get_autocast_dtype(tensor.device.type))
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a leading dimension among the values and in the containers among them."""
+    for value in values:
+        if torch.is_tensor(value) and value.dim() > 0:
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]:
+    """Return the parameters' type, the autocast type (null: off) and how CUDA computes float32 products."""
+    dtypes = sorted({_dtype_name(parameter.dtype) for parameter in model.parameters()})
+    return {
+        "parameters": dtypes[0] if len(dtypes) == 1 else dtypes,
+        "autocast": autocast,
+        "matmul": _fp32_precision(torch.backends.cuda.matmul),
+        "conv": _fp32_precision(torch.backends.cudnn.conv if hasattr(torch.backends.cudnn, "conv") else None),
+    }
+
+
+def _fp32_precision(backend: Any) -> str | None:
+    # Older torch has only allow_tf32, and reading that one after a write to the new setting raises.
+    value = getattr(backend, "fp32_precision", None)
+    return None if value is None else str(value)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

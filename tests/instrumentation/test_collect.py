@@ -1,0 +1,215 @@
+"""`collect` on scripts that know nothing of it: finds the step and the model, says what is wrong in one sentence."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whatif.errors import WhatifError
+
+
+def need(name: str) -> Any:
+    """Import the module, or skip these tests; where nothing may be skipped, fail."""
+    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
+
+
+torch = need("torch")
+collect = need("whatif.instrumentation.collect").collect
+
+QUICK = {"steps": 3, "untraced_steps": 3}
+# The optimizer's first step and two more to find the model, five of warm-up, three untraced, six with the profiler.
+ALL_STEPS = 1 + 2 + 5 + 3 + 3 + 3
+
+IMPORTS = "import sys, torch\nfrom torch import nn\n"
+LOOP = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.encoder(x).relu())
+
+model = Net()
+teacher = nn.Linear(4, 2)  # Called, but not trained.
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+loader = torch.utils.data.DataLoader(torch.randn(600, 4), batch_size=6)
+loss_of = nn.MSELoss()
+for number, batch in enumerate(loader, start=1):
+    optimizer.zero_grad()
+    loss_of(model(batch), teacher(batch).detach()).backward()
+    optimizer.step()
+    scheduler.step()
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "train.py"
+    path.write_text(IMPORTS + text)
+    return str(path)
+
+
+def steps_of(recording: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in recording["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+
+
+def layers_of(recording: dict[str, Any]) -> list[str]:
+    return [layer["name"] for layer in recording["whatif"]["layers"]]
+
+
+def record(folder: Path, text: str, args: list[str] | None = None) -> dict[str, Any]:
+    path = collect(script(folder, text), args or [], folder / "run.json", **QUICK)
+    assert path == folder / "run.json"
+    return json.loads(path.read_text())
+
+
+def test_records_an_unchanged_script(tmp_path: Path) -> None:
+    before = list(sys.argv), list(sys.path)
+    recording = record(tmp_path, LOOP)
+    assert layers_of(recording) == ["(root)", "encoder", "head"]
+    assert recording["whatif"]["batch_size"] == 6
+    assert recording["whatif"]["optimizer"]["type"] == "SGD"
+    assert recording["whatif"]["untraced_step_ms"]["steps"] == 3
+    assert (sys.argv, sys.path) == before
+    assert not torch.nn.modules.module._has_any_global_hook()
+
+
+def test_every_step_holds_its_data_loading_and_its_whole_update(tmp_path: Path) -> None:
+    recording = record(tmp_path, LOOP)
+    steps = steps_of(recording)
+    assert len(steps) == 3
+    for prefix in ("enumerate(DataLoader)#", "Optimizer.zero_grad#", "Optimizer.step#SGD", "whatif::layer::encoder"):
+        events = [event for event in recording["traceEvents"] if event["name"].startswith(prefix)]
+        inside = [
+            sum(
+                step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"] for event in events
+            )
+            for step in steps
+        ]
+        assert inside == [1, 1, 1], prefix
+
+
+def test_runs_the_script_as_python_would_and_stops_it_when_done(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("WIDTH = 4\n")
+    text = f"""
+import helper
+assert __name__ == "__main__" and helper.WIDTH == 4
+print("arguments", sys.argv[1:], flush=True)
+try:
+{textwrap.indent(LOOP, "    ")}
+    print("trained to the end")
+finally:
+    print("cleaned up after", number)
+"""
+    code = (
+        "import sys; from pathlib import Path; from whatif.instrumentation.collect import collect;"
+        "print(collect(sys.argv[1], sys.argv[2:], Path('run.json.gz'), steps=3, untraced_steps=3))"
+    )
+    command = [sys.executable, "-c", code, script(tmp_path, text), "--lr", "0.1"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = ["arguments ['--lr', '0.1']", f"cleaned up after {ALL_STEPS}", "run.json.gz"]
+    assert run.stdout.splitlines() == expected
+    assert sorted(path.name for path in tmp_path.glob("*run*")) == ["run.json.gz"]
+
+
+def test_several_optimizers_make_one_step(tmp_path: Path) -> None:
+    recording = record(
+        tmp_path,
+        """
+class Generator(nn.Linear): pass
+class Critic(nn.Linear): pass
+generator, critic = Generator(3, 4), Critic(4, 1)
+update_critic = torch.optim.Adam(critic.parameters())
+update_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+for _ in range(100):
+    for _ in range(3):
+        critic(generator(torch.randn(5, 3)).detach()).mean().backward()
+        update_critic.step()
+    critic(generator(torch.randn(5, 3))).mean().backward()
+    update_generator.step()
+""",
+    )
+    assert layers_of(recording) == ["(root)", "Generator", "Critic"]
+    names = [event["name"] for event in recording["traceEvents"]]
+    assert len(steps_of(recording)) == 3
+    assert names.count("Optimizer.step#Adam.step") == 9
+    assert names.count("Optimizer.step#SGD.step") == 3
+
+
+def test_a_script_without_an_optimizer_marks_its_steps(tmp_path: Path) -> None:
+    recording = record(
+        tmp_path,
+        """
+import whatif.instrumentation
+model = nn.Sequential(nn.Linear(4, 2))
+for _ in range(100):
+    model(torch.randn(7, 4))
+    whatif.instrumentation.step()
+""",
+    )
+    assert len(steps_of(recording)) == 3
+    assert layers_of(recording) == ["(root)", "0"]
+    assert recording["whatif"]["optimizer"] is None
+    assert recording["whatif"]["batch_size"] == 7
+    need("whatif.instrumentation").step()  # Outside of collect: nothing happens.
+
+
+def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path: Path) -> None:
+    guarded = LOOP.replace(
+        "    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException:\n        pass"
+    )
+    assert len(steps_of(record(tmp_path, guarded + "\nsys.exit(3)"))) == 3
+
+
+def test_a_crash_is_one_sentence_with_its_line(tmp_path: Path) -> None:
+    text = LOOP + "    if number == 4:\n        raise ValueError('bad\\nbatch')\n"
+    line = (IMPORTS + text).splitlines().index("        raise ValueError('bad\\nbatch')") + 1
+    with pytest.raises(WhatifError) as caught:
+        record(tmp_path, text)
+    assert f"got ValueError (bad batch) in line {line} after 4 steps: run it by itself first." in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_crash_with_the_profiler_running_leaves_no_file_and_a_clean_process(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match="got ZeroDivisionError"):
+        record(tmp_path, LOOP + f"    if number == {ALL_STEPS - 1}:\n        1 / 0\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert len(steps_of(record(tmp_path, LOOP))) == 3
+
+
+def test_a_failing_exit_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match="got its exit with status 3 after 0 steps"):
+        record(tmp_path, "sys.exit(3)")
+
+
+@pytest.mark.parametrize("ended_by", ["break", "sys.exit(0)"])
+def test_a_script_that_ends_before_three_recorded_steps_says_how_many_it_takes(tmp_path: Path, ended_by: str) -> None:
+    with pytest.raises(WhatifError, match=rf"expected at least {ALL_STEPS} .*got {ALL_STEPS - 1}:"):
+        record(tmp_path, LOOP + f"    if number == {ALL_STEPS - 1}:\n        {ended_by}\n")
+    with pytest.raises(WhatifError, match=rf"expected at least {ALL_STEPS} .*got 2:"):
+        record(tmp_path, LOOP + f"    if number == 2:\n        {ended_by}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_script_that_ends_early_keeps_three_recorded_steps(tmp_path: Path) -> None:
+    path = script(tmp_path, LOOP + f"    if number == {ALL_STEPS}:\n        break\n")
+    collect(path, [], tmp_path / "run.json", steps=50, untraced_steps=3)
+    assert len(steps_of(json.loads((tmp_path / "run.json").read_text()))) == 3
+
+
+def test_a_script_that_does_not_train_is_told_about_step(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match=r"got none: call whatif\.instrumentation\.step\(\) at the end of each"):
+        record(tmp_path, "print(nn.Linear(2, 2)(torch.ones(2)).shape)")
+
+
+def test_a_script_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match="got no such file"):
+        collect(str(tmp_path / "none.py"), [], tmp_path / "run.json", **QUICK)

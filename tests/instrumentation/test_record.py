@@ -1,0 +1,291 @@
+"""The recorder: what is in its file, and that there is no file when something goes wrong."""
+
+import gzip
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whatif.errors import WhatifError
+
+
+def need(name: str) -> Any:
+    """Import the module, or skip these tests; where nothing may be skipped, fail."""
+    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
+
+
+torch = need("torch")
+nn = torch.nn
+instrumentation = need("whatif.instrumentation")
+recording_file = need("whatif.instrumentation.recording_file")
+
+QUICK = {"steps": 4, "warmup_steps": 1, "untraced_steps": 4}
+ALL_STEPS = 1 + 4 + 3 + 4  # warm-up, untraced, the profiler's warm-up, recorded
+
+
+class Residual(nn.Module):
+    """An in-place activation and a shortcut: what intrusive backward hooks would break."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.relu(self.linear(x))
+
+
+def make_model(device: str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    layers = OrderedDict(stem=nn.Linear(6, 8), body=nn.Sequential(Residual(8), Residual(8)), head=nn.Linear(8, 3))
+    return nn.Sequential(layers).to(device)
+
+
+def train(model: nn.Module, optimizer: Any, device: str = "cpu") -> None:
+    optimizer.zero_grad()
+    model(torch.randn(5, 6, device=device)).square().mean().backward()
+    optimizer.step()
+
+
+def record_steps(path: Path, count: int = ALL_STEPS, **options: Any) -> None:
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    with instrumentation.record(model, optimizer, path, **(QUICK | options)) as recording:
+        for _ in range(count):
+            train(model, optimizer)
+            recording.step()
+
+
+def read(path: Path) -> dict[str, Any]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def events(recording: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    found = (event for event in recording["traceEvents"] if event.get("ph") == "X" and event["name"].startswith(prefix))
+    return sorted(found, key=lambda event: event["ts"])
+
+
+def is_inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("record") / "run.json.gz"
+    record_steps(path, count=ALL_STEPS + 2)  # Steps after the last recorded one change nothing.
+    assert [file.name for file in path.parent.iterdir()] == ["run.json.gz"]
+    return read(path)
+
+
+def test_metadata_describes_the_run(recording: dict[str, Any]) -> None:
+    metadata = recording["whatif"]
+    assert metadata["version"] == 1
+    assert metadata["batch_size"] == 5
+    assert metadata["input_shape"] == [5, 6]
+    assert metadata["optimizer"]["type"] == "Adam"
+    assert metadata["optimizer"]["foreach"] is True
+    assert not metadata["optimizer"]["fused"]
+    assert metadata["precision"]["parameters"] == "float32"
+    assert metadata["precision"]["autocast"] is None
+    assert metadata["torch"] == torch.__version__
+    assert metadata["threads"] == torch.get_num_threads()
+    assert metadata["cpu"]
+    for clock in ("untraced_step_ms", "untraced_cpu_ms"):
+        summary = metadata[clock]
+        assert summary["steps"] == 4
+        assert 0 < summary["q25"] <= summary["median"] <= summary["q75"]
+
+
+def test_layers_have_qualified_names_and_sizes(recording: dict[str, Any]) -> None:
+    layers = {layer["name"]: layer for layer in recording["whatif"]["layers"]}
+    assert list(layers)[:4] == ["(root)", "stem", "body", "body.0"]
+    assert layers["body.1.linear"] == {
+        "name": "body.1.linear",
+        "type": "Linear",
+        "parameters": 72,
+        "gradient_bytes": 288,
+    }
+    assert layers["body"]["parameters"] == 0
+
+
+def test_gradients_get_ready_from_the_last_layer_to_the_first(recording: dict[str, Any]) -> None:
+    order = recording["whatif"]["grad_ready_order"]
+    layers = list(dict.fromkeys(row["layer"] for row in order))
+    assert layers == ["head", "body.1.linear", "body.0.linear", "stem"]
+    assert {"name": "stem.weight", "layer": "stem", "bytes": 6 * 8 * 4} in order
+
+
+def test_every_recorded_step_has_one_mark_with_its_optimizer_step_inside(recording: dict[str, Any]) -> None:
+    steps = events(recording, "ProfilerStep#")
+    assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in (3, 4, 5, 6)]
+    updates = events(recording, "Optimizer.step#")
+    assert [sum(is_inside(update, step) for update in updates) for step in steps] == [1, 1, 1, 1]
+
+
+def test_layer_marks_nest_like_the_modules(recording: dict[str, Any]) -> None:
+    marks = events(recording, "whatif::layer::")
+    names = [mark["name"].removeprefix("whatif::layer::") for mark in marks]
+    in_call_order = ["(root)", "stem", "body"]
+    in_call_order += [f"body.{block}{part}" for block in (0, 1) for part in ("", ".linear", ".relu")] + ["head"]
+    assert names == in_call_order * 4
+    outer, inner = marks[names.index("body.0")], marks[names.index("body.0.linear")]
+    assert is_inside(inner, outer)
+    operators = [event for event in events(recording, "aten::linear") if is_inside(event, inner)]
+    assert len(operators) == 1
+
+
+def test_operators_carry_shapes_and_sequence_numbers(recording: dict[str, Any]) -> None:
+    assert all("Input Dims" in event["args"] for event in events(recording, "aten::addmm"))
+    assert any("Sequence number" in event["args"] for event in events(recording, "AddmmBackward0"))
+
+
+def test_names_neither_the_machine_nor_a_folder(recording: dict[str, Any]) -> None:
+    assert not {"host_name", "traceName"} & set(recording)
+    assert str(Path(__file__).parent) not in json.dumps(recording)
+
+
+def test_leaves_no_hook_behind(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        while not recording.done:
+            train(model, optimizer)
+            recording.step()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_writes_plain_json_when_the_name_says_so(tmp_path: Path) -> None:
+    record_steps(tmp_path / "run.json")
+    assert json.loads((tmp_path / "run.json").read_text())["whatif"]["version"] == 1
+
+
+def test_notes_autocast_and_counts_a_shared_parameter_once(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        for _ in range(ALL_STEPS):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                train(model, optimizer)
+            recording.step()
+    metadata = read(tmp_path / "run.json")["whatif"]
+    assert metadata["precision"]["autocast"] == "bfloat16"
+    assert [layer["parameters"] for layer in metadata["layers"]] == [0, 36, 0]
+    assert len(metadata["grad_ready_order"]) == 1
+
+
+def test_a_layer_that_raises_and_is_caught_closes_its_mark(tmp_path: Path) -> None:
+    class Fallback(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picky = nn.Linear(7, 3)
+            self.plain = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            try:
+                return self.picky(x)
+            except RuntimeError:
+                return self.plain(x)
+
+    model = Fallback()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        for _ in range(ALL_STEPS):
+            train(model, optimizer)
+            recording.step()
+    recorded = read(tmp_path / "run.json")
+    (picky, *_), (plain, *_) = events(recorded, "whatif::layer::picky"), events(recorded, "whatif::layer::plain")
+    assert picky["ts"] + picky["dur"] <= plain["ts"]
+
+
+def test_a_crash_leaves_the_old_file_and_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(b"the recording before")
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording = instrumentation.record(model, optimizer, path, **QUICK)
+
+    def crash() -> None:
+        with recording:
+            for _ in range(ALL_STEPS - 2):  # Then the profiler is running.
+                train(model, optimizer)
+                recording.step()
+            raise ValueError("bad\nbatch")
+
+    with pytest.raises(ValueError, match="bad"):
+        crash()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("whatif:")]
+    assert lines == ["whatif: no recording was written: the training raised ValueError (bad batch) in step 11 of 12."]
+    assert path.read_bytes() == b"the recording before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loop_that_ends_early_keeps_three_whole_steps(tmp_path: Path) -> None:
+    record_steps(tmp_path / "run.json", count=ALL_STEPS - 1)
+    steps = events(read(tmp_path / "run.json"), "ProfilerStep#")
+    assert [step["name"] for step in steps] == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8, ALL_STEPS - 2])
+def test_a_loop_that_ends_too_early_says_how_many_steps_it_takes(tmp_path: Path, count: int) -> None:
+    with pytest.raises(WhatifError, match=rf"expected at least 11 training steps \(12 for .*\), got {count}: train"):
+        record_steps(tmp_path / "run.json", count=count)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording_file.os, "replace", full)
+    with pytest.raises(WhatifError, match="expected to write the recording, got No space left on device"):
+        record_steps(tmp_path / "run.json.gz")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"steps": 2}, {"warmup_steps": 0}, {"untraced_steps": 1}])
+def test_too_few_steps_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
+    (name,) = options
+    with pytest.raises(WhatifError, match=f"expected {name} of at least"):
+        record_steps(tmp_path / "run.json", **options)
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match="expected an existing folder"):
+        record_steps(tmp_path / "nowhere" / "run.json")
+    with pytest.raises(WhatifError, match="got a folder"):
+        record_steps(tmp_path)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, whatif.instrumentation as package; print('torch' in sys.modules, callable(package.record))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_records_kernels_and_synchronisations_on_a_gpu(tmp_path: Path) -> None:
+    model = make_model("cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        for _ in range(ALL_STEPS):
+            train(model, optimizer, "cuda")
+            torch.cuda.current_stream().synchronize()
+            recording.step()
+    recorded = read(tmp_path / "run.json")
+    categories = {event.get("cat") for event in recorded["traceEvents"]}
+    assert {"kernel", "cuda_runtime", "cuda_sync", "cpu_op"} <= categories
+    assert recorded["whatif"]["untraced_step_ms"]["median"] > 0
+    assert recorded["whatif"]["peak_memory_bytes"] > 0
+    assert recorded["whatif"]["gpu"] == torch.cuda.get_device_name()
+    assert len(events(recorded, "ProfilerStep#")) >= 4

@@ -1,0 +1,88 @@
+"""Dependencies that follow from position: rebuilt for every edited graph, never stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.types import ALL_STREAMS, Anchor, Dependencies, DependencyKind, Int32, Int64, ThreadKind
+
+if TYPE_CHECKING:
+    from whatif.graph import TaskGraph
+
+
+def derived_dependencies(graph: TaskGraph) -> Dependencies:
+    """Give the waits for all that was launched before, and the launches that a full queue holds back.
+
+    They follow from the order of each thread alone. Where ids are out of order, as an insertion can leave them for a
+    moment, some point backward; ``reorder`` mends that.
+    """
+    if not len(graph.waits.task) and not graph.info.queue_depth:
+        return Dependencies.concatenate([])
+    streams = _streams(graph)
+    return Dependencies.concatenate([_waits(graph, streams), _back_pressure(graph, streams)])
+
+
+def thread_dependencies(graph: TaskGraph) -> Dependencies:
+    """Give the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
+    order = np.argsort(graph.thread, kind="stable").astype(np.int32)
+    thread = graph.thread[order]
+    ordered = np.array([t.ordered for t in graph.threads], dtype=np.bool_)
+    lag_ns = np.array([t.lag_ns for t in graph.threads], dtype=np.int64)
+    same = (thread[1:] == thread[:-1]) & ordered[thread[1:]]
+    return Dependencies.of(order[:-1][same], order[1:][same], DependencyKind.THREAD, lag_ns[thread[1:][same]])
+
+
+def _streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
+    """Each stream's tasks in order, and for each the position from which on it counts as launched."""
+    gpu = np.flatnonzero(graph.on_gpu).astype(np.int32)
+    gpu = gpu[np.argsort(graph.thread[gpu], kind="stable")]
+    thread = graph.thread[gpu]
+    bounds = np.flatnonzero(np.diff(thread)) + 1
+    streams = []
+    for tasks in np.split(gpu, bounds):
+        if not len(tasks) or graph.threads[graph.thread[tasks[0]]].kind != ThreadKind.STREAM:
+            continue
+        # A task without a known launch was launched with or before the one that precedes it on its stream.
+        launched = np.maximum.accumulate(graph.launch_of[tasks].astype(np.int64))
+        streams.append((int(graph.thread[tasks[0]]), tasks, launched))
+    return streams
+
+
+def _waits(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+    parts = []
+    waits = graph.waits
+    for stream, tasks, launched in streams:
+        concerned = (waits.scope == ALL_STREAMS) | (waits.scope == stream)
+        wait = waits.task[concerned]
+        # The last task that was launched before the wait, if there is one.
+        last = np.searchsorted(launched, wait, side="left") - 1
+        found = last >= 0
+        parts.append(
+            Dependencies.of(tasks[last[found]], wait[found], DependencyKind.SYNC, waits.lag_ns[concerned][found])
+        )
+    return Dependencies.concatenate(parts)
+
+
+def _back_pressure(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+    """The call that launches the k-th task of a stream waits until task k - queue_depth has started."""
+    depth = graph.info.queue_depth
+    if not depth:
+        return Dependencies.concatenate([])
+    parts = []
+    for _, tasks, _ in streams:
+        launch = graph.launch_of[tasks]
+        # A graph launch puts many tasks into the queue with one call: only its first one counts.
+        first = np.ones(len(tasks), dtype=np.bool_)
+        first[1:] = (launch[1:] != launch[:-1]) | (launch[1:] < 0)
+        tasks, launch = tasks[first], launch[first]
+        if len(tasks) <= depth:
+            continue
+        known = launch[depth:] >= 0
+        parts.append(
+            Dependencies.of(
+                tasks[:-depth][known], launch[depth:][known], DependencyKind.QUEUE, anchor=Anchor.START
+            )
+        )
+    return Dependencies.concatenate(parts)

@@ -1,0 +1,283 @@
+"""The task graph: columns of tasks, the dependencies between them, and what is known of the recording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif import derive, edit
+from whatif.errors import WhatifError
+from whatif.types import (
+    CPU_WORK_KINDS,
+    GPU_KINDS,
+    Anchor,
+    Bool,
+    Dependencies,
+    DependencyKind,
+    Int8,
+    Int32,
+    Int64,
+    Phase,
+    TaskKind,
+    Thread,
+    Waits,
+)
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+# Columns with one row a task, in the order in which they are listed to people.
+TASK_COLUMNS = (
+    "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
+    "correlation_id", "family", "dtype", "size_bytes", "flops",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What is known of the recording beside its tasks. Times are measured ones; ``None`` is not known."""
+
+    path: str = ""
+    gpu: str | None = None
+    gpu_memory_bytes: int | None = None
+    n_steps: int = 0
+    step_source: str = "none"  # what told where steps begin: profiler marks, optimizer marks, repetition, none
+    # Measured time of each step by each clock, ns; the span has one entry.
+    measured_step_ns: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    steady: tuple[int, int] = (0, 0)  # steps [first, last) that are neither first nor last where there are enough
+    untraced_step_ns: int | None = None
+    launch_lag_ns: int = 0
+    queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
+    batch_size: int | None = None
+    quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
+    metadata: dict[str, Any] = field(default_factory=dict)  # what the recorder wrote, as it wrote it
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks as columns of shape (n_tasks,), ids in recorded-time order, and what each waits for.
+
+    Immutable: every edit returns a new graph that shares the untouched columns. Times are nanoseconds. ``start_ns`` is
+    the measured start (-1 for a task that a transform inserted). ``low_ns`` and ``high_ns`` bound a duration that a
+    transform or the recording leaves uncertain. ``name``, ``layer``, ``thread`` and ``dtype`` index their tables.
+    """
+
+    name: Int32
+    kind: Int8
+    thread: Int32
+    duration_ns: Int64
+    low_ns: Int64
+    high_ns: Int64
+    start_ns: Int64
+    layer: Int32
+    phase: Int8
+    step: Int32
+    correlation_id: Int64
+    family: Int8
+    dtype: Int8
+    size_bytes: Int64
+    flops: Int64
+
+    dependencies: Dependencies
+    waits: Waits
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    layers: tuple[str, ...]  # layers[0] is "": no layer known
+    info: GraphInfo = GraphInfo()
+    # Columns that a transform attached for its schedule, by name: priority, prefetch distance, ...
+    attached: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    # Sentences that transforms leave for the user.
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    # -- selection ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def on_gpu(self) -> Bool:
+        """Mask of kernels, copies, memsets and collectives, shape (n_tasks,)."""
+        return np.isin(self.kind, GPU_KINDS)
+
+    @cached_property
+    def on_cpu(self) -> Bool:
+        """Mask of the tasks in which a CPU thread works (waits are not work), shape (n_tasks,)."""
+        return np.isin(self.kind, CPU_WORK_KINDS)
+
+    def select(
+        self,
+        *,
+        kind: TaskKind | Iterable[TaskKind] | None = None,
+        name: str | None = None,
+        layer: str | None = None,
+        phase: Phase | None = None,
+        thread: int | None = None,
+        step: int | None = None,
+    ) -> Bool:
+        """Give the mask, shape (n_tasks,), of the tasks that meet every given criterion.
+
+        ``name`` and ``layer`` are regular expressions that may match anywhere. Masks compose with ``& | ~``.
+        Raises WhatifError where an expression is not a regular one.
+        """
+        mask = np.ones(len(self), dtype=np.bool_)
+        if kind is not None:
+            mask &= np.isin(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
+        if name is not None:
+            mask &= matching(self.names, name)[self.name]
+        if layer is not None:
+            mask &= matching(self.layers, layer)[self.layer]
+        if phase is not None:
+            mask &= self.phase == phase
+        if thread is not None:
+            mask &= self.thread == thread
+        if step is not None:
+            mask &= self.step == step
+        return mask
+
+    @cached_property
+    def launch_of(self) -> Int32:
+        """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""
+        launch = np.full(len(self), -1, dtype=np.int32)
+        links = self.dependencies.kind == DependencyKind.LAUNCH
+        launch[self.dependencies.target[links]] = self.dependencies.source[links]
+        return launch
+
+    # -- dependencies ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def derived(self) -> Dependencies:
+        """The positional dependencies (waits for earlier launches, launch-queue back-pressure) of this very graph."""
+        return derive.derived_dependencies(self)
+
+    def all_dependencies(self) -> Dependencies:
+        """Every dependency as a row: the stored ones, the derived ones and the order of each thread."""
+        return Dependencies.concatenate([self.dependencies, self.derived, derive.thread_dependencies(self)])
+
+    # -- edits (each returns a new graph) ----------------------------------------------------------------------
+
+    def replace(self, **columns: Any) -> TaskGraph:
+        """Give this graph with some columns or tables exchanged."""
+        return replace(self, **columns)
+
+    def scale(self, tasks: Bool, factor: float, *, low: float | None = None, high: float | None = None) -> TaskGraph:
+        """Multiply the durations of ``tasks`` by ``factor``; ``low`` and ``high`` are factors that bound it."""
+        return edit.scale(self, tasks, factor, low=low, high=high)
+
+    def with_duration(
+        self,
+        tasks: npt.NDArray[Any],
+        duration_ns: npt.ArrayLike,
+        *,
+        low_ns: npt.ArrayLike | None = None,
+        high_ns: npt.ArrayLike | None = None,
+    ) -> TaskGraph:
+        """Set the durations of ``tasks`` (a mask or ids) to one number or one per task, with bounds where known."""
+        return edit.with_duration(self, tasks, duration_ns, low_ns=low_ns, high_ns=high_ns)
+
+    def remove(self, tasks: npt.NDArray[Any]) -> TaskGraph:
+        """Take out ``tasks`` (a mask or ids), with the gap after a CPU task and the launch of a GPU task."""
+        return edit.remove(self, tasks)
+
+    def insert(self, tasks: edit.NewTasks) -> edit.Inserted:
+        """Put new tasks in, each after a given task on its thread; a GPU task brings the CPU call that launches it."""
+        return edit.insert(self, tasks)
+
+    def split(self, tasks: npt.NDArray[Any], parts: int) -> TaskGraph:
+        """Cut each of ``tasks`` into ``parts`` equal tasks that follow one another."""
+        return edit.split(self, tasks, parts)
+
+    def add_dependencies(
+        self,
+        source: npt.ArrayLike,
+        target: npt.ArrayLike,
+        *,
+        kind: DependencyKind = DependencyKind.USER,
+        lag_ns: npt.ArrayLike = 0,
+        anchor: Anchor = Anchor.END,
+    ) -> TaskGraph:
+        """Let each task of ``target`` wait for the one of ``source`` beside it. Raises WhatifError on a cycle."""
+        return edit.add_dependencies(self, Dependencies.of(source, target, kind, lag_ns, anchor))
+
+    def attach(self, **columns: npt.NDArray[Any]) -> TaskGraph:
+        """Give a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice."""
+        for key, column in columns.items():
+            if len(column) != len(self):
+                raise WhatifError(f"attach: expected {len(self)} values for column {key!r}, got {len(column)}.")
+        return replace(self, attached={**self.attached, **columns})
+
+    def note(self, sentence: str) -> TaskGraph:
+        """Leave a sentence for the user beside the prediction."""
+        return self if sentence in self.notes else replace(self, notes=(*self.notes, sentence))
+
+    # -- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> TaskGraph:
+        """Give the graph back if every invariant holds, else raise WhatifError naming the first one that does not.
+
+        Ids in range, dependencies that point forward in id order (so there is no cycle), durations that are neither
+        negative nor outside their bounds, tables that cover their codes.
+        """
+        n = len(self)
+        for column in TASK_COLUMNS:
+            if getattr(self, column).shape != (n,):
+                raise WhatifError(f"graph: expected {n} values in column {column}, got {getattr(self, column).shape}.")
+        for column, table in (("name", self.names), ("thread", self.threads), ("layer", self.layers)):
+            codes = getattr(self, column)
+            if n and not (0 <= int(codes.min()) and int(codes.max()) < len(table)):
+                raise WhatifError(f"graph: column {column} has codes outside its table of {len(table)} entries.")
+        if n and int(self.duration_ns.min()) < 0:
+            worst = int(self.duration_ns.argmin())
+            raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
+        if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
+            raise WhatifError("graph: a duration lies outside its low and high bounds.")
+        for dependencies in (self.dependencies, self.derived):
+            if not len(dependencies):
+                continue
+            ids = np.concatenate([dependencies.source, dependencies.target])
+            if int(ids.min()) < 0 or int(ids.max()) >= n:
+                raise WhatifError(f"graph: a dependency names a task outside 0..{n - 1}.")
+            backward = np.flatnonzero(dependencies.source >= dependencies.target)
+            if len(backward):
+                first = int(backward[0])
+                raise WhatifError(
+                    f"graph: task {dependencies.target[first]} waits for task {dependencies.source[first]}, "
+                    "which does not come before it; add it with add_dependencies, which re-orders."
+                )
+        return self
+
+    # -- exploration -------------------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Give the tasks as a table with names spelled out, one row a task."""
+        from whatif.convert import to_pandas
+
+        return to_pandas(self)
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """Give a networkx graph: a node a task with its columns, an edge a dependency with kind, lag and anchor."""
+        from whatif.convert import to_networkx
+
+        return to_networkx(self)
+
+    @staticmethod
+    def from_networkx(graph: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
+        """Give the task graph that ``to_networkx`` made ``graph`` from, with its edits; tables come from ``like``."""
+        from whatif.convert import from_networkx
+
+        return from_networkx(graph, like)
+
+
+def matching(table: tuple[str, ...], pattern: str) -> Bool:
+    """Give the mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise WhatifError(f"expected a regular expression, got {pattern!r}: {error}.") from None
+    return np.fromiter((expression.search(text) is not None for text in table), dtype=np.bool_, count=len(table))

@@ -1,0 +1,197 @@
+"""How long each kernel takes when autocast runs it in half precision: the model behind the `amp` transform.
+
+Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018 (what stays in fp32); Daydream, section 5.1 and
+Algorithm 3 (memory-bound kernels twice, compute-bound kernels three times as fast); PyTorch's autocast op reference
+(docs/source/amp.rst).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", said of Volta and Turing, whose fp16 and
+# fp32 peaks have the ratios 8 (V100) and 4 (RTX 2080 Ti with fp32 accumulation; Daydream's own device).
+DAYDREAM_MATRIX_SPEEDUP = 3.0
+# Speedup = (ratio of the peaks) ** exponent: 1 where the peaks are equal, and Daydream's 3 half-way between those two.
+SPEEDUP_EXPONENT = float(np.log(DAYDREAM_MATRIX_SPEEDUP) / np.log(np.sqrt(4 * 8)))
+# Our estimate, not measured: thin products gain little (2x of 8), large aligned ones nearly the ratio of the peaks
+# (6.5x of 8).
+SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
+
+# Share of the half-precision peak that the best shapes reach. Products: 0.80-0.87 on A100 and H100 (MAMF table of
+# stas00/ml-engineering). Attention: FlashAttention-2 and -3 report 0.5-0.75 on A100 and H100. Convolutions and
+# recurrent layers: our estimate, not measured.
+_CEILING = {KernelFamily.GEMM: 0.8, KernelFamily.CONVOLUTION: 0.4, KernelFamily.ATTENTION: 0.6, KernelFamily.RNN: 0.4}
+# Our estimate, not measured (centre, fast end, slow end): a kernel that reaches a share e of the fp32 peak reaches
+# this share of e on tensor cores, because tiles are larger and operands arrive no faster. A TF32 kernel has them
+# already, and fp16 halves its operands.
+_TENSOR_FEED = (0.7, 0.95, 0.45)
+_TENSOR_FEED_FROM_TF32 = (0.9, 1.0, 0.6)
+# aiconfigurator's speed-of-light model: t = max(flops / peak, bytes / bandwidth) / 0.8 + 3 us; 11-22 % MAPE on bf16
+# products of A100-B200.
+_BANDWIDTH_SHARE = 0.8
+_MATRIX_FLOOR_NS = 3000.0
+# The shortest kernels in recordings take 1 to 2.5 us whatever they do (graph-replayed minimum 1.65-2.5 us in
+# aiconfigurator's data).
+_KERNEL_FLOOR_NS = 2000.0
+
+
+class _Shrink(NamedTuple):
+    """What remains of the time above the floor when a family's operands become half: centre and nominal 90 % range."""
+
+    centre: float
+    low: float
+    high: float
+
+
+_UNCHANGED = _Shrink(1.0, 1.0, 1.0)
+
+_SHRINK: dict[KernelFamily, _Shrink] = {
+    # Daydream, section 5.1: memory-bound kernels move half the bits. The range: some operands stay fp32 (residuals,
+    # losses).
+    KernelFamily.ELEMENTWISE: _Shrink(0.5, 0.45, 0.8),
+    # The int64 indices of a max-pooling do not shrink.
+    KernelFamily.POOLING: _Shrink(0.5, 0.4, 0.9),
+    # batch_norm is on no autocast list: it takes the half activations.
+    KernelFamily.NORMALIZATION: _Shrink(0.5, 0.45, 0.75),
+    # On autocast's fp32 list, and its input is cast before: as long as before.
+    KernelFamily.LAYER_NORM: _Shrink(1.0, 0.75, 1.1),
+    # On autocast's fp32 list, but reads half and writes fp32 in one kernel (6 of 8 bytes; backward 10 of 12).
+    KernelFamily.SOFTMAX: _Shrink(0.8, 0.7, 1.05),
+    # `sum` and norms are on the fp32 list but read half operands; sums of a loss stay fp32.
+    KernelFamily.REDUCTION: _Shrink(0.6, 0.5, 1.0),
+    # `embedding` is on no list and its weight is fp32; index_put promotes to the widest.
+    KernelFamily.INDEXING: _Shrink(1.0, 0.7, 1.0),
+    # Tensor cores want NHWC: these kernels halve, vanish or appear as cuDNN picks other algorithms.
+    KernelFamily.LAYOUT: _Shrink(0.5, 0.0, 1.3),
+    KernelFamily.CAST: _Shrink(1.0, 0.5, 1.0),
+    # Generated kernels are memory-bound; those that fuse a softmax or a norm keep part of their traffic in fp32.
+    KernelFamily.FUSED: _Shrink(0.6, 0.5, 1.0),
+    KernelFamily.OTHER: _Shrink(1.0, 0.5, 1.0),
+    # Master weights and their gradients stay fp32 (Micikevicius et al., section 3.1); so do the bytes of copies and
+    # collectives.
+    KernelFamily.OPTIMIZER: _UNCHANGED,
+    KernelFamily.COPY: _UNCHANGED,
+    KernelFamily.MEMSET: _UNCHANGED,
+    KernelFamily.COMMUNICATION: _UNCHANGED,
+}
+
+
+def half_precision_ratio(
+    family: npt.NDArray[np.integer[Any]],
+    dtype: npt.NDArray[np.integer[Any]],
+    flops: npt.NDArray[np.integer[Any]],
+    size_bytes: npt.NDArray[np.integer[Any]],
+    duration_ns: npt.NDArray[np.integer[Any]],
+    gpu: Gpu | None,
+    target: Literal["fp16", "bf16"] = "fp16",
+) -> tuple[Float64, Float64, Float64]:
+    """Return predicted / recorded duration of each kernel under autocast, and the ends of a nominal 90 % range of it.
+
+    All arrays have shape (n,). `family` holds KernelFamily values and `dtype` positions in `kernels.DTYPES`; `flops`
+    and `size_bytes` are the work of this one kernel and its compulsory traffic as recorded, -1 where unknown. Kernels
+    of the update phase that are not of the optimizer's family (an unfused optimizer's elementwise kernels) are the
+    caller's to leave alone: a name does not tell them apart. A `gpu` of None is taken for one with Volta's ratio of
+    peaks, with a wider range. Source: Daydream, section 5.1, where a kernel's work is unknown; a roofline with the
+    kernel's own efficiency where it is known.
+    """
+    duration = duration_ns.astype(np.float64)
+    centre, low, high = (np.ones(len(family)) for _ in range(3))
+    changes = _runs_in_fp32(family, dtype, duration)
+    for member, shrink in _SHRINK.items():
+        mask = changes & (family == member)
+        for ends, factor in ((centre, shrink.centre), (low, shrink.low), (high, shrink.high)):
+            ends[mask] = _above_floor(duration[mask], factor)
+    for member in MATRIX_FAMILIES:
+        for tf32 in (False, True):
+            mask = changes & (family == member) & (_multiplies_in_tf32(dtype, member, gpu) == tf32)
+            found = _matrix_ratios(member, tf32, flops[mask], size_bytes[mask], duration[mask], gpu, target)
+            centre[mask], low[mask], high[mask] = found
+    return centre, np.minimum(low, centre), np.maximum(high, centre)
+
+
+def _code(*dtypes: str) -> list[int]:
+    return [DTYPES.index(dtype) for dtype in dtypes]
+
+
+def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
+    """Select what autocast can change: fp32 and TF32 kernels, and unnamed ones of a step that is not half already."""
+    single = np.isin(dtype, _code("fp32", "tf32"))
+    matrix = np.isin(family, MATRIX_FAMILIES)
+    half_time = duration[matrix & np.isin(dtype, _code("fp16", "bf16", "fp8"))].sum()
+    already_half = half_time > duration[matrix & single].sum()
+    # An unnamed attention kernel is taken for a half one: the libraries put the format of their fp32 variants into
+    # the name.
+    unnamed = np.isin(dtype, _code("")) & (family != KernelFamily.ATTENTION)
+    # A step that already runs under autocast keeps in fp32 what autocast left there; only a matrix kernel could still
+    # change.
+    return single & matrix if already_half else single | unnamed
+
+
+def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamily, gpu: Gpu | None) -> Bool:
+    """By name; unnamed convolutions use TF32 where they can (torch.backends.cudnn.allow_tf32), matrix products not."""
+    named = np.isin(dtype, _code("tf32"))
+    if family == KernelFamily.CONVOLUTION and gpu is not None and gpu.tf32_tensor_tflops is not None:
+        named |= np.isin(dtype, _code(""))
+    return named
+
+
+def _above_floor(duration: Float64, factor: float) -> Float64:
+    """Shrink only the time above the floor: a kernel that is all latency gains nothing."""
+    fixed = np.minimum(duration, _KERNEL_FLOOR_NS)
+    return (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0) if len(duration) else duration
+
+
+def _matrix_ratios(
+    family: KernelFamily,
+    tf32: bool,
+    flops: npt.NDArray[np.integer[Any]],
+    size_bytes: npt.NDArray[np.integer[Any]],
+    duration: Float64,
+    gpu: Gpu | None,
+    target: str,
+) -> tuple[Float64, Float64, Float64]:
+    """Daydream's speedup; where the work is known, a roofline in half precision with the kernel's own efficiency."""
+    # Volta's peaks, 125 : 15.7 TFLOP/s, stand for an unknown device, and Ampere's 2 for TF32.
+    gain = (
+        (2.0 if tf32 else 8.0)
+        if gpu is None
+        else gpu.matrix_tflops(target) / gpu.matrix_tflops("tf32" if tf32 else "fp32")
+    )
+    gain = max(gain, 1.0)
+    ratios = [
+        _matrix_floor(duration, duration * gain**-exponent)
+        for exponent in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW if gpu is not None else 0.0)
+    ]
+    known = (flops > 0) & (duration > 0)
+    if gpu is None or gain == 1.0 or not known.any():
+        return ratios[0], ratios[1], ratios[2]
+    work = flops[known].astype(np.float64)
+    recorded = duration[known]
+    slow = gpu.matrix_tflops("tf32" if tf32 else "fp32") * 1e3  # FLOP/ns
+    fast = gpu.matrix_tflops(target) * 1e3
+    efficiency = work / recorded / slow
+    half_bytes = np.maximum(size_bytes[known], 0) / 2
+    memory_ns = half_bytes / (gpu.memory_gbyte_s * _BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
+    for position, feed in enumerate(_TENSOR_FEED_FROM_TF32 if tf32 else _TENSOR_FEED):
+        # Fast algorithms (Winograd) do fewer operations than counted: their efficiency passes 1, and the ceiling
+        # holds it.
+        reached = np.minimum(efficiency * feed, _CEILING[family])
+        compute_ns = work / (fast * reached)
+        ratios[position][known] = _matrix_floor(recorded, np.maximum(compute_ns, memory_ns))
+    return ratios[0], ratios[1], ratios[2]
+
+
+def _matrix_floor(recorded: Float64, predicted: Float64) -> Float64:
+    """Predicted over recorded, where predicted is at least the time to start and drain and at most the recorded one."""
+    floor = np.minimum(recorded, _MATRIX_FLOOR_NS)
+    return np.clip(predicted, floor, recorded) / np.maximum(recorded, 1.0)

@@ -1,0 +1,157 @@
+"""Hardware facts: one TOML file a GPU in `whatif/gpus`, a source beside each number.
+
+Peaks are dense TFLOP/s (1e12 operations a second, a multiply-add counts two), bandwidths GB/s (1e9 bytes) in one
+direction.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import resources
+
+from whatif.errors import WhatifError
+
+# Where a device has no units for a number format, its matrix products run in the next one.
+_SLOWER_DTYPE = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
+
+# A driver and ECC take up to an eighth of what the data sheet says (T4, L4: 8 %); none reports more than it has.
+_MEMORY_REPORTED = (0.87, 1.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as a rank sees it: dense peaks in TFLOP/s, bandwidths in GB/s one way; None where it has no such unit."""
+
+    name: str
+    vendor: str
+    arch: str
+    sm_count: int
+    fp32_lanes_per_sm: int
+    boost_mhz: float
+    fp64_tflops: float
+    fp32_tflops: float
+    memory_gibyte: float
+    memory_gbyte_s: float
+    l2_mbyte: float
+    power_watt: float
+    pcie_gbyte_s: float
+    nvlink_gbyte_s: float | None = None  # all links together; Infinity Fabric on AMD devices
+    compute_capability: str = ""
+    fp64_tensor_tflops: float | None = None
+    fp32_tensor_tflops: float | None = None
+    tf32_tensor_tflops: float | None = None
+    fp16_tensor_tflops: float | None = None
+    fp16_vector_tflops: float | None = None
+    bf16_tensor_tflops: float | None = None
+    fp8_tensor_tflops: float | None = None
+    int8_tops: float | None = None
+    fp32_sustained_tflops: float | None = None
+    bf16_sustained_tflops: float | None = None
+    fp8_sustained_tflops: float | None = None
+    aliases: tuple[str, ...] = ()
+    aliases_with_memory: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory in bytes, as the data sheet counts it: a device reports 1 to 8 % less."""
+        return int(self.memory_gibyte * 2**30)
+
+    def matrix_tflops(self, dtype: str) -> float:
+        """Return the peak rate of matrix products with `dtype` operands and fp32 accumulation, in TFLOP/s.
+
+        A format without units of its own answers with the one that it falls back to: "bf16" on Volta is the fp32
+        rate. Raises ValueError for anything but "fp32", "tf32", "fp16", "bf16", "fp8", "fp64".
+        """
+        rates = {
+            "fp64": self.fp64_tensor_tflops or self.fp64_tflops,
+            "fp32": self.fp32_tensor_tflops or self.fp32_tflops,
+            "tf32": self.tf32_tensor_tflops,
+            "fp16": self.fp16_tensor_tflops or self.fp16_vector_tflops,
+            "bf16": self.bf16_tensor_tflops,
+            "fp8": self.fp8_tensor_tflops,
+        }
+        if dtype not in rates:
+            raise ValueError(f"expected one of {', '.join(rates)}, got {dtype!r}")
+        rate = rates[dtype]
+        return rate if rate is not None else self.matrix_tflops(_SLOWER_DTYPE[dtype])
+
+    def vector_tflops(self, dtype: str) -> float:
+        """Return the peak rate of ordinary arithmetic on `dtype` operands, in TFLOP/s.
+
+        PyTorch computes elementwise kernels on narrower formats in fp32 (ATen's opmath type), so all but "fp64" have
+        the fp32 rate. Raises ValueError for a dtype that `matrix_tflops` does not know.
+        """
+        self.matrix_tflops(dtype)
+        return self.fp64_tflops if dtype == "fp64" else self.fp32_tflops
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return the names of all GPUs whose facts ship with the package, sorted."""
+    return tuple(sorted(_gpus()))
+
+
+def load_gpu(name: str) -> Gpu:
+    """Return the facts of the GPU called `name`: a file's name or an alias, whatever the case and punctuation.
+
+    Raises WhatifError with the closest names when there is none.
+    """
+    wanted = _squeeze(name)
+    by_name = {_squeeze(known): known for known in gpu_names()}
+    if wanted in by_name:
+        return _gpus()[by_name[wanted]]
+    for gpu in _gpus().values():
+        if wanted in map(_squeeze, gpu.aliases):
+            return gpu
+    prefixed = [known for squeezed, known in by_name.items() if wanted and squeezed.startswith(wanted)]
+    close = [by_name[match] for match in difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)]
+    hint = ", ".join(list(dict.fromkeys(prefixed + close))[:4] or gpu_names())
+    raise WhatifError(f"expected the name of a known GPU, got {name!r}: the closest are {hint}")
+
+
+def find_gpu(recorded_name: str, memory_bytes: int | None = None) -> Gpu | None:
+    """Return the GPU that a recording calls `recorded_name` ("Tesla V100-SXM2-32GB"), or None.
+
+    `memory_bytes` is what the recording says (totalGlobalMem). It tells apart devices that share a name, and a memory
+    size that does not fit (a slice of a GPU, another board) is no match.
+    """
+    wanted = _squeeze(recorded_name)
+    if not wanted:
+        return None
+    # What recordings call a device comes before our own names: a recording's MI250 is one of its two dies.
+    for gpu in sorted(_gpus().values(), key=lambda gpu: wanted not in map(_squeeze, gpu.aliases)):
+        named = wanted in (_squeeze(gpu.name), *map(_squeeze, gpu.aliases))
+        shared = memory_bytes is not None and wanted in map(_squeeze, gpu.aliases_with_memory)
+        if (named or shared) and (memory_bytes is None or _memory_fits(gpu, memory_bytes)):
+            return gpu
+    return None
+
+
+def _memory_fits(gpu: Gpu, memory_bytes: int) -> bool:
+    low, high = _MEMORY_REPORTED
+    return low <= memory_bytes / gpu.memory_bytes <= high
+
+
+def _squeeze(name: str) -> str:
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in ("nvidia", "amd", "tesla", "geforce", "quadro", "instinct"))
+
+
+@lru_cache(maxsize=1)
+def _gpus() -> dict[str, Gpu]:
+    import tomllib
+
+    gpus = {}
+    known = {field.name for field in fields(Gpu)}
+    for entry in sorted((resources.files("whatif") / "gpus").iterdir(), key=lambda entry: entry.name):
+        if not entry.name.endswith(".toml"):
+            continue
+        facts = tomllib.loads(entry.read_text(encoding="utf-8"))
+        if unknown := facts.keys() - known:
+            raise WhatifError(f"expected only the fields of a GPU in {entry.name}, got {', '.join(sorted(unknown))}")
+        facts |= {key: tuple(facts[key]) for key in ("aliases", "aliases_with_memory") if key in facts}
+        gpus[facts["name"]] = Gpu(**facts)
+    return gpus

@@ -1,0 +1,245 @@
+"""Put the tasks in order, number them and write down their dependencies: the last step from a trace to its graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph import GraphInfo, TaskGraph
+from whatif.ingest import connect
+from whatif.ingest.build import (
+    BEFORE_NAME,
+    HANDOFF_NAME,
+    SYNC_NAME,
+    UNEXPLAINED_NAME,
+    Parts,
+    Rows,
+    cpu_rows,
+    finish_phases,
+    gpu_rows,
+)
+from whatif.ingest.costs import task_costs
+from whatif.ingest.events import MISSING
+from whatif.ingest.waiting import ONE_TASK
+from whatif.kernels import DTYPES, KernelFamily, classify_kernel
+from whatif.types import Array, Dependencies, DependencyKind, Int64, TaskKind, Waits
+
+
+def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
+    """Give the task graph of a trace; ``info`` is completed with what the steps and the GPU told."""
+    events = parts.events
+    cpu = cpu_rows(parts) if parts.tracks else _no_rows()
+    if len(cpu):
+        finish_phases(cpu, parts)
+    gpu = gpu_rows(parts, cpu)
+    origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
+    waits = connect.stream_waits(events, parts.calls, parts.gpu, origin_ns)
+    held = _stream_wait_rows(gpu, waits)
+    lead = _lead_in_rows(cpu, parts, origin_ns)
+    blocks = [cpu, gpu, held, lead]
+    shared = [name for name in cpu.columns if name != "launch_row"]
+    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b)]) for name in shared}
+    order = np.lexsort((columns["sequence"], columns["thread"], columns["key_ns"]))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    columns = {name: column[order] for name, column in columns.items()}
+    n_cpu, n_gpu = len(cpu), len(gpu)
+    cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
+
+    names, name = _names(events.names, columns["name"])
+    family, dtype = _families(names, name, columns)
+    flops, size_bytes, op_dtype = task_costs(events, columns, family)
+    dependencies, wait_table = _dependencies(parts, cpu, gpu, waits, cpu_place, gpu_place)
+    kind = columns["kind"].astype(np.int8)
+    kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
+    duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
+    unexplained = (kind == TaskKind.WAIT) & (columns["role"] != 4)
+    correlation = np.where(columns["event"] >= 0, events.correlation[np.maximum(columns["event"], 0)], MISSING) \
+        if len(events) else np.full(len(name), MISSING)  # fmt: skip
+    launch_time_ns = _step_time(columns, cpu, gpu, order)
+    graph = TaskGraph(
+        name=name, kind=kind, thread=columns["thread"].astype(np.int32), duration_ns=duration_ns,
+        low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
+        start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
+        phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
+        correlation_id=correlation.astype(np.int64), family=family, dtype=np.where(dtype > 0, dtype, op_dtype).astype(np.int8),
+        size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
+        threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
+    )  # fmt: skip
+    return _forward_only(graph)
+
+
+def _no_rows() -> Rows:
+    names = ("key_ns", "start_ns", "duration_ns", "thread", "name", "kind", "layer", "phase", "landmark", "call",
+             "operator", "event", "role", "sequence")  # fmt: skip
+    return Rows({name: np.empty(0, dtype=np.int64) for name in names})
+
+
+def _stream_wait_rows(gpu: Rows, waits: connect.StreamWaits) -> Rows:
+    """Waits on streams that nothing explains (role 3), and the time before a stream's first task (role 4)."""
+    blocks = []
+    for held_ns, role, name in ((waits.unexplained_ns, 3, -3), (waits.lead_in_ns, 4, -4)):
+        at = np.flatnonzero(held_ns > 0)
+        rows = {key: column[at] for key, column in gpu.columns.items()}
+        rows |= {
+            "duration_ns": held_ns[at],
+            "start_ns": rows["start_ns"] - held_ns[at],
+            "kind": np.full(len(at), TaskKind.WAIT),
+            "name": np.full(len(at), name),
+            "event": np.full(len(at), MISSING),
+            "role": np.full(len(at), role),
+            # Right ahead of the task that it holds back.
+            "sequence": rows["sequence"] - 0.5,
+        }
+        blocks.append(rows)
+    return Rows({name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]})
+
+
+def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
+    """The time before the first task of each CPU thread that no hand-off starts."""
+    rows: list[int] = []
+    started = {h.track: h.start_ns for h in parts.handoffs}
+    for code, track in enumerate(parts.tracks):
+        mine = np.flatnonzero(cpu.columns["thread"] == code)
+        if not len(mine):
+            continue
+        first = int(mine[cpu.columns["start_ns"][mine].argmin()])
+        begins = started.get(track, np.empty(0, dtype=np.int64))
+        handed_over = len(begins) and int(begins[0]) <= int(cpu.columns["start_ns"][first]) + 1
+        if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
+            rows.append(first)
+    at = np.array(rows, dtype=np.int64)
+    columns = {key: column[at] for key, column in cpu.columns.items()}
+    columns |= {
+        "duration_ns": columns["start_ns"] - origin_ns,
+        "start_ns": np.full(len(at), origin_ns),
+        "key_ns": np.full(len(at), origin_ns),
+        "kind": np.full(len(at), TaskKind.WAIT),
+        "name": np.full(len(at), -4),
+        "event": np.full(len(at), MISSING),
+        "role": np.full(len(at), 4),
+        "sequence": columns["sequence"] - 0.5,
+    }
+    return Rows(columns)
+
+
+def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
+    extra = ["", SYNC_NAME, HANDOFF_NAME, UNEXPLAINED_NAME, BEFORE_NAME]
+    # Negative codes count from the end of the events' own table.
+    return (*table, *extra), np.where(name < 0, len(table) - name, name).astype(np.int32)
+
+
+def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) -> tuple[Array, Array]:
+    """Kernel family and dtype code of each GPU task (-1 and 0 elsewhere): each distinct name is read once."""
+    family = np.full(len(name), -1, dtype=np.int8)
+    dtype = np.zeros(len(name), dtype=np.int8)
+    kernels = columns["kind"] == TaskKind.KERNEL
+    families = np.full(len(names), -1, dtype=np.int8)
+    dtypes = np.zeros(len(names), dtype=np.int8)
+    for code in np.unique(name[kernels]).tolist():
+        kernel_family, kernel_dtype = classify_kernel(names[code])
+        families[code] = kernel_family
+        dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
+    family[kernels], dtype[kernels] = families[name[kernels]], dtypes[name[kernels]]
+    family[columns["kind"] == TaskKind.MEMCPY] = KernelFamily.COPY
+    family[columns["kind"] == TaskKind.MEMSET] = KernelFamily.MEMSET
+    return family, dtype
+
+
+def _step_time(columns: dict[str, Array], cpu: Rows, gpu: Rows, order: Int64) -> Int64:
+    """The time that decides a task's step: its own start on the CPU, its launch's on the GPU."""
+    launch = gpu.columns.get("launch_row", np.empty(0, dtype=np.int64))
+    launched = np.where(launch >= 0, cpu.columns["start_ns"][np.maximum(launch, 0)], gpu.columns["start_ns"]) \
+        if len(cpu) else gpu.columns["start_ns"]  # fmt: skip
+    result = columns["start_ns"].astype(np.int64).copy()
+    is_gpu = (order >= len(cpu)) & (order < len(cpu) + len(gpu))
+    result[is_gpu] = launched[order[is_gpu] - len(cpu)]
+    return result
+
+
+def _dependencies(
+    parts: Parts, cpu: Rows, gpu: Rows, waits: connect.StreamWaits, cpu_place: Int64, gpu_place: Int64
+) -> tuple[Dependencies, Waits]:
+    calls, times = parts.calls, parts.call_times
+    found = []
+    row_of_call = connect.rows_of_calls(cpu.columns, len(calls.event)) if len(cpu) else np.empty(0, np.int64)
+    launched = np.flatnonzero(parts.gpu.call >= 0)
+    launch_row = row_of_call[parts.gpu.call[launched]] if len(launched) else launched
+    known = launch_row >= 0
+    lag_ns = np.full(len(launched), parts.gpu.launch_lag_ns)
+    found.append(
+        Dependencies.of(cpu_place[launch_row[known]], gpu_place[launched[known]], DependencyKind.LAUNCH, lag_ns[known])
+    )
+    found.append(Dependencies.of(gpu_place[waits.source], gpu_place[waits.target], DependencyKind.EVENT))
+    found.append(_handoff_dependencies(parts, cpu, cpu_place))
+
+    behind = np.flatnonzero(cpu.columns["role"] == 1)
+    call = cpu.columns["call"][behind].astype(np.int64)
+    one = times.scope[call] == ONE_TASK if len(call) else np.empty(0, dtype=np.bool_)
+    single = one & (times.target[call] >= 0) if len(call) else one
+    found.append(
+        Dependencies.of(
+            gpu_place[times.target[call[single]]], cpu_place[behind[single]], DependencyKind.SYNC,
+            times.lag_ns[call[single]],
+        )
+    )  # fmt: skip
+    scope = times.scope[call[~one]]
+    table = Waits(
+        cpu_place[behind[~one]].astype(np.int32),
+        np.where(scope >= 0, scope + len(parts.tracks), scope).astype(np.int32),
+        times.lag_ns[call[~one]],
+    )
+    return Dependencies.concatenate(found), table
+
+
+def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependencies:
+    """Main thread -> first task of each burst, last task of the burst -> the main thread's wait."""
+    sources, targets = [], []
+    columns = cpu.columns
+    if not len(cpu):
+        return Dependencies.concatenate([])
+    main = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == 0))
+    main_start_ns = columns["start_ns"][main]
+    wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == 2))
+    wait_ns = columns["start_ns"][wait]
+    for handoffs in parts.handoffs:
+        code = parts.tracks.index(handoffs.track)
+        mine = np.flatnonzero((columns["thread"] == code) & (columns["role"] == 0))
+        start_ns = columns["start_ns"][mine]
+        order = np.argsort(start_ns, kind="stable")
+        mine, start_ns = mine[order], start_ns[order]
+        first = np.searchsorted(start_ns, handoffs.start_ns, side="left")
+        last = np.searchsorted(start_ns, handoffs.end_ns, side="left") - 1
+        before = np.searchsorted(main_start_ns, handoffs.start_ns, side="left") - 1
+        behind = np.searchsorted(wait_ns, handoffs.end_ns, side="left")
+        sound = (first < len(mine)) & (last >= first) & (before >= 0) & (behind < len(wait))
+        sources += [main[before[sound]], mine[last[sound]]]
+        targets += [mine[first[sound]], wait[behind[sound]]]
+    if not sources:
+        return Dependencies.concatenate([])
+    # The wait of a call at the burst's end has the call's place on its thread; the call itself is the last task.
+    return Dependencies.of(
+        cpu_place[np.concatenate(sources)], cpu_place[np.concatenate(targets)], DependencyKind.HANDOFF
+    )
+
+
+def _forward_only(graph: TaskGraph) -> TaskGraph:
+    """Leave out dependencies that contradict the recorded times, and say how many."""
+    from dataclasses import replace
+
+    dependencies = graph.dependencies
+    forward = dependencies.source < dependencies.target
+    dropped = int((~forward).sum())
+    graph = graph.replace(dependencies=dependencies.take(forward))
+    derived = graph.derived
+    backward = derived.source >= derived.target
+    if backward.any():
+        # A wait for work that the recording shows running on later, or a queue deeper than measured.
+        dropped += int(backward.sum())
+        waits = np.isin(graph.waits.task, derived.target[backward])
+        graph = graph.replace(waits=Waits(graph.waits.task[~waits], graph.waits.scope[~waits], graph.waits.lag_ns[~waits]))
+        if np.any(graph.derived.source >= graph.derived.target):
+            graph = graph.replace(info=replace(graph.info, queue_depth=0))
+    if dropped:
+        quirk = f"{dropped} dependencies contradicted the recorded times and were left out"
+        graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, quirk)))
+    return graph

@@ -1,0 +1,159 @@
+"""Dependencies of a recorded graph, and the waits that no dependency explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.calls import CallKind
+from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide
+from whatif.types import Array, Int64
+
+# A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
+EVENT_EARLY_NS = 3_000
+STRUCTURAL_EARLY_NS = 500
+
+
+def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
+    """Give the row of each call's own task, -1 where the call is on no execution thread."""
+    rows = np.full(n_calls, MISSING, dtype=np.int64)
+    own = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == 0))
+    rows[columns["call"][own]] = own
+    return rows
+
+
+def running_maximum(values: Int64, group: Array) -> Int64:
+    """Give the running maximum within runs of equal ``group``."""
+    result = values.copy()
+    bounds = np.flatnonzero(np.diff(group)) + 1
+    for part in np.split(np.arange(len(values)), bounds):
+        result[part] = np.maximum.accumulate(values[part])
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWaits:
+    """Why GPU tasks start when they do: other streams' tasks (pairs), and what nothing explains, ns (n_gpu,)."""
+
+    source: Int64
+    target: Int64
+    unexplained_ns: Int64
+    lead_in_ns: Int64  # before the first task of a stream that nothing in the recording launched
+
+
+def stream_waits(events: Events, calls: Calls, gpu: GpuSide, origin_ns: int) -> StreamWaits:
+    """Find cross-stream dependencies, by the calls that ask for them and by evidence, and what remains unexplained.
+
+    Evidence: a task that starts more than 20 us after everything known that it needs, just when a task on another
+    stream ends, waited for that one.
+    """
+    n = len(gpu.event)
+    first = np.append(True, gpu.stream[1:] != gpu.stream[:-1]) if n else np.empty(0, dtype=np.bool_)
+    ready_ns = np.full(n, np.iinfo(np.int64).min, dtype=np.int64)
+    launched = gpu.call >= 0
+    if len(calls.event):
+        at = np.maximum(gpu.call, 0)
+        ready_ns[launched] = (calls.end_ns[at] + gpu.launch_lag_ns)[launched]
+        # A copy that its call waits for starts inside the call.
+        inside = launched & (calls.kind[at] == CallKind.COPY) & (gpu.start_ns < calls.end_ns[at])
+        ready_ns = np.where(inside, calls.start_ns[at], ready_ns)
+    follows = np.flatnonzero(~first)
+    ready_ns[follows] = np.maximum(ready_ns[follows], gpu.end_ns[follows - 1] + gpu.stream_lag_ns[gpu.stream[follows]])
+    ends = np.argsort(gpu.end_ns, kind="stable")
+    sources, targets = [], []
+    if len(gpu.streams) > 1:
+        exact = _recorded_waits(events, calls, gpu)
+        structural = _structural_waits(calls, gpu, ends)
+        for source, target in (exact, structural):
+            sources.append(source)
+            targets.append(target)
+            np.maximum.at(ready_ns, target, gpu.end_ns[source])
+        source, target = _evidence(gpu, ready_ns, ends)
+        sources.append(source)
+        targets.append(target)
+        np.maximum.at(ready_ns, target, gpu.end_ns[source])
+    unknown = ready_ns == np.iinfo(np.int64).min
+    late_ns = np.where(unknown, 0, gpu.start_ns - np.maximum(ready_ns, origin_ns))
+    return StreamWaits(
+        np.concatenate([np.empty(0, np.int64), *sources]),
+        np.concatenate([np.empty(0, np.int64), *targets]),
+        np.where(late_ns > LATE_NS, late_ns, 0),
+        np.where(unknown, gpu.start_ns - origin_ns, 0),
+    )
+
+
+def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Late tasks, each with the latest task of another stream that ends in the 20 us before its start."""
+    late = np.flatnonzero((gpu.start_ns - ready_ns > LATE_NS))
+    sources, targets = [], []
+    end_ns = gpu.end_ns[ends]
+    low = np.searchsorted(end_ns, gpu.start_ns[late] - LATE_NS, side="left")
+    high = np.searchsorted(end_ns, gpu.start_ns[late] + EVENT_EARLY_NS, side="right")
+    for task, first, last in zip(late.tolist(), low.tolist(), high.tolist(), strict=True):
+        for candidate in ends[first:last][::-1].tolist():
+            if gpu.stream[candidate] != gpu.stream[task] and gpu.start_ns[candidate] < gpu.start_ns[task]:
+                sources.append(candidate)
+                targets.append(task)
+                break
+    return np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64)
+
+
+def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, Int64]:
+    """cudaStreamWaitEvent, then a launch: that task waits for the newest task of another stream done by then.
+
+    The call does not tell its stream in a Kineto trace; the next launch of the same thread stands for it.
+    """
+    asks = np.flatnonzero(calls.kind == CallKind.STREAM_WAIT_EVENT)
+    launched = np.flatnonzero(gpu.call >= 0)
+    by_call = launched[np.argsort(gpu.call[launched], kind="stable")]
+    called = gpu.call[by_call]
+    at = np.searchsorted(called, asks, side="right")
+    found = at < len(called)
+    asks, at = asks[found], at[found]
+    same_thread = calls.track[called[at]] == calls.track[asks]
+    asks, target = asks[same_thread], by_call[at[same_thread]]
+    pairs = set()
+    end_ns, start_ns = gpu.end_ns, gpu.start_ns
+    launch_ns = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    sorted_ends = end_ns[ends]
+    for task, asked_ns in set(zip(target.tolist(), calls.start_ns[asks].tolist(), strict=True)):
+        last = int(np.searchsorted(sorted_ends, start_ns[task] + STRUCTURAL_EARLY_NS, side="right"))
+        # The newest by launch among the last few that ended: more than a few streams are never in flight.
+        near = ends[max(0, last - 64) : last]
+        near = near[(gpu.stream[near] != gpu.stream[task]) & (launch_ns[near] < asked_ns)]
+        if len(near):
+            newest = int(near[launch_ns[near].argmax()])
+            if start_ns[newest] < start_ns[task]:
+                pairs.add((newest, task))
+    ordered = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+    return ordered[:, 0], ordered[:, 1]
+
+
+def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, Int64]:
+    """Waits that synchronisation records spell out: which stream waits for which event's record."""
+    none = np.empty(0, dtype=np.int64)
+    rows = np.flatnonzero(
+        (events.category == EventCategory.SYNC) & (events.wait_correlation > 0) & (events.stream >= 0)
+    )
+    if not len(rows) or not len(calls.event):
+        return none, none
+    call_of = {int(c): i for i, c in enumerate(events.correlation[calls.event].tolist()) if c > 0}
+    code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
+    launch_ns = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    sources, targets = [], []
+    for row in rows.tolist():
+        asked, recorded = call_of.get(int(events.correlation[row])), call_of.get(int(events.wait_correlation[row]))
+        waiting, awaited = code_of.get(int(events.stream[row])), code_of.get(int(events.wait_stream[row]))
+        if asked is None or recorded is None or waiting is None or awaited is None or waiting == awaited:
+            continue
+        before = np.flatnonzero((gpu.stream == awaited) & (launch_ns < calls.start_ns[recorded]))
+        after = np.flatnonzero((gpu.stream == waiting) & (launch_ns > calls.start_ns[asked]))
+        if not len(before) or not len(after):
+            continue
+        source, target = int(before[-1]), int(after[0])
+        if gpu.end_ns[source] <= gpu.start_ns[target] + EVENT_EARLY_NS and gpu.start_ns[source] < gpu.start_ns[target]:
+            sources.append(source)
+            targets.append(target)
+    return np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64)

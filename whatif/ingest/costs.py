@@ -1,0 +1,57 @@
+"""FLOPs, bytes and dtype of GPU tasks, from the operator that launched them and from copies' own sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.ingest.events import MISSING, Events
+from whatif.ingest.op_cost import op_cost
+from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.types import Array, Int8, Int64, TaskKind
+
+
+def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple[Int64, Int64, Int8]:
+    """Give FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
+
+    An operator's FLOPs go to its matrix kernels by their share of its time; its bytes to its kernel where it has one.
+    """
+    n = len(family)
+    flops = np.full(n, MISSING, dtype=np.int64)
+    size_bytes = np.full(n, MISSING, dtype=np.int64)
+    dtype = np.zeros(n, dtype=np.int8)
+    event = columns["event"]
+    own = event >= 0
+    size_bytes[own] = events.size_bytes[event[own]]
+    gpu = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & (columns["kind"] == TaskKind.KERNEL))
+    operator = columns["operator"][gpu]
+    known = events.shape[operator] >= 0
+    gpu, operator = gpu[known], operator[known]
+    if not len(gpu):
+        return flops, size_bytes, dtype
+    # Costs are computed once per distinct (operator, shapes).
+    key = np.stack([events.name[operator], events.shape[operator]], axis=1)
+    distinct, which = np.unique(key, axis=0, return_inverse=True)
+    which = np.asarray(which).reshape(-1)
+    costs = [op_cost(events.names[name], *events.shapes[shape]) for name, shape in distinct.tolist()]
+    op_flops = np.array([_number(c.flops) if c else MISSING for c in costs], dtype=np.int64)[which]
+    op_bytes = np.array([_number(c.bytes) if c else MISSING for c in costs], dtype=np.int64)[which]
+    op_dtype = np.array([DTYPES.index(c.dtype) if c and c.dtype in DTYPES else 0 for c in costs], dtype=np.int8)[which]
+
+    dtype[gpu] = op_dtype
+    matrix = np.isin(family[gpu], MATRIX_FAMILIES)
+    duration_ns = columns["duration_ns"][gpu]
+    _, same_operator = np.unique(operator, return_inverse=True)
+    matrix_ns = np.bincount(same_operator, weights=np.where(matrix, duration_ns, 0))
+    kernels = np.bincount(same_operator)
+    matrices = np.bincount(same_operator, weights=matrix)
+    share = duration_ns / np.maximum(matrix_ns[same_operator], 1)
+    counts = matrix & (op_flops >= 0)
+    flops[gpu[counts]] = np.rint(op_flops[counts] * share[counts]).astype(np.int64)
+    alone = (op_bytes >= 0) & ((kernels[same_operator] == 1) | (matrix & (matrices[same_operator] == 1)))
+    alone &= size_bytes[gpu] < 0
+    size_bytes[gpu[alone]] = op_bytes[alone]
+    return flops, size_bytes, dtype
+
+
+def _number(value: int | None) -> int:
+    return MISSING if value is None else min(int(value), 2**62)

@@ -1,0 +1,157 @@
+"""The CPU's half of a recording: every thread cut into tasks that follow one another without holes.
+
+A piece between two calls is a task of its own (a gap, or an operator's own time where no GPU is involved), never a
+property of the call: added to a child on another thread it would count twice (docs/design.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.gpu_side import Calls
+from whatif.ingest.handoff import Handoffs, find_handoffs
+from whatif.ingest.marks import NameMarks
+from whatif.types import Array, Bool, Int32, Int64
+
+CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTasks:
+    """Pieces of one CPU thread in order, shape (n_pieces,); ``call`` is -1 for a piece between calls."""
+
+    start_ns: Int64
+    end_ns: Int64
+    call: Int64
+
+
+def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: bool) -> list[int]:
+    """Give the tracks that are execution threads, the main thread first."""
+    works = np.zeros(len(events.tracks), dtype=np.bool_)
+    works[events.track[events.category == EventCategory.CPU_OP]] = True
+    works[calls.track] = True
+    tracks = [int(t) for t in np.flatnonzero(works)]
+    if not tracks:
+        return []
+    on_cpu = np.isin(events.category, CPU_CATEGORIES)
+    for mark in (marks.step, marks.optimizer, marks.loading):
+        marked = np.bincount(events.track[on_cpu & mark[events.name]], minlength=len(events.tracks)) * works
+        if marked.any():
+            main = int(marked.argmax())
+            break
+    else:
+        forward = (events.category == EventCategory.CPU_OP) & ~marks.autograd[events.name]
+        weight = np.bincount(events.track[forward], minlength=len(events.tracks)) * works
+        if not weight.any() and has_gpu:
+            # Without operators: the thread that calls first is the one that starts the others.
+            main = int(calls.track[calls.start_ns.argmin()])
+        else:
+            main = int(weight.argmax())
+    return [main, *(t for t in tracks if t != main)]
+
+
+def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: NameMarks) -> list[Handoffs]:
+    """Give the hand-offs from the main thread to each other thread that launches or runs autograd."""
+    return [find_handoffs(events, calls, tracks[0], track, marks.autograd) for track in tracks[1:]]
+
+
+def cut_thread(
+    events: Events,
+    calls: Calls,
+    track: int,
+    marks: NameMarks,
+    *,
+    by_operator: bool,
+    edges_ns: Int64,
+    extent_ns: tuple[int, int] | None,
+    left_out: tuple[Int64, Int64],
+) -> CpuTasks:
+    """Cut a thread at its calls, marks and layers (and its operators where ``by_operator``).
+
+    ``edges_ns`` are further cuts; ``left_out`` are starts and ends of disjoint intervals, sorted, in which the thread
+    only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
+    """
+    on_track = events.track == track
+    cutting = on_track & (
+        ((events.category == EventCategory.ANNOTATION) & _cuts(events, marks))
+        | (events.category == EventCategory.MODULE)
+        | ((events.category == EventCategory.CPU_OP) & (by_operator | (marks.autograd[events.name])))
+    )
+    mine = np.flatnonzero(calls.track == track)
+    call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
+    starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
+    whole = on_track & np.isin(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME])
+    bounds = [*(extent_ns or ())]
+    if whole.any():
+        bounds += [int(events.start_ns[whole].min()), int((events.start_ns[whole] + events.duration_ns[whole]).max())]
+    low, high = min(bounds), max(bounds)
+    cuts = np.concatenate([starts, ends, edges_ns, *left_out])
+    cuts = np.clip(_outside_calls(cuts, call_start_ns, call_end_ns), low, high)
+    points = np.unique(np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64))
+    piece_start_ns, piece_end_ns = points[:-1], points[1:]
+    between = ~_covered(piece_start_ns, call_start_ns, call_end_ns)
+    between &= ~_covered(piece_start_ns, *left_out)
+    piece_start_ns, piece_end_ns = piece_start_ns[between], piece_end_ns[between]
+    start_ns = np.concatenate([call_start_ns, piece_start_ns])
+    end_ns = np.concatenate([call_end_ns, piece_end_ns])
+    call = np.concatenate([mine, np.full(len(piece_start_ns), MISSING)])
+    # An empty call comes before the piece that starts with it.
+    order = np.lexsort((end_ns, start_ns))
+    return CpuTasks(start_ns[order], end_ns[order], call[order])
+
+
+def _cuts(events: Events, marks: NameMarks) -> Bool:
+    """Annotations at whose edges tasks are cut: marks and layers; others are only labels."""
+    cutting = marks.step | marks.update | marks.loading | marks.is_layer
+    return cutting[events.name]
+
+
+def _outside_calls(cuts: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Move cuts that fall inside a call to its end: a call is never cut."""
+    if not len(start_ns):
+        return cuts
+    at = np.searchsorted(start_ns, cuts, side="right") - 1
+    inside = (at >= 0) & (cuts > start_ns[np.maximum(at, 0)]) & (cuts < end_ns[np.maximum(at, 0)])
+    return np.where(inside, end_ns[np.maximum(at, 0)], cuts)
+
+
+def _covered(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+    """Which times lie in [start, end) of one of the disjoint, sorted intervals."""
+    if not len(start_ns):
+        return np.zeros(len(time_ns), dtype=np.bool_)
+    at = np.searchsorted(start_ns, time_ns, side="right") - 1
+    # Empty calls may share their start with a longer one: then the longer one decides.
+    return (at >= 0) & (time_ns < end_ns[np.maximum(at, 0)])
+
+
+def idle_between(handoffs: Handoffs) -> tuple[Int64, Int64]:
+    """Give the intervals in which a thread waits for its next burst: before the first and between any two.
+
+    Only pauses in which the thread is not busy count; the thread may also work for itself.
+    """
+    if not len(handoffs.start_ns):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    starts, ends = handoffs.busy_start_ns, handoffs.busy_end_ns
+    at = np.searchsorted(starts, handoffs.start_ns + 1, side="right") - 1
+    idle_start_ns = np.where(at > 0, np.append(0, ends)[np.maximum(at, 0)], handoffs.start_ns)
+    return np.minimum(idle_start_ns, handoffs.start_ns).astype(np.int64), handoffs.start_ns
+
+
+def track_name(events: Events, track: int) -> str:
+    """Give the name of a CPU thread as the trace spells it."""
+    return f"thread {events.tracks[track][1]}"
+
+
+def of_categories(events: Events, *categories: EventCategory) -> Array:
+    """Give the rows of some categories."""
+    return np.flatnonzero(np.isin(events.category, categories))
+
+
+def thread_codes(tracks: list[int], n_tracks: int) -> Int32:
+    """Give the execution thread of every track, -1 for those that are none."""
+    codes = np.full(n_tracks, MISSING, dtype=np.int32)
+    codes[tracks] = np.arange(len(tracks), dtype=np.int32)
+    return codes

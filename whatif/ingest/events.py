@@ -1,0 +1,79 @@
+"""The columns that every reader of a profiler's file produces: one row per duration event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+# What stands in an integer column where the trace says nothing.
+MISSING = -1
+
+
+class EventCategory(IntEnum):
+    """What an event is, whichever vocabulary its profiler used."""
+
+    CPU_OP = 0
+    ANNOTATION = 1
+    RUNTIME = 2  # CUDA / HIP runtime and driver calls alike
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    SYNC = 6  # CUPTI synchronisation records (category cuda_sync)
+    OVERHEAD = 7
+    MODULE = 8  # an nn.Module call, from python_function events
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Forward-to-backward flow arrows, one row per arrow. Times and tracks identify the events they start and end in."""
+
+    source_ns: Int64
+    source_track: Int32
+    target_ns: Int64
+    target_track: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
+
+    Codes index the tables below; ``MISSING`` (-1) marks what the trace does not say.
+    """
+
+    category: Int8
+    name: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    track: Int32
+    correlation: Int64
+    external_id: Int64
+    device: Int32
+    stream: Int32
+    sequence: Int64  # autograd sequence number
+    forward_thread: Int32  # autograd's number of the forward thread; >= 0 marks a backward op
+    size_bytes: Int64  # copies and memsets: bytes moved; collectives: bytes of the message
+    group_size: Int32  # collectives: ranks that take part
+    shape: Int32  # into `shapes`
+    detail: Int32  # into `details`: the collective's name, the kind of a synchronisation
+    wait_stream: Int32  # SYNC: the stream whose event is waited for
+    wait_correlation: Int64  # SYNC: correlation id of the event record that is waited for
+
+    names: list[str]
+    tracks: list[tuple[str, str]]  # (pid, tid) as the trace spells them; a GPU stream is a track as well
+    shapes: list[tuple[Any, Any]]  # ("Input Dims", "Input type") as decoded JSON
+    details: list[str]
+    flows: Flows
+    header: dict[str, Any]  # every top-level field but traceEvents
+    dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
+
+    def __len__(self) -> int:
+        return len(self.start_ns)

@@ -1,0 +1,220 @@
+"""The GPU's half of a recording: streams, the calls that launched their tasks, and trace-wide launch constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.calls import CallKind, call_kinds
+from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.nest import group_overlapping
+from whatif.types import Array, Bool, Int8, Int32, Int64
+
+GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
+
+# A start later than its known causes by more than this is a wait for something else: three times the largest
+# inter-kernel gap seen on a busy stream (facts from 18 traces, docs/design.md).
+LATE_NS = 20_000
+# Launch to start on an idle stream, and end to start on a busy one, where a trace has too few samples of its own
+# (medians of 18 traces: 1 to 3 us and 1 to 2 us).
+DEFAULT_LAUNCH_LAG_NS = 2_000
+# Longer ones are no property of the machine: 33 us after the call's start was the most (MI300).
+MAX_LAUNCH_LAG_NS = 50_000
+DEFAULT_STREAM_LAG_NS = 1_000
+MIN_SAMPLES = 5
+# Pending tasks per stream at which a CUDA launch blocks, exact on V100 and H100 traces; no such limit was seen on AMD.
+DEFAULT_QUEUE_DEPTH = 1021
+# A launch counts as blocked when it is this much slower than its kind's median, with nearly that many tasks pending.
+BLOCKED_NS, BLOCKED_FACTOR, BLOCKED_PENDING = 30_000, 4, 900
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Runtime and driver calls, nested ones merged into the outer one; shape (n_calls,), sorted by (track, start)."""
+
+    event: Int64  # the outer call's row in Events
+    track: Int32
+    start_ns: Int64
+    end_ns: Int64
+    kind: Int8
+    name: Int32
+    of_event: Int64  # shape (n_events,): the call that each event belongs to, -1 for none
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSide:
+    """GPU tasks, shape (n_gpu,), sorted by (stream, start), and what launched them."""
+
+    event: Int64
+    stream: Int32  # index into `streams`
+    streams: list[tuple[int, int]]  # (device, stream id)
+    start_ns: Int64
+    end_ns: Int64
+    call: Int64  # index into Calls, -1 where the launch was not recorded
+    queued: Bool  # waited for the task before it on its stream, not for its launch
+    launch_lag_ns: int
+    stream_lag_ns: Int64  # (n_streams,)
+    queue_depth: int
+    through_ns: Int64  # (n_calls,): when the call got into the launch queue; its start where there was room
+    usual_ns: Int64  # (n_calls,): the usual duration of the call's API
+
+
+def find_calls(events: Events) -> Calls:
+    """Give the calls of a trace; threads that do nothing but poll are left out."""
+    rows = np.flatnonzero(events.category == EventCategory.RUNTIME)
+    kinds = call_kinds(events.names)
+    rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
+    rows = rows[np.argsort(events.track[rows], kind="stable")]
+    track, start_ns = events.track[rows], events.start_ns[rows]
+    # Shift each thread to a place of its own so that calls of two threads never overlap.
+    shift = _shift(track, events)
+    group, end_ns = group_overlapping(start_ns + shift, start_ns + shift + events.duration_ns[rows])
+    first = np.searchsorted(group, np.arange(len(end_ns)))
+    outer = rows[first]
+    inner_kind = np.zeros(len(outer), dtype=np.int8)
+    np.maximum.at(inner_kind, group, kinds[events.name[rows]])
+    outer_kind = kinds[events.name[outer]]
+    of_event = np.full(len(events), MISSING, dtype=np.int64)
+    of_event[rows] = group
+    return Calls(
+        event=outer,
+        track=events.track[outer],
+        start_ns=events.start_ns[outer],
+        end_ns=end_ns - shift[first],
+        kind=np.where(outer_kind == CallKind.OTHER, inner_kind, outer_kind).astype(np.int8),
+        name=events.name[outer],
+        of_event=of_event,
+    )
+
+
+def _shift(track: Int32, events: Events) -> Int64:
+    if not len(events):
+        return np.zeros(len(track), dtype=np.int64)
+    extent = int((events.start_ns + events.duration_ns).max()) - int(events.start_ns.min()) + 1
+    # Fewer than a hundred threads call CUDA; sums stay far below 2**63 ns.
+    return np.searchsorted(np.unique(track), track).astype(np.int64) * extent
+
+
+def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
+    useful = np.zeros(len(events.tracks), dtype=np.bool_)
+    not_polling = (kinds[events.name[rows]] != CallKind.POLL) & (kinds[events.name[rows]] != CallKind.OTHER)
+    useful[events.track[rows[not_polling]]] = True
+    works = np.isin(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    useful[events.track[works]] = True
+    return ~useful
+
+
+def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
+    """Join GPU events with their calls and measure the trace's launch lag, stream lags and queue depth."""
+    rows = np.flatnonzero(np.isin(events.category, GPU_CATEGORIES))
+    # Where neither device nor stream is told, the row that the profiler drew the task on stands for the stream.
+    unknown = events.stream[rows] == MISSING
+    key = np.stack([np.where(unknown, -2 - events.track[rows], events.device[rows]), events.stream[rows]], axis=1)
+    streams, stream = np.unique(key, axis=0, return_inverse=True) if len(rows) else (key, np.empty(0, np.int64))
+    stream = np.asarray(stream).reshape(-1)
+    order = np.lexsort((events.start_ns[rows], stream))
+    rows, stream = rows[order], stream[order].astype(np.int32)
+    start_ns = events.start_ns[rows]
+    end_ns = start_ns + events.duration_ns[rows]
+    call = _launching_calls(events, calls, rows)
+    first = np.append(True, stream[1:] != stream[:-1]) if len(rows) else np.empty(0, dtype=np.bool_)
+    before_ns = np.where(first, np.iinfo(np.int64).min // 2, np.append(0, end_ns[:-1])[: len(rows)])
+    launched_ns = np.where(call >= 0, calls.end_ns[np.maximum(call, 0)] if len(calls.event) else 0, start_ns)
+
+    lag_ns = _launch_lag(start_ns, before_ns, launched_ns, call, calls)
+    queued = ~first & (launched_ns + lag_ns < before_ns) | (call < 0) & ~first
+    stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
+    median_ns = _api_medians(calls)
+    depth = _queue_depth(start_ns, stream, call, calls, median_ns, is_amd=is_amd)
+    return GpuSide(
+        event=rows, stream=stream, streams=[(int(d), int(s)) for d, s in streams], start_ns=start_ns, end_ns=end_ns,
+        call=call, queued=queued, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns, queue_depth=depth,
+        through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
+    )  # fmt: skip
+
+
+def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:
+    """The call of each GPU row by correlation id; one call may launch many tasks."""
+    launching = np.flatnonzero((calls.of_event >= 0) & (events.correlation > 0))
+    # Kineto gives synchronisations correlation ids of their own; a call without GPU work does no harm here.
+    launching = launching[np.argsort(events.correlation[launching], kind="stable")]
+    ids = events.correlation[launching]
+    wanted = events.correlation[rows]
+    at = np.searchsorted(ids, wanted)
+    hit = (at < len(ids)) & (wanted > 0)
+    hit[hit] = ids[at[hit]] == wanted[hit]
+    call = np.full(len(rows), MISSING, dtype=np.int64)
+    call[hit] = calls.of_event[launching[at[hit]]]
+    # A launch that starts after its kernel is a join of two runs of the id counter.
+    wrong = (call >= 0) & (calls.start_ns[np.maximum(call, 0)] > events.start_ns[rows] + LATE_NS) if len(ids) else hit
+    call[wrong & (call >= 0)] = MISSING
+    return call
+
+
+def _launch_lag(start_ns: Int64, before_ns: Int64, launched_ns: Int64, call: Int64, calls: Calls) -> int:
+    """The median time from a call's return to the start of what it launched on an idle stream; may be negative."""
+    if not len(calls.event):
+        return DEFAULT_LAUNCH_LAG_NS
+    at = np.maximum(call, 0)
+    idle = (call >= 0) & (before_ns <= calls.start_ns[at]) & (calls.kind[at] == CallKind.LAUNCH)
+    lags = (start_ns - launched_ns)[idle]
+    lags = lags[np.abs(lags) <= MAX_LAUNCH_LAG_NS]
+    return int(np.median(lags)) if len(lags) >= MIN_SAMPLES else DEFAULT_LAUNCH_LAG_NS
+
+
+def _stream_lags(gap_ns: Int64, queued: Bool, stream: Int32, n_streams: int) -> Int64:
+    """The mean gap before a task that was already waiting, per stream; the mean keeps the sum of many gaps right."""
+    sound = queued & (np.abs(gap_ns) <= LATE_NS)
+    overall = int(gap_ns[sound].mean()) if sound.sum() >= MIN_SAMPLES else DEFAULT_STREAM_LAG_NS
+    count = np.bincount(stream[sound], minlength=n_streams)
+    total = np.bincount(stream[sound], weights=gap_ns[sound], minlength=n_streams)
+    return np.where(count >= MIN_SAMPLES, total / np.maximum(count, 1), overall).astype(np.int64)
+
+
+def _api_medians(calls: Calls) -> Int64:
+    """The median duration of each call's API, shape (n_calls,)."""
+    duration_ns = calls.end_ns - calls.start_ns
+    medians = np.zeros(len(duration_ns), dtype=np.int64)
+    for name in np.unique(calls.name):
+        mine = calls.name == name
+        medians[mine] = int(np.median(duration_ns[mine]))
+    return medians
+
+
+def _queue_depth(
+    start_ns: Int64, stream: Int32, call: Int64, calls: Calls, median_ns: Int64, *, is_amd: bool
+) -> int:
+    """The number of pending tasks at which a launch blocks; 0 where it never does."""
+    depth, most_pending = 0, 0
+    for code in np.unique(stream):
+        everything = np.flatnonzero(stream == code)
+        mine = everything[call[everything] >= 0]
+        if len(everything) < BLOCKED_PENDING or not len(mine):
+            continue
+        at = call[mine]
+        # Tasks launched before the recording count as well: the position on the stream has them all.
+        position = np.searchsorted(everything, mine) + 1
+        pending = position - np.searchsorted(start_ns[everything], calls.end_ns[at], side="right")
+        duration_ns = calls.end_ns[at] - calls.start_ns[at]
+        slow = duration_ns > np.maximum(BLOCKED_NS, BLOCKED_FACTOR * median_ns[at])
+        held = slow & (pending > BLOCKED_PENDING) & (calls.kind[at] == CallKind.LAUNCH)
+        most_pending = max(most_pending, int(pending.max()))
+        if held.any():
+            depth = max(depth, int(pending[held].max()))
+    if not depth and not is_amd and most_pending <= DEFAULT_QUEUE_DEPTH:
+        return DEFAULT_QUEUE_DEPTH
+    return depth
+
+
+def _through(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, depth: int) -> Int64:
+    """When each call got into the queue: not before the task ``depth`` places ahead of its own had started."""
+    through_ns = calls.start_ns.copy()
+    if not depth:
+        return through_ns
+    for code in np.unique(stream):
+        mine = np.flatnonzero(stream == code)
+        waiting = np.flatnonzero(call[mine[depth:]] >= 0)
+        at = call[mine[depth + waiting]]
+        np.maximum.at(through_ns, at, start_ns[mine[waiting]] + 1)
+    return np.minimum(through_ns, calls.end_ns)

@@ -1,0 +1,71 @@
+"""Hand-offs: the main thread stands still while another thread (autograd's) works for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.gpu_side import Calls
+from whatif.ingest.nest import union
+from whatif.types import Bool, Int64
+
+# Clocks of two threads are read at slightly different moments.
+TOLERANCE_NS = 2_000
+# A pause is spent waiting for another thread only where that thread works for a good part of it.
+MIN_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Handoffs:
+    """Bursts of work that one thread did while the main thread waited; shape (n_bursts,), sorted by start."""
+
+    track: int
+    start_ns: Int64
+    end_ns: Int64
+    # When the thread is busy at all: starts and ends of the union of its operators and calls.
+    busy_start_ns: Int64
+    busy_end_ns: Int64
+
+
+def activity(events: Events, calls: Calls, track: int, *, without: Bool | None = None) -> tuple[Int64, Int64]:
+    """Give the disjoint intervals in which a thread runs operators or calls; ``without`` masks names to ignore."""
+    operators = (events.category == EventCategory.CPU_OP) & (events.track == track)
+    if without is not None:
+        operators &= ~without[events.name]
+    mine = calls.track == track
+    start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[mine]])
+    end_ns = np.concatenate([start_ns[: operators.sum()] + events.duration_ns[operators], calls.end_ns[mine]])
+    order = np.argsort(start_ns, kind="stable")
+    return union(start_ns[order], end_ns[order])
+
+
+def find_handoffs(events: Events, calls: Calls, main: int, other: int, autograd: Bool) -> Handoffs:
+    """Find the bursts of ``other`` that lie wholly inside a pause of ``main``.
+
+    Operators of autograd that run on the main thread itself are ignored there: parameters on the CPU are accumulated
+    by the caller while it waits.
+    """
+    main_start_ns, main_end_ns = activity(events, calls, main, without=autograd)
+    busy_start_ns, busy_end_ns = activity(events, calls, other)
+    none = np.empty(0, dtype=np.int64)
+    if not len(busy_start_ns) or len(main_start_ns) < 2:
+        return Handoffs(other, none, none, busy_start_ns, busy_end_ns)
+    pause_start_ns, pause_end_ns = main_end_ns[:-1], main_start_ns[1:]
+    first = np.searchsorted(busy_start_ns, pause_start_ns - TOLERANCE_NS, side="left")
+    last = np.searchsorted(busy_end_ns, pause_end_ns + TOLERANCE_NS, side="right") - 1
+    # Work that straddles an end of the pause ran beside the main thread, not for it.
+    before = np.append(np.iinfo(np.int64).min, busy_end_ns)[first]
+    after = np.append(busy_start_ns, np.iinfo(np.int64).max)[last + 1]
+    inside = (last >= first) & (before <= pause_start_ns + TOLERANCE_NS) & (after >= pause_end_ns - TOLERANCE_NS)
+    work_ns = busy_end_ns[np.maximum(last, 0)] - busy_start_ns[np.minimum(first, len(busy_start_ns) - 1)]
+    inside &= work_ns >= MIN_SHARE * (pause_end_ns - pause_start_ns)
+    first, last = first[inside], last[inside]
+    return Handoffs(
+        other,
+        np.maximum(busy_start_ns[first], pause_start_ns[inside]),
+        np.minimum(busy_end_ns[last], pause_end_ns[inside]),
+        busy_start_ns,
+        busy_end_ns,
+    )

@@ -1,0 +1,34 @@
+"""Read a PyTorch Kineto trace (Chrome trace JSON, plain or gzip) into columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from whatif.ingest.events import Events
+from whatif.ingest.file_bytes import FileBytes
+from whatif.ingest.json_chunks import EventArray
+from whatif.ingest.kineto_columns import ColumnBuilder
+from whatif.ingest.kineto_fields import RawEvent
+
+# In the header: how many duration events had a category that this reader does not know, by category.
+FOREIGN_CATEGORIES = "_whatif_foreign_categories"
+
+
+def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = None) -> Events:
+    """Return the duration events of one trace file, sorted by (start_ns, -duration_ns).
+
+    Times are whole nanoseconds of the trace's own clock, exact; ``baseTimeNanoseconds`` stays in the header and is not
+    added. Damage costs the events it touches, counted by reason in ``Events.dropped``; a file that ends early is read
+    as far as it goes, and counts one. The header says under "_whatif_foreign_categories" how many duration events had
+    a category that is not known. ``progress`` is called with (bytes of the file read, bytes in all).
+
+    Raises WhatifError if there is no such file or no permission, or it holds no JSON array of trace events.
+    """
+    dropped: Counter[str] = Counter()
+    columns = ColumnBuilder(dropped)
+    array = EventArray(FileBytes(path, progress), RawEvent, dropped)
+    for events in array:
+        columns.add(events)
+    return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)})

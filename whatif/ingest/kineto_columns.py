@@ -1,0 +1,334 @@
+"""From decoded Kineto events to columns, one chunk at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
+from whatif.ingest.events import MISSING, EventCategory, Events, Flows, Int64
+from whatif.ingest.kineto_fields import (
+    CATEGORIES,
+    MODULE_PREFIX,
+    NO_ARGS,
+    NOTHING,
+    OLD_ANNOTATION,
+    Args,
+    RawEvent,
+    Special,
+    as_int,
+    as_text,
+    dtype_bytes,
+)
+
+DROPPED_TIMESTAMP = {
+    TimeStatus.ABSENT: "no timestamp",
+    TimeStatus.UNREADABLE: "unreadable timestamp",
+    TimeStatus.OUT_OF_RANGE: "timestamp out of range",
+}
+DROPPED_DURATION = {
+    TimeStatus.ABSENT: "no duration",
+    TimeStatus.UNREADABLE: "unreadable duration",
+    TimeStatus.OUT_OF_RANGE: "duration out of range",
+}
+DROPPED_NEGATIVE = "negative duration"
+DROPPED_BEGIN = "begin without duration"  # ph "B", whose end is another event
+
+_CPU = np.array([EventCategory.CPU_OP, EventCategory.ANNOTATION], np.int8)
+_GPU = np.array([EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET, EventCategory.SYNC], np.int8)
+_COPY = np.array([EventCategory.MEMCPY, EventCategory.MEMSET], np.int8)
+
+
+class ColumnBuilder:
+    """Takes chunks of decoded events and keeps their columns and tables."""
+
+    def __init__(self, dropped: Counter[str]) -> None:
+        self._dropped = dropped
+        self._categories = _CategoryCodes()
+        self.foreign: Counter[str] = Counter()
+        self._names = _Codes()
+        self._tracks = _TrackCodes()
+        self._shapes = _ShapeCodes()
+        self._details = _Codes()
+        self._chunks: dict[str, list[npt.NDArray[Any]]] = {}
+        self._flow_ends: dict[str, dict[Hashable, tuple[int, int]]] = {"s": {}, "f": {}}
+
+    def add(self, events: list[RawEvent]) -> None:
+        """Keep the duration events of known categories and the ends of forward-to-backward flows."""
+        rows, codes, flow_ends = self._select(events)
+        self._add_flows(flow_ends)
+        if not rows:
+            return
+        category = np.array(codes, np.int8)
+        start_ns, start_status = parse_us_as_ns(list(map(attrgetter("ts"), rows)))
+        duration_ns, duration_status = parse_us_as_ns(list(map(attrgetter("dur"), rows)))
+        if start_status.any() or duration_status.any() or (duration_ns < 0).any():
+            kept = self._count_dropped(start_status, duration_status, duration_ns)
+            rows = [rows[i] for i in kept.tolist()]
+            category, start_ns, duration_ns = category[kept], start_ns[kept], duration_ns[kept]
+        self._keep(rows, category, start_ns, duration_ns)
+
+    def _select(self, events: list[RawEvent]) -> tuple[list[RawEvent], list[int], list[RawEvent]]:
+        categories = self._categories
+        rows: list[RawEvent] = []
+        codes: list[int] = []
+        flow_ends: list[RawEvent] = []
+        for event in events:
+            phase = event.ph
+            if phase == "X":
+                code: int = categories[event.cat]
+                if code < 0:
+                    name = event.name if isinstance(event.name, str) else ""
+                    if code == Special.OLD_OPERATOR:
+                        code = EventCategory.ANNOTATION if OLD_ANNOTATION.match(name) else EventCategory.CPU_OP
+                    elif code == Special.PYTHON and name.startswith(MODULE_PREFIX):
+                        code = EventCategory.MODULE
+                    else:
+                        if code == Special.FOREIGN:
+                            self.foreign[as_text(event.cat)] += 1
+                        continue
+                rows.append(event)
+                codes.append(code)
+            elif phase == "s" or phase == "f":
+                if event.cat == "fwdbwd":
+                    flow_ends.append(event)
+            elif phase == "B" and categories[event.cat] > Special.IGNORED:
+                self._dropped[DROPPED_BEGIN] += 1
+        return rows, codes, flow_ends
+
+    def _count_dropped(
+        self, start_status: npt.NDArray[np.int8], duration_status: npt.NDArray[np.int8], duration_ns: Int64
+    ) -> npt.NDArray[np.intp]:
+        """Count each bad row under its first reason: returns the indices of the others."""
+        kept = np.ones(len(start_status), np.bool_)
+        reasons = [(start_status == status, reason) for status, reason in DROPPED_TIMESTAMP.items()]
+        reasons += [(duration_status == status, reason) for status, reason in DROPPED_DURATION.items()]
+        reasons += [(duration_ns < 0, DROPPED_NEGATIVE)]
+        for is_bad, reason in reasons:
+            if n_bad := int(np.count_nonzero(is_bad & kept)):
+                self._dropped[reason] += n_bad
+            kept &= ~is_bad
+        return np.flatnonzero(kept)
+
+    def _keep(self, rows: list[RawEvent], category: npt.NDArray[np.int8], start_ns: Int64, duration_ns: Int64) -> None:
+        n_rows = len(rows)
+        args = [row.args if type(row.args) is Args else NO_ARGS for row in rows]
+        names = list(map(attrgetter("name"), rows))
+        if set(map(type, names)) != {str}:
+            names = list(map(as_text, names))
+        columns: dict[str, npt.NDArray[Any]] = {
+            "category": category,
+            "name": np.fromiter(map(self._names.__getitem__, names), np.int32, n_rows),
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+            "track": np.fromiter(map(self._tracks.__getitem__, map(attrgetter("pid", "tid"), rows)), np.int32, n_rows),
+            "correlation": _first_known(args, "correlation", "correlation_2"),
+            "external_id": _first_known(args, "external_id", "external_id_2"),
+        }
+        cpu = np.flatnonzero(np.isin(category, _CPU))
+        cpu_args = [args[i] for i in cpu.tolist()]
+        columns["sequence"] = _scatter(n_rows, cpu, _integers(map(attrgetter("sequence"), cpu_args)))
+        # Kineto writes 0 for a forward op; the threads themselves are counted from 1.
+        forward_thread = _integers(map(attrgetter("forward_thread"), cpu_args))
+        columns["forward_thread"] = _scatter(
+            n_rows, cpu, np.where(forward_thread == 0, MISSING, forward_thread), np.int32
+        )
+        columns["shape"] = _scatter(n_rows, cpu, self._shape_codes(cpu_args), np.int32)
+
+        gpu = np.flatnonzero(np.isin(category, _GPU))
+        gpu_rows = [rows[i] for i in gpu.tolist()]
+        for field, fallback in (("device", "pid"), ("stream", "tid")):
+            numbers = [getattr(args[i], field) for i in gpu.tolist()]
+            if None in numbers:
+                numbers = [
+                    getattr(row, fallback) if number is None else number
+                    for row, number in zip(gpu_rows, numbers, strict=True)
+                ]
+            columns[field] = _scatter(n_rows, gpu, _integers(numbers), np.int32)
+
+        size_bytes = np.full(n_rows, MISSING, np.int64)
+        copies = np.flatnonzero(np.isin(category, _COPY))
+        size_bytes[copies] = _first_known([args[i] for i in copies.tolist()], "bytes", "bytes_2")
+        columns |= self._rare_columns(args, category, size_bytes)
+        for field, column in columns.items():
+            self._chunks.setdefault(field, []).append(column)
+
+    def _shape_codes(self, args: list[Args]) -> Int64:
+        shapes = self._shapes
+        codes = []
+        for a in args:
+            dims = a.input_dims if a.input_dims is not NOTHING else a.input_dims_2
+            if dims is NOTHING and a.input_type is NOTHING:
+                codes.append(MISSING)
+            else:
+                codes.append(shapes[bytes(dims), bytes(a.input_type)])
+        return np.array(codes, np.int64)
+
+    def _rare_columns(
+        self, args: list[Args], category: npt.NDArray[np.int8], size_bytes: Int64
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Columns that only collectives and synchronisations have."""
+        group_size, wait_stream, detail = (np.full(len(args), MISSING, np.int32) for _ in range(3))
+        wait_correlation = np.full(len(args), MISSING, np.int64)
+        for i, a in enumerate(args):
+            if a.collective is not None:
+                detail[i] = self._details[as_text(a.collective)]
+                n_elements, element_bytes = as_int(a.n_elements), dtype_bytes(a.dtype)
+                if n_elements >= 0 and element_bytes > 0:
+                    size_bytes[i] = _int64_or_missing(n_elements * element_bytes)
+                group_size[i] = _int32_or_missing(a.group_size)
+            elif a.sync_kind is not None and category[i] == EventCategory.SYNC:
+                detail[i] = self._details[as_text(a.sync_kind)]
+                wait_stream[i] = _int32_or_missing(a.wait_stream)
+                wait_correlation[i] = _int64_or_missing(a.wait_correlation)
+        return {
+            "size_bytes": size_bytes,
+            "group_size": group_size,
+            "detail": detail,
+            "wait_stream": wait_stream,
+            "wait_correlation": wait_correlation,
+        }
+
+    def _add_flows(self, flow_ends: list[RawEvent]) -> None:
+        times_ns, status = parse_us_as_ns([event.ts for event in flow_ends])
+        for event, time_ns, bad in zip(flow_ends, times_ns.tolist(), status.tolist(), strict=True):
+            if not bad and event.id is not None:
+                self._flow_ends[str(event.ph)].setdefault(event.id, (time_ns, self._tracks[event.pid, event.tid]))
+
+    def build(self, header: dict[str, Any]) -> Events:
+        """Return the columns sorted by (start_ns, -duration_ns), stable."""
+        columns: dict[str, npt.NDArray[Any]] = {
+            field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
+            for field, dtype in _DTYPES.items()
+        }
+        order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
+        for field in columns:
+            columns[field] = columns[field][order]
+        return Events(
+            **columns,
+            names=list(self._names),
+            tracks=list(self._tracks.table),
+            shapes=self._shapes.table,
+            details=list(self._details),
+            flows=self._build_flows(),
+            header=header,
+            dropped=self._dropped,
+        )
+
+    def _build_flows(self) -> Flows:
+        sources, targets = self._flow_ends["s"], self._flow_ends["f"]
+        arrows = sorted(sources[key] + targets[key] for key in sources.keys() & targets.keys())
+        table = np.array(arrows, np.int64).reshape(-1, 4)
+        return Flows(table[:, 0].copy(), table[:, 1].astype(np.int32), table[:, 2].copy(), table[:, 3].astype(np.int32))
+
+
+_DTYPES: dict[str, type[np.signedinteger[Any]]] = {
+    "category": np.int8,
+    "name": np.int32,
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "track": np.int32,
+    "correlation": np.int64,
+    "external_id": np.int64,
+    "device": np.int32,
+    "stream": np.int32,
+    "sequence": np.int64,
+    "forward_thread": np.int32,
+    "size_bytes": np.int64,
+    "group_size": np.int32,
+    "shape": np.int32,
+    "detail": np.int32,
+    "wait_stream": np.int32,
+    "wait_correlation": np.int64,
+}
+
+
+class _Codes(dict[str, int]):
+    """Numbers its keys in the order in which they are first asked for."""
+
+    def __missing__(self, key: str) -> int:
+        code = self[key] = len(self)
+        return code
+
+
+class _CategoryCodes(dict[Any, int]):
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = CATEGORIES.get(as_text(key).lower(), Special.FOREIGN)
+        return code
+
+
+class _TrackCodes(dict[tuple[Any, Any], int]):
+    """Codes of (pid, tid); 7 and "7" are one track."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str], int] = {}
+
+    def __missing__(self, key: tuple[Any, Any]) -> int:
+        code = self[key] = self.table.setdefault((as_text(key[0]), as_text(key[1])), len(self.table))
+        return code
+
+
+class _ShapeCodes(dict[tuple[bytes, bytes], int]):
+    """Codes of raw ("Input Dims", "Input type"), which are decoded once; spellings of one value share a code."""
+
+    def __init__(self) -> None:
+        self.table: list[tuple[Any, Any]] = []
+        self._canonical = _Codes()
+
+    def __missing__(self, key: tuple[bytes, bytes]) -> int:
+        shape = _decode_or_none(key[0]), _decode_or_none(key[1])
+        code = self[key] = self._canonical[repr(shape)]
+        if code == len(self.table):
+            self.table.append(shape)
+        return code
+
+
+def _decode_or_none(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # skipping it read less closely than this
+        return None
+
+
+def _int64_or_missing(value: Any) -> int:
+    number = as_int(value)
+    return number if -(2**63) <= number < 2**63 else MISSING
+
+
+def _int32_or_missing(value: Any) -> int:
+    number = as_int(value)
+    return number if -(2**31) <= number < 2**31 else MISSING
+
+
+def _integers(values: Iterable[Any]) -> Int64:
+    numbers = list(values)
+    if not set(map(type, numbers)) - {int}:
+        try:
+            return np.array(numbers, np.int64)
+        except OverflowError:
+            pass
+    return np.array([_int64_or_missing(number) for number in numbers], np.int64)
+
+
+def _first_known(args: list[Args], field: str, other_spelling: str) -> Int64:
+    values = _integers(map(attrgetter(field), args))
+    unknown = np.flatnonzero(values == MISSING)
+    if len(unknown):
+        values[unknown] = _integers([getattr(args[i], other_spelling) for i in unknown.tolist()])
+    return values
+
+
+def _scatter(
+    n_rows: int, rows: npt.NDArray[np.intp], values: Int64, dtype: type[np.signedinteger[Any]] = np.int64
+) -> npt.NDArray[Any]:
+    """Return a column of MISSING with the values at the rows; what does not fit in the type is MISSING too."""
+    limits = np.iinfo(dtype)
+    column = np.full(n_rows, MISSING, dtype)
+    column[rows] = np.where((values >= limits.min) & (values <= limits.max), values, MISSING)
+    return column

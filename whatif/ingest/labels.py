@@ -1,0 +1,186 @@
+"""Layer and phase of every CPU task, without synchronisation (Daydream §4.3); GPU tasks take those of their launch.
+
+A forward task belongs to the innermost layer whose mark encloses it. A backward operator carries the autograd sequence
+number of the forward operator that created it, and so belongs to that one's layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.marks import NameMarks
+from whatif.ingest.nest import Nest
+from whatif.types import Array, Bool, Int8, Int32, Int64, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of pieces of one thread, shape (n_pieces,): layer code (0: none), phase, innermost operator's row."""
+
+    layer: Int32
+    phase: Int8
+    operator: Int64
+    loading: Bool
+    landmark: Bool  # tells the phase of what lies around it
+
+
+class Labeller:
+    """Knows the layers of a trace: ``layers[0]`` is "", and each operator's layer by its sequence number."""
+
+    def __init__(self, events: Events, marks: NameMarks) -> None:
+        self._events, self._marks = events, marks
+        self.layers, self._layer_of_name = _layer_table(events, marks)
+        self._operator = events.category == EventCategory.CPU_OP
+        self._backward = self._operator & (
+            marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
+        )
+        self._layer_of_sequence = self._sequence_layers()
+        self._backward_layer = self._backward_layers()
+        self.has_backward = bool(self._backward.any())
+
+    def _nest(self, rows: Array) -> Nest:
+        start_ns = self._events.start_ns[rows]
+        return Nest(start_ns, start_ns + self._events.duration_ns[rows])
+
+    def _layer_rows(self, track: int) -> Array:
+        named = self._marks.is_layer[self._events.name]
+        kinds = np.isin(self._events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
+        return np.flatnonzero(named & kinds & (self._events.track == track))
+
+    def _enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
+        rows = self._layer_rows(track)
+        if not len(rows):
+            return np.zeros(len(time_ns), dtype=np.int32)
+        found = self._nest(rows).innermost(time_ns)
+        return np.where(found >= 0, self._layer_of_name[self._events.name[rows[np.maximum(found, 0)]]], 0).astype(
+            np.int32
+        )
+
+    def _sequence_layers(self) -> tuple[Int64, Int32]:
+        """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
+        events = self._events
+        rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self._backward)
+        layer = np.zeros(len(rows), dtype=np.int32)
+        for track in np.unique(events.track[rows]):
+            mine = events.track[rows] == track
+            layer[mine] = self._enclosing_layers(int(track), events.start_ns[rows[mine]])
+        # Several operators share a number: the last in time created the backward node.
+        order = np.lexsort((events.start_ns[rows], events.sequence[rows]))
+        sequence = events.sequence[rows][order]
+        last = np.append(sequence[1:] != sequence[:-1], True) if len(sequence) else np.empty(0, dtype=np.bool_)
+        return sequence[last], layer[order][last]
+
+    def _backward_layers(self) -> Int32:
+        """The layer of each backward operator's row, shape (n_events,); 0 elsewhere and where unknown."""
+        events = self._events
+        layers = np.zeros(len(events), dtype=np.int32)
+        sequence, layer = self._layer_of_sequence
+        rows = np.flatnonzero(self._backward & (events.sequence >= 0))
+        if len(sequence):
+            at = np.minimum(np.searchsorted(sequence, events.sequence[rows]), len(sequence) - 1)
+            layers[rows] = np.where(sequence[at] == events.sequence[rows], layer[at], 0)
+        self._through_flows(layers)
+        return layers
+
+    def _through_flows(self, layers: Int32) -> None:
+        """Fill in backward operators that carry no number but are reached by a forward-to-backward arrow."""
+        events, flows = self._events, self._events.flows
+        for track in np.unique(flows.target_track):
+            rows = np.flatnonzero(self._backward & (events.track == track))
+            mine = np.flatnonzero(flows.target_track == track)
+            if not len(rows):
+                continue
+            reached = self._nest(rows).innermost(flows.target_ns[mine])
+            for source_track in np.unique(flows.source_track[mine]):
+                chosen = (flows.source_track[mine] == source_track) & (reached >= 0)
+                layer = self._enclosing_layers(int(source_track), flows.source_ns[mine[chosen]])
+                target = rows[reached[chosen]]
+                layers[target] = np.where(layers[target] == 0, layer, layers[target])
+
+    def label(self, track: int, time_ns: Int64, *, worker: bool) -> Labels:
+        """Give the labels of the pieces of ``track`` that start at ``time_ns``.
+
+        ``worker``: the thread works for the main thread (autograd), so all that it does is backward.
+        """
+        events, marks = self._events, self._marks
+        on_track = events.track == track
+        operators = np.flatnonzero(self._operator & on_track)
+        found = self._nest(operators).innermost(time_ns)
+        operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
+        layer = self._enclosing_layers(track, time_ns)
+        backward_rows = np.flatnonzero(self._backward & on_track)
+        backward = np.zeros(len(time_ns), dtype=np.bool_)
+        if len(backward_rows):
+            inner = self._nest(backward_rows).innermost(time_ns)
+            backward = inner >= 0
+            own = np.where(backward, self._backward_layer[backward_rows[np.maximum(inner, 0)]], 0)
+            # A gradient is accumulated right behind the operator that made it; Python between two operators belongs to
+            # the one before.
+            own = _carried_forward(own, backward | worker)
+            layer = np.where(backward | worker, own, layer).astype(np.int32)
+        annotation = (events.category == EventCategory.ANNOTATION) & on_track
+        update = _inside(events, annotation & marks.update[events.name], time_ns)
+        loading = _inside(events, annotation & marks.loading[events.name], time_ns)
+        phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
+        phase[backward | worker] = Phase.BACKWARD
+        phase[update] = Phase.UPDATE
+        phase[loading] = Phase.DATA
+        # Gradients are zeroed anywhere between an update and the next backward pass, so that tells nothing.
+        stepping = _inside(events, annotation & marks.optimizer[events.name], time_ns)
+        landmark = (phase == Phase.BACKWARD) | stepping | loading
+        return Labels(layer, phase, operator.astype(np.int64), loading, landmark)
+
+
+def _layer_table(events: Events, marks: NameMarks) -> tuple[list[str], Int32]:
+    used = set(np.unique(events.name[marks.is_layer[events.name]]).tolist()) if len(events) else set()
+    layers = [""]
+    codes = np.zeros(len(events.names), dtype=np.int32)
+    known: dict[str, int] = {}
+    for code in sorted(used):
+        layer = marks.layer[code]
+        codes[code] = known.setdefault(layer, len(layers))
+        if codes[code] == len(layers):
+            layers.append(layer)
+    return layers, codes
+
+
+def _carried_forward(layer: Array, where: Bool) -> Int32:
+    """Where a layer is unknown, take that of the piece before, within runs of ``where``."""
+    position = np.arange(len(layer))
+    known = np.maximum.accumulate(np.where((layer > 0) | ~where, position, -1))
+    return np.where(known >= 0, layer[np.maximum(known, 0)], 0).astype(np.int32)
+
+
+def _inside(events: Events, chosen: Bool, time_ns: Int64) -> Bool:
+    rows = np.flatnonzero(chosen)
+    start_ns = np.sort(events.start_ns[rows])
+    end_ns = np.sort(events.start_ns[rows] + events.duration_ns[rows])
+    return np.searchsorted(start_ns, time_ns, side="right") > np.searchsorted(end_ns, time_ns, side="right")
+
+
+def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:
+    """Give every CPU task a phase, from the ``landmark`` tasks before and after it in time.
+
+    Before a backward pass: forward. Between a backward pass and the update: update (gradient clipping, unscaling).
+    Behind the update: update as well (logging). Without any backward pass or update it is inference: forward.
+    """
+    if not trains:
+        return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)
+    known = np.flatnonzero(landmark)
+    unknown = np.flatnonzero(phase == Phase.UNKNOWN)
+    if not len(known):
+        return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)
+    order = known[np.argsort(time_ns[known], kind="stable")]
+    at = np.searchsorted(time_ns[order], time_ns[unknown], side="right")
+    before = np.where(at > 0, phase[order[np.maximum(at - 1, 0)]], Phase.UNKNOWN)
+    after = np.where(at < len(order), phase[order[np.minimum(at, len(order) - 1)]], Phase.UNKNOWN)
+    result = np.full(len(unknown), Phase.FORWARD, dtype=np.int8)
+    result[(before == Phase.BACKWARD) & (after == Phase.UPDATE)] = Phase.UPDATE
+    result[(before == Phase.BACKWARD) & (after == Phase.BACKWARD)] = Phase.BACKWARD
+    result[(before == Phase.UPDATE) & np.isin(after, [Phase.UPDATE, Phase.DATA, Phase.UNKNOWN])] = Phase.UPDATE
+    filled = phase.copy()
+    filled[unknown] = result
+    return filled

@@ -1,0 +1,48 @@
+"""What annotations and operators mean, by name: steps, optimizer, data loading, layers, autograd."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.types import Bool
+
+STEP = re.compile(r"^ProfilerStep#\d+$")
+OPTIMIZER = re.compile(r"^Optimizer\.step#")
+UPDATE = re.compile(r"^Optimizer\.(step|zero_grad)#")
+LOADING = re.compile(r"^enumerate\(DataLoader\)#|DataLoader\S*\.__next__$")
+MODULE = re.compile(r"^nn\.Module: (.+)$")
+# What our own recorder writes around a layer's forward pass, with its qualified name.
+LAYER = re.compile(r"^whatif::layer::(.*)$")
+AUTOGRAD = re.compile(r"^autograd::|Backward\d*(>)?$|AccumulateGrad|CompiledFunctionBackward")
+
+
+@dataclass(frozen=True, slots=True)
+class NameMarks:
+    """What each name of a trace means, as masks of shape (n_names,); ``layer`` has the layer's name or ""."""
+
+    step: Bool
+    optimizer: Bool
+    update: Bool
+    loading: Bool
+    autograd: Bool
+    layer: list[str]
+
+    @property
+    def is_layer(self) -> Bool:
+        return np.fromiter((bool(name) for name in self.layer), dtype=np.bool_, count=len(self.layer))
+
+
+def name_marks(names: list[str]) -> NameMarks:
+    """Read every name of a trace once."""
+
+    def matches(pattern: re.Pattern[str]) -> Bool:
+        return np.fromiter((pattern.search(name) is not None for name in names), dtype=np.bool_, count=len(names))
+
+    layer = []
+    for name in names:
+        found = MODULE.match(name) or LAYER.match(name)
+        layer.append(found.group(1) if found else "")
+    return NameMarks(matches(STEP), matches(OPTIMIZER), matches(UPDATE), matches(LOADING), matches(AUTOGRAD), layer)

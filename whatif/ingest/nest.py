@@ -1,0 +1,74 @@
+"""Nested intervals of one thread: which is the innermost one at a given time?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.types import Int64
+
+
+class Nest:
+    """Look-up of the innermost interval of a properly nested set; all arrays have shape (n_intervals,), times in ns.
+
+    The depth at a time is the number of intervals opened minus those closed, and the innermost interval is the last
+    one that opened at that depth: two binary searches a query, no stack.
+    """
+
+    def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
+        # Longer intervals first where several start together: the outer one opens first.
+        self._order = np.lexsort((-end_ns, start_ns))
+        self._start_ns, self._end_ns = start_ns[self._order], end_ns[self._order]
+        self._ends_sorted = np.sort(end_ns)
+        n = len(start_ns)
+        opened = np.arange(n, dtype=np.int64)
+        # Empty intervals close at once and cover nothing.
+        depth = opened - np.searchsorted(self._ends_sorted, self._start_ns, side="right")
+        self._origin = int(self._start_ns[0]) if n else 0
+        self._span = (int(self._ends_sorted[-1]) - self._origin + 2) if n else 1
+        keys = np.maximum(depth, 0) * self._span + (self._start_ns - self._origin)
+        self._by_depth = np.argsort(keys, kind="stable")
+        self._keys = keys[self._by_depth]
+
+    def innermost(self, time_ns: Int64) -> Int64:
+        """Give the index of the innermost interval with start <= time < end, shape of ``time_ns``; -1 where none."""
+        if not len(self._start_ns):
+            return np.full(len(time_ns), -1, dtype=np.int64)
+        opened = np.searchsorted(self._start_ns, time_ns, side="right")
+        depth = opened - np.searchsorted(self._ends_sorted, time_ns, side="right") - 1
+        key = np.maximum(depth, 0) * self._span + np.clip(time_ns - self._origin, -1, self._span - 1)
+        found = self._by_depth[np.maximum(np.searchsorted(self._keys, key, side="right") - 1, 0)]
+        # Intervals that cross instead of nesting can mislead the count: then say nothing.
+        inside = (depth >= 0) & (self._start_ns[found] <= time_ns) & (time_ns < self._end_ns[found])
+        return np.where(inside, self._order[found], -1).astype(np.int64)
+
+
+def group_overlapping(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Number the groups of overlapping intervals (sorted by start): the group of each, and the end of each group."""
+    if not len(start_ns):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    reach = np.maximum.accumulate(end_ns)
+    opens = np.append(True, start_ns[1:] >= reach[:-1])
+    last = np.append(np.flatnonzero(opens)[1:] - 1, len(start_ns) - 1)
+    return np.cumsum(opens) - 1, reach[last]
+
+
+def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Give the starts and ends of the union of intervals that are sorted by start."""
+    group, ends = group_overlapping(start_ns, end_ns)
+    first = np.searchsorted(group, np.arange(len(ends)))
+    return start_ns[first], ends
+
+
+def overlap_ns(start_ns: Int64, end_ns: Int64, covers_start_ns: Int64, covers_end_ns: Int64) -> Int64:
+    """Give how much of each interval the disjoint, sorted ``covers`` cover, ns."""
+    if not len(covers_start_ns):
+        return np.zeros(len(start_ns), dtype=np.int64)
+    total = np.append(0, np.cumsum(covers_end_ns - covers_start_ns))
+
+    def covered_until(time_ns: Int64) -> Int64:
+        index = np.searchsorted(covers_start_ns, time_ns, side="right") - 1
+        at = np.maximum(index, 0)
+        inside = np.clip(time_ns - covers_start_ns[at], 0, covers_end_ns[at] - covers_start_ns[at])
+        return np.where(index >= 0, total[at] + inside, 0)
+
+    return np.asarray(covered_until(end_ns) - covered_until(start_ns), dtype=np.int64)

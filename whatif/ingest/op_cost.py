@@ -1,0 +1,368 @@
+"""What a PyTorch operator has to compute and to move, from the shapes and types that a trace records for it.
+
+FLOPs count a multiply-add as two. Bytes are compulsory traffic: each input once and the output once, as if nothing
+were cached between operators and nothing re-read within one. What the shapes do not determine is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+# Type names of recordings (c10::ScalarType and TypeMeta spellings) -> our number format and bytes per element.
+_TYPES: dict[str, tuple[str, int]] = {
+    "float": ("fp32", 4),
+    "double": ("fp64", 8),
+    "c10::half": ("fp16", 2),
+    "c10::bfloat16": ("bf16", 2),
+    "c10::float8_e4m3fn": ("fp8", 1),
+    "c10::float8_e5m2": ("fp8", 1),
+    "c10::float8_e4m3fnuz": ("fp8", 1),
+    "c10::float8_e5m2fnuz": ("fp8", 1),
+    "long int": ("int", 8),
+    "long": ("int", 8),
+    "int": ("int", 4),
+    "short int": ("int", 2),
+    "signed char": ("int", 1),
+    "unsigned char": ("int", 1),
+    "bool": ("int", 1),
+}
+
+# No device holds a tensor of 2**44 elements, no operator of a step does 2**62 operations: larger numbers are damage
+# or malice.
+_MOST_ELEMENTS = 2**44
+_MOST_WORK = 2**62
+_MOST_DIMENSIONS = 16
+_MOST_INPUTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Work of one operator call: `flops` or `bytes` is None where shapes do not tell, `dtype` "" where types do not."""
+
+    flops: int | None
+    bytes: int | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+    element_bytes: int | None
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+# None stands for an input that is not a tensor.
+_Inputs = Sequence[_Tensor | None]
+# Called with the operator's name, its inputs and its concrete inputs; an error among them means that these are not
+# the operator's shapes.
+_Rule = Callable[[str, _Inputs, list[Any]], OpCost | None]
+
+
+def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: Any = None) -> OpCost | None:
+    """Return the work of one call of `op_name` ("aten::mm"), or None for an operator or shapes that it does not know.
+
+    `input_dims`, `input_types` and `concrete_inputs` are "Input Dims", "Input type" and "Concrete Inputs" of a trace
+    event as decoded JSON; anything at all may stand there, nothing raises. A forward convolution needs the concrete
+    stride and padding to know its output; a backward one does not, and without its output mask it counts both
+    gradients. Attention counts the full score matrix, causal or not.
+    """
+    if not isinstance(op_name, str):
+        return None
+    name = op_name.removeprefix("aten::")
+    rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
+    inputs = _tensors(input_dims, input_types)
+    if rule is None or inputs is None:
+        return None
+    concrete = concrete_inputs if isinstance(concrete_inputs, list) else []
+    try:
+        return rule(name, inputs, concrete)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        # The shapes are not those of this operator: another version, or damage.
+        return None
+
+
+def _tensors(dims: Any, types: Any) -> _Inputs | None:
+    if not isinstance(dims, list) or len(dims) > _MOST_INPUTS:
+        return None
+    types = types if isinstance(types, list) else []
+    inputs: list[_Tensor | None] = []
+    for position, shape in enumerate(dims):
+        spelled = types[position] if position < len(types) and isinstance(types[position], str) else ""
+        dtype, element_bytes = _TYPES.get(spelled.lower(), ("", None))
+        if not isinstance(shape, list) or not _is_shape(shape):
+            inputs.append(None)
+        elif prod(shape) > _MOST_ELEMENTS:
+            return None
+        elif not shape and not dtype:
+            inputs.append(None)  # a scalar, a list or nothing: a tensor without dimensions has a type
+        else:
+            inputs.append(_Tensor(tuple(shape), dtype, element_bytes))
+    return inputs
+
+
+def _is_shape(shape: list[Any]) -> bool:
+    return len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
+
+
+def _cost(flops: int | None, read: Sequence[_Tensor], written: tuple[int, ...] | None, like: _Tensor) -> OpCost | None:
+    """Sum up: all of `read` once, and one output of shape `written` whose elements are like those of `like`."""
+    size: int | None = None
+    if (
+        written is not None
+        and like.element_bytes is not None
+        and all(tensor.element_bytes is not None for tensor in read)
+    ):
+        size = (
+            sum(tensor.elements * (tensor.element_bytes or 0) for tensor in read) + prod(written) * like.element_bytes
+        )
+    if (flops is None and size is None) or max(flops or 0, size or 0) > _MOST_WORK:
+        return None
+    return OpCost(flops, size, like.dtype)
+
+
+def _need(inputs: _Inputs, *positions: int) -> list[_Tensor]:
+    found = [inputs[position] for position in positions]
+    tensors = [tensor for tensor in found if tensor is not None]
+    if len(tensors) != len(positions):
+        raise ValueError("not a tensor")
+    return tensors
+
+
+def _present(inputs: _Inputs) -> list[_Tensor]:
+    return [tensor for tensor in inputs if tensor is not None]
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    out = []
+    for sizes in zip(*padded, strict=True):
+        wide = {size for size in sizes if size != 1}
+        if len(wide) > 1:
+            raise ValueError("shapes do not broadcast")
+        out.append(wide.pop() if wide else 1)
+    return tuple(out)
+
+
+def _matmul(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """mm, bmm, matmul (a, b); addmm, baddbmm (c, a, b); linear (x, w, bias)."""
+    added = name.rstrip("_") in ("addmm", "baddbmm", "addbmm")
+    a, b = _need(inputs, 1, 2) if added else _need(inputs, 0, 1)
+    left, right = a.shape, b.shape
+    if name == "linear":
+        right = right[::-1] if len(right) == 2 else (right[0], 1)
+    if len(left) == 1:
+        left = (1, *left)
+    if len(right) == 1:
+        right = (*right, 1)
+    if left[-1] != right[-2]:
+        raise ValueError("inner dimensions differ")
+    batch = _broadcast(left[:-2] or (1,), right[:-2] or (1,))
+    out = (*batch, left[-2], right[-1])
+    return _cost(2 * prod(out) * left[-1], _present(inputs), out, a)
+
+
+# Where stride, padding and dilation stand among an operator's concrete inputs: native_functions.yaml of PyTorch.
+_CONVOLUTION_OPTIONS = {
+    "cudnn_convolution": (3, 2, 4),
+    "miopen_convolution": (4, 3, 5),
+    "miopen_depthwise_convolution": (4, 3, 5),
+}
+
+
+def _text(concrete: list[Any], position: int) -> str:
+    text = concrete[position] if position < len(concrete) else ""
+    return text if isinstance(text, str) else ""
+
+
+def _integers(concrete: list[Any], position: int, rank: int) -> list[int] | None:
+    text = _text(concrete, position)
+    if not re.fullmatch(r"\[\d{1,9}(, \d{1,9})*\]", text, re.ASCII):
+        return None
+    values = [int(value) for value in re.findall(r"\d+", text)]
+    values = values * rank if len(values) == 1 else values
+    return values if len(values) == rank else None
+
+
+def _convolution(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    x, weight = _need(inputs, 0, 1)
+    rank = len(weight.shape) - 2
+    if rank < 1 or len(x.shape) != rank + 2 or x.shape[1] % weight.shape[1]:
+        return None
+    where = _CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
+    options = [_integers(concrete, position, rank) for position in where]
+    # `convolution` and `_convolution` say whether they are transposed behind these three.
+    transposed = name in ("convolution", "_convolution") and _text(concrete, 6) == "True"
+    if transposed or any(option is None for option in options):
+        return None
+    stride, padding, dilation = (option or [] for option in options)
+    spatial = [
+        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, spread in zip(
+            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    if min(spatial) < 0:
+        return None
+    out = (x.shape[0], weight.shape[0], *spatial)
+    return _cost(2 * prod(out) * prod(weight.shape[1:]), _present(inputs), out, x)
+
+
+def _convolution_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    if name == "cudnn_convolution_backward":
+        x, grad, weight = _need(inputs, 0, 1, 2)
+    else:
+        grad, x, weight = _need(inputs, 0, 1, 2)
+    if len(weight.shape) < 3 or grad.shape[0] != x.shape[0]:
+        return None
+    if grad.shape[1] == weight.shape[0] and x.shape[1] % weight.shape[1] == 0:
+        products = grad.elements * prod(weight.shape[1:])
+    elif x.shape[1] == weight.shape[0] and grad.shape[1] % weight.shape[1] == 0:  # transposed
+        products = x.elements * prod(weight.shape[1:])
+    else:
+        return None
+    mask = _text(concrete, 10) if name == "convolution_backward" else ""
+    wanted = [flag == "True" for flag in re.findall("True|False", mask)[:2]]
+    if len(wanted) != 2:
+        wanted = [True, True]
+    if not any(wanted):
+        return None
+    # The output gradient is read for each gradient; besides it, the input's needs the weight and the weight's needs
+    # the input.
+    moved = [grad, weight] * wanted[0] + [grad, x] * wanted[1]
+    written = x.elements * wanted[0] + weight.elements * wanted[1]
+    return _cost(2 * products * sum(wanted), moved, (written,), x)
+
+
+def _convolution_backward_input(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """cudnn_convolution_backward_input(input_size, grad, weight): the size of the written gradient is not a tensor."""
+    grad, weight = _need(inputs, 1, 2)
+    if len(weight.shape) < 3 or grad.shape[1] != weight.shape[0]:
+        return None
+    return _cost(2 * grad.elements * prod(weight.shape[1:]), [grad, weight], None, grad)
+
+
+def _attention_flops(name: str, q: _Tensor, k: _Tensor, v: _Tensor) -> tuple[int, int]:
+    """Multiply-adds of the score product and of the value product."""
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise ValueError("packed sequences: their lengths are not in the shapes")
+    # The `_scaled_dot_product_*` level has (batch, head, row, column), the kernels below it (batch, row, head, column).
+    row, head = (2, 1) if "scaled_dot_product" in name else (1, 2)
+    pairs = q.shape[0] * q.shape[head] * q.shape[row] * k.shape[row]
+    if q.shape[3] != k.shape[3] or k.shape[row] != v.shape[row]:
+        raise ValueError("not an attention")
+    return pairs * q.shape[3], pairs * v.shape[3]
+
+
+def _attention(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    q, k, v = _need(inputs, 0, 1, 2)
+    score, value = _attention_flops(name, q, k, v)
+    return _cost(2 * (score + value), [q, k, v], (*q.shape[:-1], v.shape[-1]), q)
+
+
+def _attention_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """(grad_out, q, k, v, ...): the scores again, then two products for each forward one (FlashAttention, alg. 4)."""
+    grad, q, k, v = _need(inputs, 0, 1, 2, 3)
+    score, value = _attention_flops(name, q, k, v)
+    # The forward output is read once more, it is shaped like its gradient; the gradients of q, k and v are written.
+    written = q.elements + k.elements + v.elements
+    return _cost(2 * (3 * score + 2 * value), [grad, grad, q, k, v], (written,), q)
+
+
+def _pointwise(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    read = _present(inputs)
+    out = _broadcast(*(tensor.shape for tensor in read))
+    # PyTorch promotes to the widest floating-point operand that has dimensions.
+    like = max(read, key=lambda tensor: (bool(tensor.shape), tensor.dtype != "int", tensor.element_bytes or 0))
+    return _cost(None, read, out, like)
+
+
+def _unary(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """Operators of one tensor; a second one is an `out` argument, which is written and not read."""
+    (x,) = _need(inputs, 0)
+    return _cost(None, [x], x.shape, x)
+
+
+def _overwrite(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """copy_(target, source), fill_(target), zero_(target): the target is written, not read."""
+    (target,) = _need(inputs, 0)
+    sources = _need(inputs, 1) if name == "copy_" else []
+    return _cost(None, sources, target.shape, target)
+
+
+def _like_first(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """Operators whose output is shaped like their first input: normalizations, softmax, and the backward of both."""
+    (first,) = _need(inputs, 0)
+    return _cost(None, _present(inputs), first.shape, first)
+
+
+def _dropout(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """native_dropout(x): writes the output and a mask of one byte an element."""
+    (x,) = _need(inputs, 0)
+    cost = _cost(None, [x], x.shape, x)
+    return None if cost is None or cost.bytes is None else OpCost(None, cost.bytes + x.elements, cost.dtype)
+
+
+def _pool_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """(grad, input, ..., indices): reads the gradient and the indices, writes a gradient shaped like the input."""
+    grad, x, *rest = _present(inputs)
+    return _cost(None, [grad, *(tensor for tensor in rest if tensor.dtype == "int")], x.shape, x)
+
+
+def _embedding(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+    """embedding(weight, indices): reads one row of the weight for each index, and the indices."""
+    weight, indices = _need(inputs, 0, 1)
+    rows = (*indices.shape, weight.shape[1])
+    return _cost(None, [indices, _Tensor(rows, weight.dtype, weight.element_bytes)], rows, weight)
+
+
+def _table(rule: _Rule, names: str) -> dict[str, _Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+_RULES = {
+    **_table(_matmul, "mm bmm matmul addmm baddbmm linear"),
+    **_table(_convolution, "convolution _convolution conv1d conv2d conv3d cudnn_convolution miopen_convolution"),
+    **_table(_convolution_backward, "convolution_backward cudnn_convolution_backward"),
+    **_table(_convolution_backward_input, "cudnn_convolution_backward_input"),
+    **_table(
+        _attention,
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+        " _scaled_dot_product_cudnn_attention _flash_attention_forward _efficient_attention_forward",
+    ),
+    **_table(
+        _attention_backward,
+        "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
+        " _scaled_dot_product_cudnn_attention_backward _flash_attention_backward _efficient_attention_backward",
+    ),
+    **_table(
+        _pointwise,
+        "add sub rsub mul div lerp addcmul addcdiv masked_fill threshold_backward gelu_backward silu_backward"
+        " sigmoid_backward tanh_backward leaky_relu_backward hardtanh_backward native_dropout_backward",
+    ),
+    **_table(
+        _unary,
+        "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu gelu silu leaky_relu hardtanh hardswish elu"
+        " clamp clamp_min clamp_max threshold sin cos erf clone",
+    ),
+    **_table(_overwrite, "copy_ fill_ zero_"),
+    **_table(
+        _like_first,
+        "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index"
+        " native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward layer_norm"
+        " native_layer_norm native_layer_norm_backward group_norm native_group_norm native_group_norm_backward"
+        " rms_norm _fused_rms_norm softmax _softmax _softmax_backward_data log_softmax _log_softmax"
+        " _log_softmax_backward_data",
+    ),
+    **_table(_dropout, "native_dropout"),
+    **_table(_pool_backward, "max_pool2d_with_indices_backward"),
+    **_table(_embedding, "embedding"),
+}

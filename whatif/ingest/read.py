@@ -1,0 +1,138 @@
+"""Read a recording: from a path to a checked task graph, or one sentence on why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph import GraphInfo, TaskGraph
+from whatif.ingest.assemble import assemble
+from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.find_steps import steady_range
+from whatif.ingest.kineto import read_kineto
+from whatif.steps import step_times_ns
+from whatif.types import ThreadKind
+
+Progress = Callable[[int, int], None]
+
+
+def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
+    """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz).
+
+    ``progress(done_bytes, total_bytes)`` is called now and then. Raises WhatifError, one sentence, where the file
+    cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
+    """
+    path = Path(path)
+    events = read_kineto(path, progress=progress)
+    return graph_of_events(events, str(path))
+
+
+def graph_of_events(events: Events, path: str) -> TaskGraph:
+    """Give the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
+    refuse_what_has_no_work(events, path)
+    info = _recording_info(events, path)
+    parts = find_parts(events, is_amd=_is_amd(info, events))
+    edges_ns = parts.steps.edges_ns
+    n_steps = max(len(edges_ns) - 1, 0)
+    info = replace(
+        info,
+        n_steps=n_steps,
+        step_source=parts.steps.source,
+        steady=steady_range(n_steps, n_steps > 0),
+        launch_lag_ns=parts.gpu.launch_lag_ns,
+        queue_depth=parts.gpu.queue_depth,
+    )
+    graph = assemble(parts, info).check()
+    return _with_measured_steps(graph, parts)
+
+
+def refuse_what_has_no_work(events: Events, path: str) -> None:
+    """Raise WhatifError, one sentence, for a file that says nothing about training or inference work."""
+    categories = np.bincount(events.category, minlength=len(EventCategory)) if len(events) else np.zeros(16, int)
+    kernels = categories[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET]].sum()
+    foreign = events.header.get("_whatif_foreign_categories") or {}
+    devices = sorted({str(name).split("_")[0] for name in foreign if _is_accelerator(str(name))})
+    if devices and not kernels:
+        raise WhatifError(
+            f"{path}: expected CUDA or HIP kernels or a CPU-only recording, got events of the unsupported device "
+            f"{', '.join(devices)!r}; record on an NVIDIA or AMD GPU or on a CPU."
+        )
+    if kernels:
+        return
+    if categories[EventCategory.RUNTIME]:
+        raise WhatifError(
+            f"{path}: expected GPU kernels, got {categories[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
+            "so the recording lost its GPU half; record again with ProfilerActivity.CUDA (and permission for CUPTI)."
+        )
+    if not categories[EventCategory.CPU_OP]:
+        what = "no event at all" if not len(events) and not foreign else "only events of another tool"
+        raise WhatifError(
+            f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {what}; "
+            "record with torch.profiler or with `whatif collect`."
+        )
+
+
+def _is_accelerator(category: str) -> bool:
+    return any(part in category for part in ("_runtime", "_ccp", "mtia", "xpu", "hpu", "privateuse"))
+
+
+def _recording_info(events: Events, path: str) -> GraphInfo:
+    header = events.header
+    metadata = header.get("whatif")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    device = _first_device(header, metadata)
+    quirks = [f"{count} events were not read: {reason}" for reason, count in sorted(events.dropped.items())]
+    untraced_ms = metadata.get("untraced_step_ms")
+    median_ms = untraced_ms.get("median") if isinstance(untraced_ms, dict) else None
+    batch = metadata.get("batch_size")
+    return GraphInfo(
+        path=path,
+        gpu=device[0],
+        gpu_memory_bytes=device[1],
+        untraced_step_ns=round(median_ms * 1e6) if _positive(median_ms) else None,
+        batch_size=batch if isinstance(batch, int) and batch > 0 else None,
+        quirks=tuple(quirks),
+        metadata=metadata,
+    )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < 1e12
+
+
+def _first_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
+    devices = header.get("deviceProperties")
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, dict) and isinstance(device.get("name"), str):
+            memory = device.get("totalGlobalMem")
+            return device["name"], memory if isinstance(memory, int) else None
+    gpu = metadata.get("gpu")
+    return (gpu if isinstance(gpu, str) else None), None
+
+
+def _is_amd(info: GraphInfo, events: Events) -> bool:
+    named = (info.gpu or "").lower()
+    return "amd" in named or "instinct" in named or any(name.startswith("hip") for name in events.names)
+
+
+def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
+    """Write down the measured time of every step by each clock, from the recorded starts and ends."""
+    end_ns = graph.start_ns + graph.duration_ns
+    clocks = ("gpu", "mark", "span") if graph.on_gpu.any() else ("mark", "span")
+    measured = {}
+    for clock in clocks:
+        times = step_times_ns(graph, graph.start_ns, end_ns, clock)
+        if times:
+            measured[clock] = times
+    return graph.replace(info=replace(graph.info, measured_step_ns=measured))
+
+
+def cpu_threads(graph: TaskGraph) -> list[int]:
+    """Give the codes of the CPU threads."""
+    return [code for code, thread in enumerate(graph.threads) if thread.kind == ThreadKind.CPU]

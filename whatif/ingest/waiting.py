@@ -1,0 +1,216 @@
+"""Calls that wait for the GPU, split into the work that they do and the waiting, which is never work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.calls import CallKind
+from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide
+from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64
+
+# A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
+EARLY_NS = 3_000
+# Pageable host-to-device copies up to this size are staged and return at once (CUDA driver API, "API synchronization
+# behavior": 64 KB), unless they are seen to block.
+STAGED_BYTES = 65_536
+# How long a synchronisation works that finds nothing to wait for, where a trace shows no such call (2 to 6 us seen).
+DEFAULT_ISSUE_NS = 4_000
+# How long after the GPU is done a waiting call returns, where a trace shows none (5 to 15 us seen).
+DEFAULT_RETURN_NS = 8_000
+
+# What a waiting call waits for: a scope of Waits, or one task.
+ONE_TASK = -2
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """The calls' own work and what they wait for; all of shape (n_calls,)."""
+
+    work_ns: Int64
+    key_ns: Int64  # where the call sorts among all tasks: a launch held back by a full queue sorts where it got through
+    can_wait: Bool
+    scope: Int64  # ALL_STREAMS, a stream's code, or ONE_TASK
+    target: Int64  # the GPU task for ONE_TASK
+    lag_ns: Int64  # from the end of the GPU's work to the return of the call
+    excess_ns: Int64  # time in the call that neither its work nor the GPU explains
+
+
+def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
+    """Split every call into work and waiting."""
+    n = len(calls.event)
+    duration_ns = calls.end_ns - calls.start_ns
+    held = gpu.through_ns > calls.start_ns
+    work_ns = np.where(held, np.minimum(calls.end_ns - gpu.through_ns, gpu.usual_ns), duration_ns)
+    key_ns = gpu.through_ns
+    can_wait, scope, target, done_ns = _targets(events, calls, gpu)
+    # Copies in the two directions return at different moments: each is a kind of call of its own.
+    direction = np.zeros(n, dtype=np.int64)
+    if len(gpu.event):
+        of_task = _copy_directions(events.names)[events.name[gpu.event]]
+        direction = np.where(target >= 0, of_task[np.maximum(target, 0)] + 1, 0)
+    group = calls.name.astype(np.int64) * 8 + direction
+    times = CallTimes(
+        work_ns, key_ns, can_wait, scope, target, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    )
+    if len(gpu.event):
+        for code in np.unique(group[can_wait]):
+            _split(times, np.flatnonzero(can_wait & (group == code)), calls, gpu, done_ns)
+    return times
+
+
+def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: Int64) -> None:
+    """Split the calls ``mine`` of one kind, in place: issue work, wait, return."""
+    start_ns, end_ns, done = calls.start_ns[mine], calls.end_ns[mine], done_ns[mine]
+    copies = times.scope[mine] == ONE_TASK
+    waited = done > start_ns
+    # The work before the wait: of a copy, until the copy starts; of a synchronisation, what it takes without waiting.
+    target = np.maximum(times.target[mine], 0)
+    unqueued = copies & ~gpu.queued[target] & (calls.kind[mine] == CallKind.COPY)
+    issue_ns = np.clip(gpu.start_ns[target] - gpu.launch_lag_ns - start_ns, 0, end_ns - start_ns)
+    own = issue_ns[unqueued] if unqueued.any() else (end_ns - start_ns)[~waited]
+    usual_ns = int(np.median(own)) if len(own) else DEFAULT_ISSUE_NS
+    work_ns = np.where(waited, np.minimum(usual_ns, end_ns - start_ns), end_ns - start_ns)
+    work_ns = np.where(unqueued & waited, issue_ns, work_ns)
+    # From the end of the GPU's work to the return. Freeing memory works on after its wait, each time as measured.
+    # A staged copy returns while its last piece is still on the way: its lag is negative.
+    back_ns = end_ns - np.maximum(done, start_ns + work_ns)
+    late = waited & (done > start_ns + work_ns)
+    lag_ns = int(np.median(back_ns[late])) if late.any() else DEFAULT_RETURN_NS
+    excess_ns = np.where(late, np.maximum(back_ns - lag_ns, 0), 0)
+    frees = calls.kind[mine] == CallKind.FREE
+    times.work_ns[mine] = work_ns
+    times.lag_ns[mine] = np.where(frees & late, back_ns, lag_ns)
+    times.excess_ns[mine] = np.where(frees | (excess_ns <= LATE_NS), 0, excess_ns)
+
+
+def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, Int64, Int64]:
+    """For each call: can it wait, for which scope, for which task, and when that was done (0: nothing to wait for)."""
+    n = len(calls.event)
+    can_wait = np.zeros(n, dtype=np.bool_)
+    scope = np.full(n, ALL_STREAMS, dtype=np.int64)
+    target = np.full(n, MISSING, dtype=np.int64)
+    done_ns = np.zeros(n, dtype=np.int64)
+    if not len(gpu.event):
+        return can_wait, scope, target, done_ns
+    launched_ns = _launch_order(calls, gpu)
+    known = _recorded_streams(events, calls, gpu)
+    syncs = np.flatnonzero(
+        np.isin(calls.kind, [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.FREE])
+    )
+    can_wait[syncs] = True
+    last = _last_launched(launched_ns, gpu, calls.start_ns[syncs])
+    ends = np.where(last >= 0, gpu.end_ns[np.maximum(last, 0)], 0)
+    everything = np.isin(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
+    possible = ends <= calls.end_ns[syncs][:, None] + EARLY_NS
+    # Of one stream: the one told, else the one whose last task ends latest without outlasting the call.
+    best = np.where(possible, ends, -1).argmax(axis=1)
+    told = known[syncs]
+    best = np.where(told >= 0, told, best)
+    picked = np.arange(len(syncs))
+    scope[syncs] = np.where(everything, ALL_STREAMS, best)
+    latest = np.where(everything, np.where(possible, ends, 0).max(axis=1), np.where(possible, ends, 0)[picked, best])
+    done_ns[syncs] = np.minimum(latest, calls.end_ns[syncs])
+    _event_targets(calls, gpu, launched_ns, scope, target, done_ns)
+    _copy_targets(events, calls, gpu, can_wait, scope, target, done_ns)
+    return can_wait, scope, target, done_ns
+
+
+def _launch_order(calls: Calls, gpu: GpuSide) -> Int64:
+    """When each GPU task was launched; one without a recorded launch came with the one before it."""
+    launched = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    result = launched.copy()
+    for code in range(len(gpu.streams)):
+        mine = gpu.stream == code
+        result[mine] = np.maximum.accumulate(launched[mine])
+    return result
+
+
+def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
+    """The last task of each stream launched before each time, shape (n_times, n_streams); -1 where there is none."""
+    last = np.full((len(time_ns), len(gpu.streams)), MISSING, dtype=np.int64)
+    for code in range(len(gpu.streams)):
+        mine = np.flatnonzero(gpu.stream == code)
+        at = np.searchsorted(launched_ns[mine], time_ns, side="left") - 1
+        last[:, code] = np.where(at >= 0, mine[np.maximum(at, 0)], MISSING)
+    return last
+
+
+def _recorded_streams(events: Events, calls: Calls, gpu: GpuSide) -> Int64:
+    """The stream that a synchronisation record tells for each call, -1 where none does."""
+    known = np.full(len(calls.event), MISSING, dtype=np.int64)
+    rows = np.flatnonzero((events.category == EventCategory.SYNC) & (events.stream >= 0) & (events.correlation > 0))
+    if not len(rows):
+        return known
+    code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
+    order = np.argsort(events.correlation[rows], kind="stable")
+    rows = rows[order]
+    wanted = events.correlation[calls.event]
+    at = np.minimum(np.searchsorted(events.correlation[rows], wanted), len(rows) - 1)
+    hit = events.correlation[rows[at]] == wanted
+    known[hit] = [code_of.get(int(stream), MISSING) for stream in events.stream[rows[at[hit]]]]
+    return known
+
+
+def _event_targets(
+    calls: Calls, gpu: GpuSide, launched_ns: Int64, scope: Int64, target: Int64, done_ns: Int64
+) -> None:
+    """An event may have been recorded long before the last launch: take the latest task that fits, in place."""
+    for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC):
+        fits = (launched_ns < calls.start_ns[call]) & (gpu.end_ns <= calls.end_ns[call] + EARLY_NS)
+        if not fits.any():
+            continue
+        candidates = np.flatnonzero(fits)
+        target[call] = candidates[gpu.end_ns[candidates].argmax()]
+        scope[call] = ONE_TASK
+        done_ns[call] = min(int(gpu.end_ns[target[call]]), int(calls.end_ns[call]))
+
+
+def _copy_targets(
+    events: Events, calls: Calls, gpu: GpuSide, can_wait: Bool, scope: Int64, target: Int64, done_ns: Int64
+) -> None:
+    """Copies from and to pageable memory wait for themselves, in place."""
+    rows = np.flatnonzero((events.category[gpu.event] == EventCategory.MEMCPY) & (gpu.call >= 0))
+    if not len(rows):
+        return
+    direction = _copy_directions(events.names)[events.name[gpu.event[rows]]]
+    call = gpu.call[rows]
+    # A copy that starts after its call returned was only queued by it.
+    during = gpu.start_ns[rows] < calls.end_ns[call]
+    large = events.size_bytes[gpu.event[rows]] > STAGED_BYTES
+    blocking = during & (
+        (direction == _TO_PAGEABLE)
+        | ((direction == _FROM_PAGEABLE) & (large | (calls.end_ns[call] - calls.start_ns[call] > LATE_NS)))
+        | (_waits_by_name(events.names)[calls.name[call]] & (direction != _ON_DEVICE))
+    )
+    chosen, mine = call[blocking], rows[blocking]
+    can_wait[chosen] = True
+    scope[chosen] = ONE_TASK
+    target[chosen] = mine
+    done_ns[chosen] = gpu.end_ns[mine]
+
+
+_TO_PAGEABLE, _FROM_PAGEABLE, _ON_DEVICE, _ELSEWHERE = 0, 1, 2, 3
+
+
+def _copy_directions(names: list[str]) -> Int8:
+    directions = np.full(len(names), _ELSEWHERE, dtype=np.int8)
+    for code, name in enumerate(names):
+        if "DtoH" in name and ("Pageable" in name or "(" not in name):
+            directions[code] = _TO_PAGEABLE
+        elif "HtoD" in name and ("Pageable" in name or "(" not in name):
+            directions[code] = _FROM_PAGEABLE
+        elif "DtoD" in name:
+            directions[code] = _ON_DEVICE
+    return directions
+
+
+def _waits_by_name(names: list[str]) -> Bool:
+    """Calls that block whatever they copy: without Async, and HIP's copy with a stream."""
+    waits = [
+        ("emcpy" in name and "Async" not in name and "Peer" not in name) or name.startswith("hipMemcpyWithStream")
+        for name in names
+    ]
+    return np.array(waits, dtype=np.bool_)

@@ -1,0 +1,78 @@
+"""The time of a training step by three clocks.
+
+``gpu``: the ends of the last GPU task launched in consecutive steps. Where the CPU runs ahead its marks shrink and
+stretch while this stays the time in which the machine really finishes a step.
+``mark``: from the start of a step's first task on the main thread to the start of the next one's.
+``span``: from the start of the first GPU task to the end of the last one (CPU tasks where there is no GPU).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.types import Int64
+
+if TYPE_CHECKING:
+    from whatif.graph import TaskGraph
+
+# Fewer steps leave no steady one between the first and the last, facts from 35 traces: docs/design.md.
+MIN_STEPS = 4
+
+
+def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, ...]:
+    """Give the time of each step in ns; the ``gpu`` clock has one entry less than steps, the span one in all."""
+    if not len(graph):
+        return ()
+    if clock == "span":
+        chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+        return (int(end_ns[chosen].max() - start_ns[chosen].min()),)
+    if clock == "mark":
+        return _mark_times(graph, start_ns, end_ns)
+    ends = _last_gpu_ends(graph, end_ns)
+    return tuple(int(t) for t in np.diff(ends))
+
+
+def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:
+    gpu = np.flatnonzero(graph.on_gpu & (graph.step >= 0))
+    if not len(gpu):
+        return np.empty(0, dtype=np.int64)
+    launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
+    order = np.lexsort((gpu, launched, graph.step[gpu]))
+    steps = graph.step[gpu][order]
+    last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
+    return np.asarray(end_ns[gpu[order[last]]], dtype=np.int64)
+
+
+def _mark_times(graph: TaskGraph, start_ns: Int64, end_ns: Int64) -> tuple[int, ...]:
+    main = np.flatnonzero((graph.thread == 0) & (graph.step >= 0))
+    if not len(main):
+        return ()
+    steps = graph.step[main]
+    first = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+    marks = np.append(start_ns[main[first]], end_ns[main[-1]])
+    return tuple(int(t) for t in np.diff(marks))
+
+
+def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:
+    """Give the times of the steady steps: without the first and the last where there are enough."""
+    if clock == "span" or len(times_ns) < MIN_STEPS - 1:
+        return times_ns
+    first, last = graph.info.steady
+    # Entry i of the gpu clock is the time between the ends of steps i and i + 1: the time of step i + 1.
+    shift = 1 if clock == "gpu" else 0
+    return times_ns[max(first - shift, 0) : last - shift] or times_ns
+
+
+def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
+    """Give the step time in ns: the median of the steady steps; 0 where there is none."""
+    chosen = steady(times_ns, graph, clock)
+    return float(np.median(chosen)) if chosen else 0.0
+
+
+def default_clock(graph: TaskGraph) -> str:
+    """Name the clock that a report uses unless told otherwise."""
+    if graph.info.n_steps < MIN_STEPS:
+        return "span"
+    return "gpu" if graph.on_gpu.any() else "mark"

@@ -1,0 +1,69 @@
+"""A timeline: when each task of a graph starts and ends, and what follows from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from whatif.graph import TaskGraph
+from whatif.steps import step_times_ns
+from whatif.types import Anchor, Dependencies, Int64
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The result of a simulation; ``start_ns`` and ``end_ns`` have shape (n_tasks,) and begin at 0."""
+
+    graph: TaskGraph
+    start_ns: Int64
+    end_ns: Int64
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """The time from 0 to the end of the last task, ns."""
+        return int(self.end_ns.max()) if len(self.end_ns) else 0
+
+    def step_times_ns(self, clock: str) -> tuple[int, ...]:
+        """Give the time of every step by a clock: ``gpu``, ``mark`` or ``span`` (see ``whatif.steps``)."""
+        return step_times_ns(self.graph, self.start_ns, self.end_ns, clock)
+
+    @cached_property
+    def busy_ns(self) -> Int64:
+        """The work of each thread, ns, shape (n_threads,); waits are not work."""
+        working = self.graph.on_gpu | self.graph.on_cpu
+        busy = np.bincount(
+            self.graph.thread[working],
+            weights=(self.end_ns - self.start_ns)[working],
+            minlength=len(self.graph.threads),
+        )
+        return busy.astype(np.int64)
+
+    @cached_property
+    def critical_path(self) -> Int64:
+        """The ids of the tasks on the critical path, first to last: each starts when the one before it lets it.
+
+        Where several predecessors bind, the one on the same thread is taken, then the one with the smallest id.
+        """
+        graph = self.graph
+        n = len(graph)
+        if not n:
+            return np.empty(0, dtype=np.int64)
+        every = graph.all_dependencies()
+        reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
+        binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
+        previous = _binding_predecessor(n, binding, graph)
+        path = [int(self.end_ns.argmax())]
+        while previous[path[-1]] >= 0:
+            path.append(int(previous[path[-1]]))
+        return np.array(path[::-1], dtype=np.int64)
+
+
+def _binding_predecessor(n: int, binding: Dependencies, graph: TaskGraph) -> Int64:
+    previous = np.full(n, -1, dtype=np.int64)
+    same = graph.thread[binding.source] == graph.thread[binding.target]
+    # The last assignment wins: large ids first, then small ones, then those on the same thread.
+    order = np.lexsort((-binding.source.astype(np.int64), same))
+    previous[binding.target[order]] = binding.source[order]
+    return previous
