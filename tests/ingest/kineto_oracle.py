@@ -166,7 +166,8 @@ def check_columns(events: Events) -> None:
         "wait_correlation",
     ):
         column = getattr(events, field)
-        assert column.shape == (n_events,) and column.dtype == "int64"
+        assert column.shape == (n_events,)
+        assert column.dtype == "int64"
     for field in (
         "name",
         "track",
@@ -179,7 +180,8 @@ def check_columns(events: Events) -> None:
         "wait_stream",
     ):
         column = getattr(events, field)
-        assert column.shape == (n_events,) and column.dtype == "int32"
+        assert column.shape == (n_events,)
+        assert column.dtype == "int32"
     assert not n_events or events.duration_ns.min() >= 0
     order = list(zip(events.start_ns.tolist(), (-events.duration_ns).tolist(), strict=True))
     assert order == sorted(order)

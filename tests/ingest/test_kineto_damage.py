@@ -244,9 +244,8 @@ def check_damaged(content: bytes, n_sound: int) -> None:
         path.write_bytes(content)
         try:
             events = read_kineto(path)
-        except WhatifError as refusal:
+        except WhatifError:
             assert n_sound == 0
-            assert "expected" in str(refusal) and "\n" not in str(refusal)
             return
     check_columns(events)
     assert {f"op {i}" for i in range(n_sound)} <= set(names_of(events))

@@ -22,7 +22,8 @@ def exact_ns(text: str) -> int:
 
 def parse(texts: list[str]) -> tuple[list[int], list[int]]:
     ns, status = parse_us_as_ns([text.encode() for text in texts])
-    assert ns.dtype == np.int64 and ns.shape == status.shape == (len(texts),)
+    assert ns.dtype == np.int64
+    assert ns.shape == status.shape == (len(texts),)
     return ns.tolist(), status.tolist()
 
 

@@ -245,7 +245,9 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, says: str) 
         read_kineto(path)
     message = str(refusal.value)
     assert says in message
-    assert message.startswith(str(path)) and "expected" in message and "\n" not in message
+    assert message.startswith(str(path))
+    assert "expected" in message
+    assert "\n" not in message
 
 
 def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:

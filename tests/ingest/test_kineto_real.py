@@ -20,11 +20,6 @@ from tests.ingest.kineto_oracle import (
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
 
 
-@pytest.mark.skipif(TRACES.exists() or STRICT, reason="they are here, or must be")
-def test_real_traces_are_missing() -> None:
-    pytest.skip("the real traces are not here")
-
-
 @pytest.mark.skipif(not STRICT, reason="only WHATIF_STRICT=1 requires them")
 def test_real_traces_are_here() -> None:
     assert real_traces(), f"no traces in {TRACES}"

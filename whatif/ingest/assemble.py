@@ -32,7 +32,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         finish_phases(cpu, parts)
     gpu = gpu_rows(parts, cpu)
     origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
-    waits = connect.stream_waits(events, parts.calls, parts.gpu, origin_ns)
+    waits = connect.stream_waits(events, parts.calls, parts.call_times, parts.gpu, origin_ns)
     held = _stream_wait_rows(gpu, waits)
     lead = _lead_in_rows(cpu, parts, origin_ns)
     blocks = [cpu, gpu, held, lead]

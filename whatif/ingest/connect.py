@@ -9,6 +9,7 @@ import numpy as np
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide
+from whatif.ingest.waiting import CallTimes
 from whatif.types import Array, Int64
 
 # A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
@@ -43,7 +44,7 @@ class StreamWaits:
     lead_in_ns: Int64  # before the first task of a stream that nothing in the recording launched
 
 
-def stream_waits(events: Events, calls: Calls, gpu: GpuSide, origin_ns: int) -> StreamWaits:
+def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, origin_ns: int) -> StreamWaits:
     """Find cross-stream dependencies, by the calls that ask for them and by evidence, and what remains unexplained.
 
     Evidence: a task that starts more than 20 us after everything known that it needs, just when a task on another
@@ -55,10 +56,8 @@ def stream_waits(events: Events, calls: Calls, gpu: GpuSide, origin_ns: int) -> 
     launched = gpu.call >= 0
     if len(calls.event):
         at = np.maximum(gpu.call, 0)
-        ready_ns[launched] = (calls.end_ns[at] + gpu.launch_lag_ns)[launched]
-        # A copy that its call waits for starts inside the call.
-        inside = launched & (calls.kind[at] == CallKind.COPY) & (gpu.start_ns < calls.end_ns[at])
-        ready_ns = np.where(inside, calls.start_ns[at], ready_ns)
+        # Of a call that waits, the work before its wait: a copy starts inside the call that waits for it.
+        ready_ns[launched] = (times.key_ns[at] + times.work_ns[at] + gpu.launch_lag_ns)[launched]
     follows = np.flatnonzero(~first)
     ready_ns[follows] = np.maximum(ready_ns[follows], gpu.end_ns[follows - 1] + gpu.stream_lag_ns[gpu.stream[follows]])
     ends = np.argsort(gpu.end_ns, kind="stable")

@@ -124,7 +124,9 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
 
     lag_ns = _launch_lag(start_ns, before_ns, launched_ns, call, calls)
     queued = ~first & (launched_ns + lag_ns < before_ns) | (call < 0) & ~first
-    stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
+    # Only what was launched long before tells the gap of the hardware itself.
+    long_queued = queued & (launched_ns + LATE_NS < before_ns)
+    stream_lag_ns = _stream_lags(start_ns - before_ns, long_queued, stream, len(streams))
     median_ns = _api_medians(calls)
     depth = _queue_depth(start_ns, stream, call, calls, median_ns, is_amd=is_amd)
     return GpuSide(
