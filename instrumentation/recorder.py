@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from whatif.errors import WhatifError
@@ -237,8 +238,6 @@ def _runs_on_cuda(model: nn.Module) -> bool:
 
 
 def _make_profiler(cuda: bool, steps: int) -> profile:
-    from torch._C._profiler import _ExperimentalConfig
-
     return profile(
         activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1),

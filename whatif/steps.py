@@ -29,7 +29,7 @@ def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) 
         chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
         return (int(end_ns[chosen].max() - start_ns[chosen].min()),)
     if clock == "mark":
-        return _mark_times(graph, start_ns, end_ns)
+        return tuple(int(t) for t in np.diff(_marks(graph, start_ns, end_ns)))
     ends = _last_gpu_ends(graph, end_ns)
     return tuple(int(t) for t in np.diff(ends))
 
@@ -45,14 +45,14 @@ def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:
     return np.asarray(end_ns[gpu[order[last]]], dtype=np.int64)
 
 
-def _mark_times(graph: TaskGraph, start_ns: Int64, end_ns: Int64) -> tuple[int, ...]:
+def _marks(graph: TaskGraph, start_ns: Int64, end_ns: Int64) -> Int64:
+    """The start of each step's first task on the main thread, and the end of its last one."""
     main = np.flatnonzero((graph.thread == 0) & (graph.step >= 0))
     if not len(main):
-        return ()
+        return np.empty(0, dtype=np.int64)
     steps = graph.step[main]
     first = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
-    marks = np.append(start_ns[main[first]], end_ns[main[-1]])
-    return tuple(int(t) for t in np.diff(marks))
+    return np.append(start_ns[main[first]], end_ns[main[-1]])
 
 
 def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:
@@ -76,3 +76,21 @@ def default_clock(graph: TaskGraph) -> str:
     if graph.info.n_steps < MIN_STEPS:
         return "span"
     return "gpu" if graph.on_gpu.any() else "mark"
+
+
+def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
+    """Give the begin and end of the steady steps by a clock, ns."""
+    if not len(graph):
+        return 0, 0
+    if clock == "gpu":
+        ends = _last_gpu_ends(graph, end_ns)
+        first, last = graph.info.steady
+        if last - 1 < len(ends) and first >= 1 and last - 1 > first - 1:
+            return int(ends[first - 1]), int(ends[last - 1])
+    if clock == "mark":
+        marks = _marks(graph, start_ns, end_ns)
+        first, last = graph.info.steady
+        if last < len(marks) and last > first:
+            return int(marks[first]), int(marks[last])
+    chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+    return int(start_ns[chosen].min()), int(end_ns[chosen].max())

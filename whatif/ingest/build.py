@@ -204,7 +204,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "name": events.name[gpu.event].astype(np.int64),
         "kind": kind.astype(np.int8),
         "layer": inherit("layer", 0),
-        "phase": inherit("phase", int(Phase.UNKNOWN)).astype(np.int8),
+        "phase": _guessed_phases(inherit("phase", int(Phase.UNKNOWN)).astype(np.int8), events.name[gpu.event]),
         "landmark": np.zeros(n, dtype=np.bool_),
         "call": gpu.call,
         "operator": inherit("operator", -1),
@@ -213,6 +213,18 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "sequence": np.arange(n, dtype=np.float64),
         "launch_row": launch_row,
     })  # fmt: skip
+
+
+def _guessed_phases(phase: Array, name: Array) -> Array:
+    """Where the launch was not recorded, take the phase in which kernels of that name usually run; else forward."""
+    unknown = phase == Phase.UNKNOWN
+    if not unknown.any():
+        return phase
+    distinct, code = np.unique(name, return_inverse=True)
+    seen = np.zeros((len(distinct), len(Phase)), dtype=np.int64)
+    np.add.at(seen, (np.asarray(code).reshape(-1)[~unknown], phase[~unknown]), 1)
+    usual = np.where(seen.any(axis=1), seen.argmax(axis=1), Phase.FORWARD)
+    return np.where(unknown, usual[np.asarray(code).reshape(-1)], phase).astype(np.int8)
 
 
 def _inherited(launch_row: Array, stream: Array) -> Array:

@@ -1,0 +1,1 @@
+"""Optimizations, one script each: see ``whatif transforms`` and docs/transforms.md."""

@@ -1,0 +1,33 @@
+"""Scale: what if some tasks took a different time, or none at all?
+
+Source: Daydream (USENIX ATC 2020) §4.4, the shrink / scale primitive; Curtsinger and Berger, "COZ: Finding Code that
+        Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.
+Model:  every selected task lasts `factor` times as long. What runs beside it is not slowed or sped up by that.
+"""
+
+from typing import Literal
+
+from whatif import Phase, TaskGraph, TaskKind, WhatifError
+
+
+def transform(
+    graph: TaskGraph,
+    *,
+    kind: Literal["all", "cpu", "gpu", "communication", "data"] = "all",
+    name: str = "",
+    layer: str = "",
+    phase: Literal["", "data", "forward", "backward", "update"] = "",
+    factor: float = 1.0,
+) -> TaskGraph:
+    """Scale the tasks of a kind whose name and layer match the regular expressions."""
+    tasks = {
+        "all": graph.on_cpu | graph.on_gpu,
+        "cpu": graph.on_cpu,
+        "gpu": graph.on_gpu,
+        "communication": graph.select(kind=TaskKind.COMMUNICATION),
+        "data": graph.select(kind=TaskKind.DATA_LOADING),
+    }[kind]
+    tasks &= graph.select(name=name or None, layer=layer or None, phase=Phase[phase.upper()] if phase else None)
+    if not tasks.any():
+        raise WhatifError(f"scale: no task matches kind={kind!r}, name={name!r}, layer={layer!r}, phase={phase!r}.")
+    return graph if factor == 1 else graph.scale(tasks, factor)

@@ -1,0 +1,84 @@
+"""Where a step goes: CPU only, GPU only, both, exposed communication, neither (Daydream §6.2, figure 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.steps import step_ns, window_ns
+from whatif.timeline import Timeline
+from whatif.types import Bool, Int64, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Parts of one step, ms; they add up to the step. Communication counts where no other GPU work hides it."""
+
+    cpu_only_ms: float
+    gpu_only_ms: float
+    cpu_gpu_ms: float
+    communication_ms: float
+    idle_ms: float
+    gpu_busy_ms: float  # kernels, copies and communication, each moment counted once
+
+    def to_dict(self) -> dict[str, float]:
+        """Give the five parts as a JSON object."""
+        return {
+            name: round(getattr(self, name), 6)
+            for name in ("cpu_only_ms", "gpu_only_ms", "cpu_gpu_ms", "communication_ms", "idle_ms")
+        }
+
+
+def breakdown(timeline: Timeline, clock: str) -> Breakdown:
+    """Give the breakdown of a timeline's steady steps, scaled to the step time that the clock reports."""
+    graph = timeline.graph
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
+    communication = graph.kind == TaskKind.COMMUNICATION
+    sets = [
+        _busy(timeline, graph.on_cpu, low_ns, high_ns),
+        _busy(timeline, graph.on_gpu & ~communication, low_ns, high_ns),
+        _busy(timeline, communication, low_ns, high_ns),
+    ]
+    times, states = _states(sets, low_ns, high_ns)
+    spans = np.diff(times)
+    cpu, gpu, transfer = states
+    total_ns = max(high_ns - low_ns, 1)
+    step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
+
+    def part(mask: Bool) -> float:
+        return float(spans[mask].sum()) / total_ns * step_ms
+
+    return Breakdown(
+        cpu_only_ms=part(cpu & ~gpu & ~transfer),
+        gpu_only_ms=part(gpu & ~cpu),
+        cpu_gpu_ms=part(gpu & cpu),
+        communication_ms=part(transfer & ~gpu),
+        idle_ms=part(~cpu & ~gpu & ~transfer),
+        gpu_busy_ms=part(gpu | transfer),
+    )
+
+
+def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
+    """Disjoint, sorted intervals in which any of ``tasks`` runs, cut to the window."""
+    start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns)
+    end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns)
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, end_ns = start_ns[order], end_ns[order]
+    if not len(start_ns):
+        return start_ns, end_ns
+    reach = np.maximum.accumulate(end_ns)
+    opens = np.append(True, start_ns[1:] > reach[:-1])
+    first = np.flatnonzero(opens)
+    return start_ns[first], reach[np.append(first[1:] - 1, len(start_ns) - 1)]
+
+
+def _states(sets: list[tuple[Int64, Int64]], low_ns: int, high_ns: int) -> tuple[Int64, list[Bool]]:
+    """Times at which any set changes, and between them whether each set is busy."""
+    times = np.unique(np.concatenate([np.array([low_ns, high_ns]), *[t for pair in sets for t in pair]]))
+    states = []
+    for starts, ends in sets:
+        opened = np.searchsorted(starts, times[:-1], side="right")
+        closed = np.searchsorted(ends, times[:-1], side="right")
+        states.append(opened > closed)
+    return times, states

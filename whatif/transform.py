@@ -1,0 +1,222 @@
+"""Find, check and load a transform script, and give it options from text.
+
+A transform is a module with ``transform(graph, *, ...) -> TaskGraph`` and, where it needs one, ``schedule(frontier)``.
+It is a built-in name, a path to a ``.py`` file, or an entry point in the group ``whatif.transforms``. A user's script
+runs only when its user names it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whatif.errors import WhatifError
+
+if TYPE_CHECKING:
+    from whatif.graph import TaskGraph
+    from whatif.simulate import Schedule
+
+ENTRY_POINT_GROUP = "whatif.transforms"
+# Imported by name at run time: the library never depends on the scripts that use it.
+BUILT_IN_PACKAGE = "whatif.transforms"
+
+# A comma ends an option only where another option follows, so regular expressions may contain commas.
+_NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A loaded transform script with the options it will be called with."""
+
+    name: str
+    summary: str
+    doc: str
+    function: Callable[..., TaskGraph]
+    schedule: Schedule | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The options that the script takes: its keyword-only parameters, by name."""
+        signature = inspect.signature(self.function, eval_str=True)
+        return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    def with_options(self, options: Mapping[str, Any]) -> Transform:
+        """Give this transform with options set; text is converted to each option's type.
+
+        Raises WhatifError on an unknown option or a value that does not fit.
+        """
+        known = self.parameters
+        values = {}
+        for name, value in options.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it takes: {', '.join(known) or 'no options'}."
+                raise WhatifError(f"transform {self.name!r}: there is no option {name!r}; {hint}")
+            values[name] = _converted(self.name, name, value, known[name].annotation)
+        return replace(self, options={**self.options, **values})
+
+    def __call__(self, graph: TaskGraph) -> TaskGraph:
+        """Give the transformed graph. Raises WhatifError where the script does not return one."""
+        from whatif.graph import TaskGraph
+
+        result = self.function(graph, **self.options)
+        if not isinstance(result, TaskGraph):
+            raise WhatifError(
+                f"transform {self.name!r}: expected transform() to return a TaskGraph, got {type(result).__name__}; "
+                "every edit returns a new graph, so return the last one."
+            )
+        return result
+
+
+def load_transform(spec: str | Path, **options: Any) -> Transform:
+    """Give the transform that ``spec`` names: ``amp``, ``scale:kind=gpu,factor=0.5``, ``./mine.py:rate=2``.
+
+    Raises WhatifError where there is none, where the script does not have the shape of one (with its signature in the
+    message), or where an option does not fit.
+    """
+    name, text_options = parse_spec(str(spec))
+    module = _load_module(name)
+    transform = _checked(name, module)
+    return transform.with_options({**text_options, **options})
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split ``name:option=value,option=value`` into the name and its options, values as text."""
+    name, found, rest = spec.partition(":")
+    # A drive letter is no name: C:\\mine.py:rate=2.
+    if found and len(name) == 1 and rest[:1] in ("\\", "/"):
+        path, found, tail = rest.partition(":")
+        name, rest = f"{name}:{path}", tail
+    options: dict[str, str] = {}
+    if not found:
+        return name, options
+    for part in _NEXT_OPTION.split(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.isidentifier():
+            raise WhatifError(f"{spec!r}: expected options as name:option=value,option=value, got {part!r}.")
+        if key in options:
+            raise WhatifError(f"{spec!r}: option {key!r} is given twice.")
+        options[key] = value
+    return name, options
+
+
+def built_in_names() -> list[str]:
+    """Give the names of the transforms that come with the package, sorted."""
+    package = importlib.import_module(BUILT_IN_PACKAGE)
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def plug_in_names() -> list[str]:
+    """Give the names of the transforms that other packages offer, sorted."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def _load_module(name: str) -> types.ModuleType:
+    if name.endswith(".py") or "/" in name or "\\" in name:
+        return _load_file(Path(name))
+    if name in built_in_names():
+        return importlib.import_module(f"{BUILT_IN_PACKAGE}.{name}")
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            return _as_module(name, point.load())
+    known = [*built_in_names(), *plug_in_names()]
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else "see `whatif transforms`, or give the path of a .py file."
+    raise WhatifError(f"there is no transform {name!r}; {hint}")
+
+
+def _load_file(path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise WhatifError(f"{path}: expected the path of a transform script, got no such file.")
+    spec = importlib.util.spec_from_file_location(f"whatif_user_transform_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise WhatifError(f"{path}: expected a Python file (.py).")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise WhatifError(f"{path}: the transform script could not be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _as_module(name: str, loaded: Any) -> types.ModuleType:
+    if isinstance(loaded, types.ModuleType):
+        return loaded
+    raise WhatifError(f"transform {name!r}: expected its entry point to name a module, got {type(loaded).__name__}.")
+
+
+def _checked(name: str, module: types.ModuleType) -> Transform:
+    where = getattr(module, "__file__", None) or name
+    function = getattr(module, "transform", None)
+    if not callable(function):
+        raise WhatifError(f"{where}: expected a function transform(graph, *, options) -> TaskGraph, found none.")
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise WhatifError(f"{where}: the annotations of transform() cannot be read: {error}") from None
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    shaped = len(positional) == 1 and len(options) + 1 == len(parameters)
+    complete = all(p.default is not p.empty and p.annotation is not p.empty for p in options)
+    if not (shaped and complete):
+        raise WhatifError(
+            f"{where}: expected transform(graph, *, option: type = default, ...), got transform{signature}; options are "
+            "keyword-only, annotated and have defaults."
+        )
+    schedule = getattr(module, "schedule", None)
+    if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):
+        raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {schedule!r}.")
+    doc = inspect.cleandoc(module.__doc__ or "")
+    if not doc:
+        raise WhatifError(f"{where}: expected a docstring whose first line says what the transform models, found none.")
+    short = Path(name).stem if name.endswith(".py") else name
+    return Transform(short, doc.splitlines()[0], doc, function, schedule, source=where)
+
+
+def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:
+    """An option's value from text, by its annotation; values that are no text are taken as they are."""
+    if not isinstance(value, str):
+        return value
+    choices = _alternatives(annotation)
+    if type(None) in choices and value.lower() in ("none", ""):
+        return None
+    for kind in (c for c in choices if c is not type(None)):
+        if typing.get_origin(kind) is typing.Literal:
+            allowed = [str(a) for a in typing.get_args(kind)]
+            if value in allowed:
+                return typing.get_args(kind)[allowed.index(value)]
+            raise WhatifError(f"{transform}:{option}: expected one of {', '.join(allowed)}, got {value!r}.")
+        if kind is bool:
+            if value.lower() in ("true", "yes", "on", "1"):
+                return True
+            if value.lower() in ("false", "no", "off", "0"):
+                return False
+        elif kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                pass
+        elif kind in (str, Path):
+            return kind(value)
+    names = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not type(None))
+    raise WhatifError(f"{transform}:{option}: expected {names}, got {value!r}.")
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
