@@ -1,9 +1,9 @@
-"""Makes the recordings of this folder: each in a process of its own, in rounds, and keeps each one's quietest round.
+"""Makes the recordings of this folder: each in a process of its own, in rounds, and keeps each one's median round.
 
 python traces/record.py --rounds 3 [NAME ...]
 
 A round runs all recordings one after the other, so that a noisy minute does not hit one side of a pair only. Of each
-recording the round with the smallest untraced median is kept. Prints the rows of the table in README.md. Needs torch.
+recording the round with the median untraced time is kept. Prints the rows of the table in README.md. Needs torch.
 """
 
 import argparse
@@ -53,26 +53,29 @@ def record_here(name: str, output: Path) -> None:
     """Record in this process: the profiler must not have run in it before."""
     from whatif.instrumentation.collect import collect
 
-    touched = [b"\1" * (16 << 20) for _ in range(64)]  # 1 GiB that the process now has for good.
-    del touched
     script, *args = RECORDINGS[name].split()
+    if "--workers" not in args:  # Worker processes would share these pages, and each later write would copy one.
+        touched = [b"\1" * (16 << 20) for _ in range(64)]  # 1 GiB that the process now has for good.
+        del touched
     collect(str(EXAMPLES / script), args, output, steps=STEPS, untraced_steps=UNTRACED_STEPS)
 
 
 def record_in_rounds(names: list[str], rounds: int) -> dict[str, list[float]]:
-    """Record each name in every round, keep the quietest here; return the untraced medians in ms of all rounds."""
+    """Record each name in every round, keep the median one here; return the untraced medians in ms of all rounds."""
     medians_ms: dict[str, list[float]] = {name: [] for name in names}
     environment = {**os.environ, **ENVIRONMENT}
     with tempfile.TemporaryDirectory(dir=TRACES) as folder:
-        for _ in range(rounds):
+        attempts = {name: [Path(folder) / f"{name}.{number}.json.gz" for number in range(rounds)] for name in names}
+        for number in range(rounds):
             for name in names:
-                attempt = Path(folder) / f"{name}.json.gz"
+                attempt = attempts[name][number]
                 command = [sys.executable, __file__, "--into", str(attempt), name]
                 subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-                median_ms = metadata(attempt)["untraced_step_ms"]["median"]
-                if median_ms < min(medians_ms[name], default=float("inf")):
-                    attempt.replace(TRACES / attempt.name)
-                medians_ms[name].append(median_ms)
+                medians_ms[name].append(metadata(attempt)["untraced_step_ms"]["median"])
+        for name in names:
+            # The fastest one would flatter some recordings: the machine's clock drifts by up to a tenth between rounds.
+            kept = medians_ms[name].index(statistics.median_low(medians_ms[name]))
+            attempts[name][kept].replace(TRACES / f"{name}.json.gz")
     return medians_ms
 
 

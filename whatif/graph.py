@@ -56,6 +56,7 @@ class GraphInfo:
     launch_lag_ns: int = 0
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None
+    optimizer: str | None = None  # its class, from the optimizer's marks
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
     metadata: dict[str, Any] = field(default_factory=dict)  # what the recorder wrote, as it wrote it
 
@@ -149,6 +150,11 @@ class TaskGraph:
         launch[self.dependencies.target[links]] = self.dependencies.source[links]
         return launch
 
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps that have tasks, ascending; -1 for tasks outside all steps where there are any."""
+        return [int(step) for step in np.unique(self.step)]
+
     # -- dependencies ------------------------------------------------------------------------------------------
 
     @cached_property
@@ -192,6 +198,12 @@ class TaskGraph:
     def split(self, tasks: npt.NDArray[Any], parts: int) -> TaskGraph:
         """Cut each of ``tasks`` into ``parts`` equal tasks that follow one another."""
         return edit.split(self, tasks, parts)
+
+    def synchronize(self, after: npt.ArrayLike, *, call_ns: int, name: str = "cudaStreamSynchronize") -> TaskGraph:
+        """Let each CPU task ``after`` be followed by a call that waits for all that was launched before it."""
+        from whatif.synchronize import synchronize
+
+        return synchronize(self, after, call_ns=call_ns, name=name)
 
     def add_dependencies(
         self,

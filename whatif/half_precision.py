@@ -195,3 +195,35 @@ def _matrix_floor(recorded: Float64, predicted: Float64) -> Float64:
     """Predicted over recorded, where predicted is at least the time to start and drain and at most the recorded one."""
     floor = np.minimum(recorded, _MATRIX_FLOOR_NS)
     return np.clip(predicted, floor, recorded) / np.maximum(recorded, 1.0)
+
+
+# AVX-512 BF16 multiplies twice as many pairs an instruction as fp32 (Intel's instruction set reference, VDPBF16PS).
+_CPU_GAIN = 2.0
+# AMX multiplies 16 times as many; without a measured rate either may be there.
+_CPU_GAIN_RANGE = (1.0, 16.0)
+# Half of an operator's operands come from a cache, where half the bytes gain nothing: our estimate, not measured.
+_CPU_MEMORY = _Shrink(0.75, 0.45, 1.3)
+
+
+def cpu_half_precision_ratio(
+    family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], rates: Any
+) -> tuple[Float64, Float64, Float64]:
+    """Return predicted / recorded duration of CPU operators under bf16 autocast, and a nominal 90 % range of it.
+
+    All arrays have shape (n,). `rates` is what the recorder measured, `{"fp32_gflops": ..., "bf16_gflops": ...}` of a
+    large product; anything else counts as unknown. The speedup of an operator grows with the ratio of the rates as
+    on a GPU (`SPEEDUP_EXPONENT`).
+    """
+    fp32, bf16 = (rates.get(key) if isinstance(rates, dict) else None for key in ("fp32_gflops", "bf16_gflops"))
+    known = all(isinstance(rate, int | float) and 0 < rate < 1e9 for rate in (fp32, bf16))
+    gain = max(float(bf16) / float(fp32), 1.0) if known else _CPU_GAIN  # type: ignore[arg-type]
+    best, worst = (gain, gain) if known else (_CPU_GAIN_RANGE[1], _CPU_GAIN_RANGE[0])
+    centre, low, high = (np.ones(len(family)) for _ in range(3))
+    single = np.isin(dtype, _code("fp32", ""))
+    matrix = single & np.isin(family, MATRIX_FAMILIES)
+    centre[matrix] = gain**-SPEEDUP_EXPONENT
+    low[matrix], high[matrix] = best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW
+    moved = (KernelFamily.ELEMENTWISE, KernelFamily.POOLING, KernelFamily.NORMALIZATION, KernelFamily.COPY)
+    memory = single & np.isin(family, moved)
+    centre[memory], low[memory], high[memory] = _CPU_MEMORY
+    return centre, low, high

@@ -94,7 +94,7 @@ def expected_row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         -1 if forward_thread == 0 else forward_thread,
         size_bytes,
         args.get("Group size", -1) if "Collective name" in args else -1,
-        (dims, args.get("Input type")) if has_shape else None,
+        (dims, args.get("Input type"), args.get("Concrete Inputs")) if has_shape else None,
         args.get("Collective name", args.get("cuda_sync_kind")),
         -1 if args.get("wait_on_stream") == NO_STREAM else args.get("wait_on_stream", -1),
         args.get("wait_on_cuda_event_record_corr_id", -1),

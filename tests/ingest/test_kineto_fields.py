@@ -145,7 +145,7 @@ def test_shapes_are_shared(read: Any) -> None:
       {"ph":"X","cat":"cpu_op","name":"a","ts":3,"dur":1,"args":{"Input dims":[[2,3]]}},
       {"ph":"X","cat":"cpu_op","name":"a","ts":4,"dur":1,"args":{}}]"""
     events = read(text)
-    assert events.shapes == [([[2, 3]], ["float"]), ([[2, 3]], None)]
+    assert events.shapes == [([[2, 3]], ["float"], None), ([[2, 3]], None, None)]
     assert events.shape.tolist() == [0, 0, 1, MISSING]
 
 

@@ -21,6 +21,7 @@ from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING
 from whatif.ingest.waiting import ONE_TASK
 from whatif.kernels import DTYPES, KernelFamily, classify_kernel
+from whatif.operators import classify_operator
 from whatif.types import Array, Dependencies, DependencyKind, Int64, TaskKind, Waits
 
 
@@ -129,14 +130,17 @@ def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
 
 
 def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) -> tuple[Array, Array]:
-    """Kernel family and dtype code of each GPU task (-1 and 0 elsewhere): each distinct name is read once."""
+    """Kernel family and dtype code of each GPU task and CPU operator (-1 and 0 elsewhere): a name is read once."""
     family = np.full(len(name), -1, dtype=np.int8)
     dtype = np.zeros(len(name), dtype=np.int8)
-    kernels = columns["kind"] == TaskKind.KERNEL
+    kernels = np.isin(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    operators = bool((columns["kind"] == TaskKind.CPU_OP).any())
     families = np.full(len(names), -1, dtype=np.int8)
     dtypes = np.zeros(len(names), dtype=np.int8)
     for code in np.unique(name[kernels]).tolist():
-        kernel_family, kernel_dtype = classify_kernel(names[code])
+        kernel_family, kernel_dtype = (
+            (classify_operator(names[code]), "") if operators else classify_kernel(names[code])
+        )
         families[code] = kernel_family
         dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
     family[kernels], dtype[kernels] = families[name[kernels]], dtypes[name[kernels]]

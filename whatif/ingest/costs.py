@@ -1,4 +1,4 @@
-"""FLOPs, bytes and dtype of GPU tasks, from the operator that launched them and from copies' own sizes."""
+"""FLOPs, bytes and dtype of tasks, from the operator that launched or is them, and from copies' own sizes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     event = columns["event"]
     own = event >= 0
     size_bytes[own] = events.size_bytes[event[own]]
-    gpu = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & (columns["kind"] == TaskKind.KERNEL))
-    operator = columns["operator"][gpu]
+    working = np.isin(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
+    operator = columns["operator"][task]
     known = events.shape[operator] >= 0
-    gpu, operator = gpu[known], operator[known]
-    if not len(gpu):
+    task, operator = task[known], operator[known]
+    if not len(task):
         return flops, size_bytes, dtype
     # Costs are computed once per distinct (operator, shapes).
     key = np.stack([events.name[operator], events.shape[operator]], axis=1)
@@ -37,19 +38,19 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     op_bytes = np.array([_number(c.bytes) if c else MISSING for c in costs], dtype=np.int64)[which]
     op_dtype = np.array([DTYPES.index(c.dtype) if c and c.dtype in DTYPES else 0 for c in costs], dtype=np.int8)[which]
 
-    dtype[gpu] = op_dtype
-    matrix = np.isin(family[gpu], MATRIX_FAMILIES)
-    duration_ns = columns["duration_ns"][gpu]
+    dtype[task] = op_dtype
+    matrix = np.isin(family[task], MATRIX_FAMILIES)
+    duration_ns = columns["duration_ns"][task]
     _, same_operator = np.unique(operator, return_inverse=True)
     matrix_ns = np.bincount(same_operator, weights=np.where(matrix, duration_ns, 0))
     kernels = np.bincount(same_operator)
     matrices = np.bincount(same_operator, weights=matrix)
     share = duration_ns / np.maximum(matrix_ns[same_operator], 1)
     counts = matrix & (op_flops >= 0)
-    flops[gpu[counts]] = np.rint(op_flops[counts] * share[counts]).astype(np.int64)
+    flops[task[counts]] = np.rint(op_flops[counts] * share[counts]).astype(np.int64)
     alone = (op_bytes >= 0) & ((kernels[same_operator] == 1) | (matrix & (matrices[same_operator] == 1)))
-    alone &= size_bytes[gpu] < 0
-    size_bytes[gpu[alone]] = op_bytes[alone]
+    alone &= size_bytes[task] < 0
+    size_bytes[task[alone]] = op_bytes[alone]
     return flops, size_bytes, dtype
 
 

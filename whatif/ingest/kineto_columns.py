@@ -167,7 +167,7 @@ class ColumnBuilder:
             if dims is NOTHING and a.input_type is NOTHING:
                 codes.append(MISSING)
             else:
-                codes.append(shapes[bytes(dims), bytes(a.input_type)])
+                codes.append(shapes[bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs)])
         return np.array(codes, np.int64)
 
     def _rare_columns(
@@ -274,15 +274,15 @@ class _TrackCodes(dict[tuple[Any, Any], int]):
         return code
 
 
-class _ShapeCodes(dict[tuple[bytes, bytes], int]):
-    """Codes of raw ("Input Dims", "Input type"), which are decoded once; spellings of one value share a code."""
+class _ShapeCodes(dict[tuple[bytes, bytes, bytes], int]):
+    """Codes of raw (dims, types, concrete inputs), which are decoded once; spellings of one value share a code."""
 
     def __init__(self) -> None:
-        self.table: list[tuple[Any, Any]] = []
+        self.table: list[tuple[Any, Any, Any]] = []
         self._canonical = _Codes()
 
-    def __missing__(self, key: tuple[bytes, bytes]) -> int:
-        shape = _decode_or_none(key[0]), _decode_or_none(key[1])
+    def __missing__(self, key: tuple[bytes, bytes, bytes]) -> int:
+        shape = _decode_or_none(key[0]), _decode_or_none(key[1]), _decode_or_none(key[2])
         code = self[key] = self._canonical[repr(shape)]
         if code == len(self.table):
             self.table.append(shape)

@@ -25,6 +25,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     input_dims_2: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
     input_type: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
     device: Any = None
     stream: Any = None
     bytes: Any = MISSING

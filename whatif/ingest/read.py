@@ -17,7 +17,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.find_steps import steady_range
 from whatif.ingest.kineto import read_kineto
 from whatif.steps import step_times_ns
-from whatif.types import ThreadKind
+from whatif.types import Bool
 
 Progress = Callable[[int, int], None]
 
@@ -45,6 +45,7 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         n_steps=n_steps,
         step_source=parts.steps.source,
         steady=steady_range(n_steps, n_steps > 0),
+        optimizer=_optimizer(parts.marks.optimizer, events),
         launch_lag_ns=parts.gpu.launch_lag_ns,
         queue_depth=parts.gpu.queue_depth,
     )
@@ -102,6 +103,12 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     )
 
 
+def _optimizer(is_step: Bool, events: Events) -> str | None:
+    """The class in "Optimizer.step#Adam.step"."""
+    names = [name for name, step in zip(events.names, is_step.tolist(), strict=True) if step]
+    return names[0].partition("#")[2].removesuffix(".step") or None if names else None
+
+
 def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < 1e12
 
@@ -132,7 +139,3 @@ def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
             measured[clock] = times
     return graph.replace(info=replace(graph.info, measured_step_ns=measured))
 
-
-def cpu_threads(graph: TaskGraph) -> list[int]:
-    """Give the codes of the CPU threads."""
-    return [code for code, thread in enumerate(graph.threads) if thread.kind == ThreadKind.CPU]

@@ -1,0 +1,173 @@
+"""Small task graphs and small Kineto traces, written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import whatif
+from whatif import Anchor, Dependencies, DependencyKind, GraphInfo, TaskGraph, TaskKind, Thread, ThreadKind, Timeline
+from whatif.graph import TASK_COLUMNS
+from whatif.types import ALL_STREAMS, Waits
+
+Event = dict[str, Any]
+
+CPU = Thread("CPU", ThreadKind.CPU)
+STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)
+CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
+
+_UNKNOWN = {"start_ns": -1, "correlation_id": -1, "family": -1, "size_bytes": -1, "flops": -1}
+_CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
+
+
+class Build:
+    """Collects threads, tasks and what they wait for; ``graph()`` gives the checked task graph.
+
+    A task's id is its place in the order of the calls to ``task``.
+    """
+
+    def __init__(self, *threads: Thread, **info: Any) -> None:
+        self.threads = threads
+        self.info = GraphInfo(**info)
+        self._tasks: list[dict[str, Any]] = []
+        self._names: dict[str, int] = {}
+        self._layers: dict[str, int] = {"": 0}
+        self._edges: list[Dependencies] = []
+        self._waits: list[tuple[int, int, int]] = []
+
+    def task(self, thread: int, duration_ns: int, name: str = "", kind: TaskKind | None = None, **columns: Any) -> int:
+        on_cpu = self.threads[thread].kind == ThreadKind.CPU
+        columns.setdefault("low_ns", duration_ns)
+        columns.setdefault("high_ns", duration_ns)
+        columns["layer"] = self._layers.setdefault(columns.get("layer", ""), len(self._layers))
+        columns |= {
+            "name": self._names.setdefault(name, len(self._names)),
+            "kind": (_CPU_KIND if on_cpu else _GPU_KIND) if kind is None else kind,
+            "thread": thread,
+            "duration_ns": duration_ns,
+        }
+        self._tasks.append(columns)
+        return len(self._tasks) - 1
+
+    def edge(
+        self,
+        source: int,
+        target: int,
+        lag_ns: int = 0,
+        kind: DependencyKind = DependencyKind.USER,
+        anchor: Anchor = Anchor.END,
+    ) -> None:
+        self._edges.append(Dependencies.of([source], [target], kind, lag_ns, anchor))
+
+    def launch(self, call_ns: int, kernel_ns: int, name: str = "", cpu: int = 0, stream: int = 1) -> tuple[int, int]:
+        """A call on thread ``cpu`` and the kernel that it launches on thread ``stream``."""
+        call = self.task(cpu, call_ns, f"launch {name}")
+        kernel = self.task(stream, kernel_ns, name)
+        self.edge(call, kernel, self.info.launch_lag_ns, DependencyKind.LAUNCH)
+        return call, kernel
+
+    def sync(self, call_ns: int = 0, scope: int = ALL_STREAMS, lag_ns: int = 0, cpu: int = 0) -> tuple[int, int]:
+        """A synchronisation: the call, and the wait behind it for all that was launched before on ``scope``."""
+        call = self.task(cpu, call_ns, "sync")
+        wait = self.task(cpu, 0, "wait", TaskKind.WAIT)
+        self._waits.append((wait, scope, lag_ns))
+        return call, wait
+
+    def graph(self, *, check: bool = True) -> TaskGraph:
+        columns = {
+            name: np.array([task.get(name, _UNKNOWN.get(name, 0)) for task in self._tasks], dtype=_dtype(name))
+            for name in TASK_COLUMNS
+        }
+        waits = np.array(self._waits, dtype=np.int64).reshape(-1, 3)
+        result = TaskGraph(
+            **columns,
+            dependencies=Dependencies.concatenate(self._edges),
+            waits=Waits(waits[:, 0].astype(np.int32), waits[:, 1].astype(np.int32), waits[:, 2]),
+            names=tuple(self._names),
+            threads=self.threads,
+            layers=tuple(self._layers),
+            info=self.info,
+        )
+        return result.check() if check else result
+
+
+def _dtype(column: str) -> type[np.signedinteger[Any]]:
+    if column in ("kind", "phase", "family", "dtype"):
+        return np.int8
+    return np.int32 if column in ("name", "thread", "layer", "step") else np.int64
+
+
+def names(graph: TaskGraph) -> list[str]:
+    """The name of every task."""
+    return [graph.names[code] for code in graph.name.tolist()]
+
+
+def starts(timeline: Timeline) -> dict[str, int]:
+    """Start of each task by its name, for graphs in which names are distinct."""
+    found = names(timeline.graph)
+    assert len(set(found)) == len(found), found
+    return dict(zip(found, timeline.start_ns.tolist(), strict=True))
+
+
+def end_of(timeline: Timeline, name: str) -> int:
+    """End of the last task of that name."""
+    return max(end for n, end in zip(names(timeline.graph), timeline.end_ns.tolist(), strict=True) if n == name)
+
+
+# -- traces: times in us, as Kineto writes them --------------------------------------------------------------------
+
+
+def _event(cat: str, name: str, ts: float, dur: float, tid: Any, pid: Any, args: dict[str, Any]) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def op(name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
+    return _event("cpu_op", name, ts, dur, tid, 1, args)
+
+
+def mark(name: str, ts: float, dur: float, tid: int = 1) -> Event:
+    return _event("user_annotation", name, ts, dur, tid, 1, {})
+
+
+def module(name: str, ts: float, dur: float, tid: int = 1) -> Event:
+    return _event("python_function", f"nn.Module: {name}", ts, dur, tid, 1, {})
+
+
+def call(name: str, ts: float, dur: float, correlation: int, tid: int = 1, cat: str = "cuda_runtime") -> Event:
+    return _event(cat, name, ts, dur, tid, 1, {"correlation": correlation})
+
+
+def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7) -> Event:
+    return _event("kernel", name, ts, dur, stream, 0, {"device": 0, "stream": stream, "correlation": correlation})
+
+
+def copy(direction: str, ts: float, dur: float, correlation: int, size: int = 1_000_000, stream: int = 7) -> Event:
+    args = {"device": 0, "stream": stream, "correlation": correlation, "bytes": size}
+    return _event("gpu_memcpy", f"Memcpy {direction}", ts, dur, stream, 0, args)
+
+
+def launched(
+    name: str, call_ts: float, call_dur: float, ts: float, dur: float, correlation: int, tid: int = 1, stream: int = 7
+) -> list[Event]:
+    """A launch and its kernel."""
+    return [
+        call("cudaLaunchKernel", call_ts, call_dur, correlation, tid),
+        kernel(name, ts, dur, correlation, stream),
+    ]
+
+
+def write_trace(path: Path, events: Sequence[Event], **header: Any) -> Path:
+    """Write a trace, compressed where the name ends in .gz."""
+    text = json.dumps({"schemaVersion": 1, **header, "traceEvents": list(events)}).encode()
+    path.write_bytes(gzip.compress(text, 1) if path.suffix == ".gz" else text)
+    return path
+
+
+def read_events(folder: Path, events: Sequence[Event], **header: Any) -> TaskGraph:
+    """The task graph of some events."""
+    return whatif.read(write_trace(folder / "trace.json", events, **header))

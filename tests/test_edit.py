@@ -1,0 +1,736 @@
+"""Every edit by hand, with the timeline before and after, and what must hold of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import CPU, STREAM, Build, names, starts
+from whatif import (
+    Anchor,
+    Dependencies,
+    DependencyKind,
+    Frontier,
+    NewTasks,
+    Phase,
+    TaskGraph,
+    TaskKind,
+    Thread,
+    ThreadKind,
+    Timeline,
+    WhatifError,
+)
+from whatif.edit import add_thread, reorder
+from whatif.graph import TASK_COLUMNS
+from whatif.types import Waits
+
+simulate: Any = __import__(Frontier.__module__, fromlist=["simulate"]).simulate
+OTHER = Thread("stream 8", ThreadKind.STREAM, 0, 8)
+
+
+def step(*, copies: int = 3) -> TaskGraph:
+    """Launch lag 2; every call is followed by a gap.
+
+    ::
+
+        ns      0         10        20        30        40
+        CPU     |l0|g0|l1|g1|l2|g2|s|................w|
+        stream       |k0--------|k1--------|k2--------|
+    """
+    build = Build(CPU, STREAM, launch_lag_ns=2)
+    for i in range(copies):
+        call = build.task(0, 3, f"l{i}")
+        build.task(0, 2, f"g{i}", TaskKind.GAP)
+        kernel = build.task(1, 10, f"k{i}", layer=f"layer{i}", phase=Phase.FORWARD, step=4, size_bytes=100, flops=7)
+        build.edge(call, kernel, 2, DependencyKind.LAUNCH)
+    build.sync(1)
+    return build.graph()
+
+
+def id_of(graph: TaskGraph, name: str) -> int:
+    (found,) = np.flatnonzero(graph.select(name=f"^{name}$")).tolist()
+    return int(found)
+
+
+def ids_of(graph: TaskGraph, *wanted: str) -> np.ndarray[Any, Any]:
+    return np.array([id_of(graph, name) for name in wanted], dtype=np.int64)
+
+
+def ends(timeline: Timeline) -> dict[str, int]:
+    return dict(zip(names(timeline.graph), timeline.end_ns.tolist(), strict=True))
+
+
+def equal(a: TaskGraph, b: TaskGraph) -> bool:
+    columns = all(np.array_equal(getattr(a, c), getattr(b, c)) for c in TASK_COLUMNS)
+    rows = all(
+        np.array_equal(getattr(a.dependencies, c), getattr(b.dependencies, c))
+        for c in ("source", "target", "kind", "lag_ns", "anchor")
+    )
+    waits = all(np.array_equal(getattr(a.waits, c), getattr(b.waits, c)) for c in ("task", "scope", "lag_ns"))
+    return columns and rows and waits and a.names == b.names and a.threads == b.threads
+
+
+def test_the_step_before_any_edit() -> None:
+    assert starts(simulate(step())) == {
+        "l0": 0, "g0": 3, "l1": 5, "g1": 8, "l2": 10, "g2": 13, "sync": 15, "k0": 5, "k1": 15, "k2": 25, "wait": 35,
+    }  # fmt: skip
+
+
+# -- scale, with_duration ------------------------------------------------------------------------------------------
+
+
+def test_scale_multiplies_durations_and_their_bounds() -> None:
+    """Kernels twice as fast: the stream runs dry at no time, and the synchronisation comes 15 sooner.
+
+    ::
+
+        CPU     |l0|g0|l1|g1|l2|g2|s|..w|
+        stream       |k0--|k1--|k2--|
+    """
+    graph = step()
+    half = graph.scale(graph.on_gpu, 0.5, low=0.4, high=1.5)
+    assert starts(simulate(half))["wait"] == 20
+    assert half.duration_ns[half.on_gpu].tolist() == [5, 5, 5]
+    assert half.low_ns[half.on_gpu].tolist() == [4, 4, 4]
+    assert half.high_ns[half.on_gpu].tolist() == [15, 15, 15]
+    assert half.duration_ns[half.on_cpu].tolist() == graph.duration_ns[graph.on_cpu].tolist()
+
+
+def test_scale_rounds_to_the_nearest_nanosecond() -> None:
+    graph = step()
+    assert graph.scale(graph.on_gpu, 1 / 3).duration_ns[graph.on_gpu].tolist() == [3, 3, 3]
+    assert graph.scale(graph.on_gpu, 0.16).duration_ns[graph.on_gpu].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("factor", [-0.1, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["factor", "low", "high"])
+def test_scale_refuses_what_is_no_factor(factor: float, where: str) -> None:
+    graph = step()
+    given_factors: dict[str, float] = {"factor": 1.0, where: factor}
+    with pytest.raises(WhatifError, match="factor of 0 or more"):
+        graph.scale(graph.on_gpu, **given_factors)
+
+
+def test_with_duration_takes_one_number_or_one_per_task_by_mask_or_ids() -> None:
+    graph = step()
+    kernels = np.flatnonzero(graph.on_gpu)
+    assert graph.with_duration(graph.on_gpu, 4).duration_ns[kernels].tolist() == [4, 4, 4]
+    several = graph.with_duration(kernels, [1, 2.6, 3], low_ns=[0, 0, 9], high_ns=5)
+    assert several.duration_ns[kernels].tolist() == [1, 3, 3]
+    assert several.low_ns[kernels].tolist() == [0, 0, 3]
+    assert several.high_ns[kernels].tolist() == [5, 5, 5]
+    several.check()
+
+
+@pytest.mark.parametrize("duration", [-1, [1, 2, -3], float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_with_duration_refuses_what_is_no_duration(duration: Any) -> None:
+    graph = step()
+    with pytest.raises(WhatifError, match="0 ns or more"):
+        graph.with_duration(graph.on_gpu, duration)
+
+
+# -- remove --------------------------------------------------------------------------------------------------------
+
+
+def test_removing_the_middle_kernel_takes_its_launch_and_gap_and_keeps_the_order() -> None:
+    """
+    ::
+
+        CPU     |l0|g0|l2|g2|s|......w|
+        stream       |k0--------|k2--------|
+    """
+    graph = step()
+    left = graph.remove(graph.select(name="^k1$")).check()
+    assert starts(simulate(left)) == {
+        "l0": 0, "g0": 3, "l2": 5, "g2": 8, "sync": 10, "k0": 5, "k2": 15, "wait": 25,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("gone", [["k0"], ["k2"], ["k0", "k2"], ["k0", "k1", "k2"]])
+def test_removing_kernels_is_as_if_they_had_never_been(gone: list[str]) -> None:
+    graph = step()
+    left = graph.remove(ids_of(graph, *gone)).check()
+    build = Build(CPU, STREAM, launch_lag_ns=2)
+    for i in range(3):
+        if f"k{i}" not in gone:
+            call = build.task(0, 3, f"l{i}")
+            build.task(0, 2, f"g{i}", TaskKind.GAP)
+            build.edge(call, build.task(1, 10, f"k{i}"), 2, DependencyKind.LAUNCH)
+    build.sync(1)
+    assert starts(simulate(left)) == starts(simulate(build.graph()))
+
+
+def test_a_call_that_launches_several_kernels_stays_until_the_last_is_gone() -> None:
+    build = Build(CPU, STREAM)
+    call = build.task(0, 3, "graph launch")
+    for name in "ab":
+        build.edge(call, build.task(1, 10, name), 0, DependencyKind.LAUNCH)
+    graph = build.graph()
+    assert names(graph.remove(graph.select(name="^a$"))) == ["graph launch", "b"]
+    assert names(graph.remove(graph.on_gpu)) == []
+
+
+def test_removing_a_copy_removes_the_wait_of_its_call() -> None:
+    """The copy's call waits for it; without the copy there is neither call nor wait, nor the gap behind them."""
+    build = Build(CPU, STREAM)
+    _, copy = build.launch(3, 10, "copy")
+    wait = build.task(0, 0, "wait", TaskKind.WAIT)
+    build.edge(copy, wait, 1, DependencyKind.SYNC)
+    build.task(0, 2, "gap", TaskKind.GAP)
+    build.task(0, 4, "next")
+    graph = build.graph()
+    assert starts(simulate(graph))["next"] == 16
+    assert starts(simulate(graph.remove(graph.select(name="^copy$")).check())) == {"next": 0}
+
+
+def test_removing_a_call_keeps_its_kernel_behind_what_came_before_the_call() -> None:
+    """What waited for a removed task waits for the task before it: the kernel cannot run ahead of its program.
+
+    ::
+
+        before  |first--|call|          after   |first--|
+                             |k--|                      |k--|
+    """
+    build = Build(CPU, STREAM)
+    build.task(0, 8, "first")
+    build.launch(3, 5, "k")
+    graph = build.graph()
+    left = graph.remove(graph.select(name="^launch k$")).check()
+    assert starts(simulate(left))["k"] == 8
+
+
+def test_removing_a_task_bridges_events_between_streams() -> None:
+    """A -> x -> B over streams, x alone on its own: without x, B still waits for A::
+
+    stream 7   |A---|
+    stream 8        |x--|
+    stream 9            |B--|
+    """
+    build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9))
+    a, x, b = build.task(1, 5, "A"), build.task(2, 4, "x"), build.task(3, 3, "B")
+    build.edge(a, x, kind=DependencyKind.EVENT)
+    build.edge(x, b, kind=DependencyKind.EVENT)
+    graph = build.graph()
+    left = graph.remove(np.array([x])).check()
+    assert starts(simulate(left)) == {"A": 0, "B": 5}
+
+
+def test_removing_neighbours_bridges_events_through_all_of_them() -> None:
+    """A -> x -> y -> B with x and y one behind the other on a stream, or on two: without both, B still waits for A."""
+    for y_thread in (2, 3):
+        build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9), dataclasses.replace(OTHER, stream=10))
+        a, x = build.task(1, 5, "A"), build.task(2, 4, "x")
+        y, b = build.task(y_thread, 4, "y"), build.task(4, 3, "B")
+        build.edge(a, x, kind=DependencyKind.EVENT)
+        if y_thread != 2:
+            build.edge(x, y, kind=DependencyKind.EVENT)
+        build.edge(y, b, kind=DependencyKind.EVENT)
+        left = build.graph().remove(np.array([x, y])).check()
+        assert starts(simulate(left)) == {"A": 0, "B": 5}, f"x and y on {'one stream' if y_thread == 2 else 'two'}"
+
+
+def test_removing_a_task_never_makes_a_lag_that_it_had_hold_back_others() -> None:
+    build = Build(CPU, STREAM)
+    call, x = build.launch(3, 10, "x")
+    end = build.task(0, 4, "end")
+    build.edge(x, end, 50)
+    graph = build.graph()
+    assert starts(simulate(graph))["end"] == 63
+    assert starts(simulate(graph.remove(np.array([x])).check())) == {"end": 0}
+    assert call == 0
+
+
+# -- insert --------------------------------------------------------------------------------------------------------
+
+
+def test_an_inserted_kernel_brings_its_launch() -> None:
+    """A kernel of 6 behind k0, launched behind g0 by a call of 4::
+
+    CPU     |l0|g0|new-|l1|g1|l2|g2|s|
+    stream       |k0--------|new---|k1--------|k2--------|
+    """
+    graph = step()
+    done = graph.insert(
+        NewTasks(ids_of(graph, "k0"), "new", TaskKind.KERNEL, 6, launched_after=ids_of(graph, "g0"), launch_ns=4)
+    )
+    assert starts(simulate(done.graph.check())) == {
+        "l0": 0, "g0": 3, "cudaLaunchKernel": 5, "l1": 9, "g1": 12, "l2": 14, "g2": 17, "sync": 19,
+        "k0": 5, "new": 15, "k1": 21, "k2": 31, "wait": 41,
+    }  # fmt: skip
+    (new,), (launch,) = done.ids.tolist(), done.launches.tolist()
+    assert done.graph.launch_of[new] == launch
+    assert (done.graph.layer[new], done.graph.phase[new], done.graph.step[new]) == (
+        graph.layer[id_of(graph, "k0")],
+        Phase.FORWARD,
+        4,
+    )
+    assert done.graph.start_ns[new] == -1
+    assert names(done.graph)[done.moved[id_of(graph, "k2")]] == "k2"
+
+
+def test_several_inserted_tasks_keep_the_order_given() -> None:
+    graph = step()
+    at = id_of(graph, "g0")
+    done = graph.insert(NewTasks([at, at, at], "new", TaskKind.CPU_OP, [1, 20, 3]))
+    order = np.argsort(done.ids)
+    assert order.tolist() == [0, 1, 2]
+    assert ends(simulate(done.graph.check()))["l1"] == 5 + 24 + 3
+    assert len(done.launches) == 0
+
+
+def test_inserting_on_a_new_thread_needs_no_neighbour_there() -> None:
+    graph, channel = add_thread(step(), Thread("network", ThreadKind.CHANNEL))
+    done = graph.insert(NewTasks(ids_of(graph, "k0"), "all-reduce", TaskKind.COMMUNICATION, 50, thread=channel))
+    joined = done.graph.add_dependencies(done.moved[ids_of(graph, "k0")], done.ids, lag_ns=5)
+    assert starts(simulate(joined.check()))["all-reduce"] == 20
+
+
+def test_inserting_nothing_gives_the_same_graph() -> None:
+    graph = step()
+    assert graph.insert(NewTasks([], "new", TaskKind.KERNEL, 1)).graph is graph
+
+
+@pytest.mark.parametrize("after", [[-1], [10**6]])
+def test_insert_refuses_places_that_do_not_exist(after: list[int]) -> None:
+    with pytest.raises(WhatifError, match="ids of tasks in 0"):
+        step().insert(NewTasks(after, "new", TaskKind.KERNEL, 1))
+    with pytest.raises(WhatifError, match="ids of tasks in 0"):
+        step().insert(NewTasks([0], "new", TaskKind.KERNEL, 1, launched_after=after))
+
+
+def test_insert_refuses_a_negative_duration() -> None:
+    with pytest.raises(WhatifError, match="0 ns or more"):
+        step().insert(NewTasks([0], "new", TaskKind.KERNEL, -1))
+
+
+def test_removing_what_was_inserted_gives_the_old_timeline_back() -> None:
+    graph = step()
+    done = graph.insert(NewTasks(ids_of(graph, "k0", "k2"), "new", TaskKind.KERNEL, 6,
+                                 launched_after=ids_of(graph, "g0", "g2"), launch_ns=4))  # fmt: skip
+    back = done.graph.remove(done.ids).check()
+    assert starts(simulate(back)) == starts(simulate(graph))
+
+
+def test_a_hundred_thousand_insertions_in_one_call_stay_linear() -> None:
+    """Ten times as many tasks may take thirty times as long at most; a quadratic insertion takes a hundred."""
+    build = Build(CPU, STREAM, launch_lag_ns=2)
+    build.launch(3, 10, "k")
+    build.sync(1)
+    graph = build.graph()
+
+    def cpu_time(n: int) -> float:
+        new = NewTasks(np.ones(n, np.int64), "new", TaskKind.KERNEL, 6, launched_after=np.zeros(n), launch_ns=4)
+        best = float("inf")
+        for _ in range(3):
+            before = time.process_time()
+            done = graph.insert(new)
+            best = min(best, time.process_time() - before)
+            assert len(done.graph) == 4 + 2 * n
+        return best
+
+    assert cpu_time(100_000) < 30 * cpu_time(10_000)
+
+
+# -- split, attach, dependencies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_split_keeps_every_total(parts: int) -> None:
+    graph = step()
+    cut = graph.split(graph.select(name="^k1$"), parts).check()
+    assert len(cut) == len(graph) + parts - 1
+    for column in ("duration_ns", "low_ns", "high_ns", "size_bytes", "flops"):
+        before, after = getattr(graph, column), getattr(cut, column)
+        chosen = graph.select(name="^k1$"), cut.select(name="^k1$")
+        assert after[chosen[1]].sum() == before[chosen[0]].sum(), column
+        assert after[~chosen[1]].tolist() == before[~chosen[0]].tolist(), column
+    assert simulate(cut).makespan_ns == simulate(graph).makespan_ns
+
+
+def test_split_leaves_what_it_does_not_cut_as_it_is() -> None:
+    """A size of 0 is known to be 0, not unknown."""
+    build = Build(CPU, STREAM)
+    build.task(1, 10, "empty copy", TaskKind.MEMCPY, size_bytes=0, flops=0)
+    build.task(1, 10, "copy", TaskKind.MEMCPY, size_bytes=64, flops=0)
+    cut = build.graph().split(np.array([1]), 2)
+    assert cut.size_bytes.tolist() == [0, 32, 32]
+    assert cut.flops.tolist() == [0, 0, 0]
+
+
+def test_splitting_a_wait_leaves_the_timeline_as_it_is() -> None:
+    """The wait lasts 6 behind the end of the kernel, in one piece or in two."""
+    build = Build(CPU, STREAM)
+    build.launch(3, 10, "k")
+    _, wait = build.sync(1)
+    graph = build.graph().with_duration(np.array([wait]), 6)
+    cut = graph.split(np.array([wait]), 2).check()
+    assert (simulate(graph).makespan_ns, simulate(cut).makespan_ns) == (19, 19)
+
+
+def test_split_moves_dependencies_to_the_right_part() -> None:
+    """What waits for the start waits for the first part, what waits for the end for the last."""
+    build = Build(CPU, STREAM, OTHER)
+    a = build.task(0, 10, "a")
+    b, c = build.task(1, 5, "b"), build.task(2, 5, "c")
+    build.edge(a, b, 1, anchor=Anchor.START)
+    build.edge(a, c, 1)
+    cut = build.graph().split(np.array([a]), 4).check()
+    timeline = simulate(cut)
+    assert {n: s for n, s in zip(names(cut), timeline.start_ns.tolist(), strict=True) if n != "a"} == {"b": 1, "c": 11}
+
+
+def test_split_refuses_no_part() -> None:
+    with pytest.raises(WhatifError, match="1 part or more"):
+        step().split(np.array([0]), 0)
+
+
+def test_a_dependency_that_points_backward_renumbers_the_tasks() -> None:
+    build = Build(CPU, STREAM)
+    build.task(0, 5, "a")
+    build.task(1, 7, "b")
+    graph = build.graph().attach(priority=np.array([1, 2]))
+    turned = graph.add_dependencies([1], [0], lag_ns=3).check()
+    assert names(turned) == ["b", "a"]
+    assert turned.attached["priority"].tolist() == [2, 1]
+    assert starts(simulate(turned)) == {"b": 0, "a": 10}
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, 0), (1, 1), (5, 2)])
+def test_dependencies_that_close_a_cycle_are_refused(source: int, target: int) -> None:
+    """k0 cannot hold back its own launch, nor a task itself, nor k1 the kernel before it."""
+    with pytest.raises(WhatifError, match="cycle"):
+        step().add_dependencies([source], [target])
+
+
+@pytest.mark.parametrize(("source", "target"), [(0, 11), (-1, 3)])
+def test_dependencies_between_tasks_that_do_not_exist_are_refused(source: int, target: int) -> None:
+    with pytest.raises(WhatifError, match="expected ids in 0..10"):
+        step().add_dependencies([source], [target])
+
+
+def test_attach_wants_a_value_for_every_task() -> None:
+    graph = step()
+    assert graph.attach(p=np.arange(11)).attached["p"].tolist() == list(range(11))
+    with pytest.raises(WhatifError, match="expected 11 values for column 'p', got 3"):
+        graph.attach(p=np.arange(3))
+
+
+def test_attached_columns_follow_their_tasks_through_edits() -> None:
+    graph = step().attach(own=np.arange(11))
+    cut = graph.split(graph.select(name="^k0$"), 2)
+    inserted = cut.insert(NewTasks([0], "new", TaskKind.CPU_OP, 1)).graph
+    left = inserted.remove(inserted.select(name="^k1$"))
+    old = [graph.names.index(name) if name != "new" else 0 for name in names(left)]
+    by_name = {name: task for task, name in enumerate(names(graph))}
+    assert left.attached["own"].tolist() == [by_name.get(name, 0) for name in names(left)]
+    assert len(old) == len(left)
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(WhatifError, match="mask of 11 tasks, got one of 3"):
+        step().remove(np.ones(3, dtype=np.bool_))
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(WhatifError, match=r"regular expression, got '\('"):
+        step().select(name="(")
+
+
+def test_selections_compose() -> None:
+    graph = step()
+    chosen = graph.select(name="^k", layer="layer[02]") & ~graph.select(layer="0") | graph.select(kind=TaskKind.WAIT)
+    assert [names(graph)[i] for i in np.flatnonzero(chosen)] == ["k2", "wait"]
+    assert graph.select(thread=1, phase=Phase.FORWARD, step=4).tolist() == graph.on_gpu.tolist()
+    assert graph.select(kind=[TaskKind.GAP, TaskKind.WAIT]).sum() == 4
+
+
+# -- what check() holds --------------------------------------------------------------------------------------------
+
+
+def broken(graph: TaskGraph, **columns: Any) -> TaskGraph:
+    return graph.replace(**{name: change(getattr(graph, name).copy()) for name, change in columns.items()})
+
+
+def put(value: int) -> Any:
+    def change(column: Any) -> Any:
+        column[3] = value
+        return column
+
+    return change
+
+
+BROKEN = {
+    "a negative duration": (lambda g: broken(g, duration_ns=put(-1), low_ns=put(-1)), "negative duration"),
+    "a duration under its bound": (lambda g: broken(g, low_ns=put(10**6)), "outside its low and high"),
+    "a duration over its bound": (lambda g: broken(g, high_ns=put(0)), "outside its low and high"),
+    "a name without entry": (lambda g: broken(g, name=put(99)), "column name"),
+    "a thread without entry": (lambda g: broken(g, thread=put(2)), "column thread"),
+    "a layer without entry": (lambda g: broken(g, layer=put(-1)), "column layer"),
+    "a short column": (lambda g: broken(g, flops=lambda c: c[:-1]), "column flops"),
+    "an id out of range": (lambda g: g.replace(dependencies=Dependencies.of([0], [11], DependencyKind.USER)), "outside"),
+    "a negative id": (lambda g: g.replace(dependencies=Dependencies.of([-1], [3], DependencyKind.USER)), "outside"),
+    "a backward dependency": (lambda g: g.replace(dependencies=Dependencies.of([3], [1], DependencyKind.USER)), "come before"),
+    "a task that waits for itself": (lambda g: g.replace(dependencies=Dependencies.of([3], [3], DependencyKind.USER)), "come before"),
+    "a wait of a task that is not there": (
+        lambda g: g.replace(waits=Waits(np.array([77], np.int32), np.array([-1], np.int32), np.array([0]))), "outside",
+    ),
+    "a negative wait": (
+        lambda g: g.replace(waits=Waits(np.array([-1], np.int32), np.array([-1], np.int32), np.array([0]))), "outside|task",
+    ),
+    "a kind that does not exist": (lambda g: broken(g, kind=put(50)), "kind"),
+    "an attached column that is too short": (lambda g: g.replace(attached={"p": np.zeros(3)}), "'?p'?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_check_catches(what: str) -> None:
+    breaks, message = BROKEN[what]
+    with pytest.raises(WhatifError, match=message):
+        breaks(step()).check()
+
+
+# -- what holds of every edit --------------------------------------------------------------------------------------
+
+
+@st.composite
+def traced(draw: st.DrawFn) -> TaskGraph:
+    """A program of one or two CPU threads that launches onto two streams, with gaps, events and synchronisations."""
+    build = Build(
+        CPU, CPU, dataclasses.replace(STREAM, lag_ns=draw(st.integers(0, 1))), OTHER,
+        launch_lag_ns=draw(st.integers(-1, 2)), queue_depth=draw(st.sampled_from([0, 0, 2, 3])),
+    )  # fmt: skip
+    kernels: list[int] = []
+    for _ in range(draw(st.integers(1, 9))):
+        kind = draw(st.sampled_from(["launch", "launch", "launch", "sync", "stream sync"]))
+        cpu = draw(st.integers(0, 1))
+        if kind == "launch":
+            _, kernel = build.launch(
+                draw(st.integers(0, 3)), draw(st.integers(0, 9)), f"k{len(kernels)}", cpu, 2 + draw(st.integers(0, 1))
+            )
+            if kernels and draw(st.booleans()):
+                build.edge(draw(st.sampled_from(kernels)), kernel, kind=DependencyKind.EVENT)
+            kernels.append(kernel)
+        else:
+            scope = -1 if kind == "sync" else draw(st.integers(2, 3))
+            build.sync(draw(st.integers(0, 2)), scope, draw(st.integers(0, 2)), cpu)
+        if draw(st.booleans()):
+            build.task(cpu, draw(st.integers(0, 3)), "gap", TaskKind.GAP)
+    return build.graph()
+
+
+EDITS: dict[str, Any] = {
+    "scale": lambda g, some: g.scale(some, 0.5),
+    "with_duration": lambda g, some: g.with_duration(some, 3),
+    "remove": lambda g, some: g.remove(some),
+    "split": lambda g, some: g.split(some, 3),
+    "insert": lambda g, some: g.insert(NewTasks(np.flatnonzero(some), "new", TaskKind.KERNEL, 4)).graph,
+    "attach": lambda g, some: g.attach(p=some),
+    "note": lambda g, some: g.note("a sentence"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@given(graph=traced(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_an_edit_leaves_its_graph_alone_and_gives_a_sound_one(edit: str, graph: TaskGraph, data: st.DataObject) -> None:
+    some = np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
+    untouched = {name: getattr(graph, name).copy() for name in TASK_COLUMNS}
+    before = simulate(graph)
+    edited = EDITS[edit](graph, some)
+    assert edited.check() is edited
+    assert (simulate(edited).start_ns >= 0).all()
+    assert all(np.array_equal(untouched[name], getattr(graph, name)) for name in TASK_COLUMNS)
+    assert simulate(graph).start_ns.tolist() == before.start_ns.tolist()
+
+
+def test_untouched_columns_are_shared() -> None:
+    graph = step()
+    for edited in (graph.scale(graph.on_gpu, 2), graph.with_duration(graph.on_gpu, 2), graph.attach(p=np.zeros(11))):
+        assert edited.name is graph.name
+        assert edited.dependencies is graph.dependencies
+
+
+@given(traced())
+@settings(max_examples=60, deadline=None)
+def test_edits_that_change_nothing_change_nothing(graph: TaskGraph) -> None:
+    every = np.ones(len(graph), dtype=np.bool_)
+    assert equal(graph.scale(every, 1.0), graph)
+    assert equal(graph.with_duration(every, graph.duration_ns, low_ns=graph.low_ns, high_ns=graph.high_ns), graph)
+    assert equal(graph.remove(~every), graph)
+    assert equal(graph.split(every, 1), graph)
+    assert equal(graph.split(~every, 5), graph)
+    assert equal(graph.add_dependencies([], []), graph)
+    assert equal(reorder(graph)[0], graph)
+
+
+def reaches(graph: TaskGraph) -> np.ndarray[Any, Any]:
+    """Which task must end before which other can start, by stored dependencies and thread order."""
+    n = len(graph)
+    linked = np.zeros((n, n), dtype=np.bool_)
+    every = graph.replace(waits=Waits(*(c[:0] for c in (graph.waits.task, graph.waits.scope, graph.waits.lag_ns)))).replace(
+        info=dataclasses.replace(graph.info, queue_depth=0)
+    ).all_dependencies()  # fmt: skip
+    linked[every.source, every.target] = True
+    for middle in range(n):
+        linked |= linked[:, [middle]] & linked[[middle], :]
+    return linked
+
+
+@given(traced(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_removing_gpu_tasks_keeps_the_order_of_all_other_gpu_tasks(graph: TaskGraph, data: st.DataObject) -> None:
+    """Of two GPU tasks that stay, one that had to wait for the other over a removed one still has to."""
+    kernels = np.flatnonzero(graph.on_gpu)
+    gone = graph.on_gpu & np.isin(np.arange(len(graph)), data.draw(st.lists(st.sampled_from([-1, *kernels.tolist()]))))
+    graph = graph.attach(was=np.arange(len(graph)))
+    left = graph.remove(gone).check()
+    was = left.attached["was"]
+    gpu_only = reaches(graph.replace(dependencies=graph.dependencies.take(graph.dependencies.kind == DependencyKind.EVENT)))
+    after = reaches(left)
+    on_gpu = np.flatnonzero(left.on_gpu)
+    for a in on_gpu.tolist():
+        for b in on_gpu.tolist():
+            assert after[a, b] or not gpu_only[was[a], was[b]], f"{names(left)[b]} no longer waits for {names(left)[a]}"
+
+
+@given(traced(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_removing_gpu_work_makes_nothing_later(graph: TaskGraph, data: st.DataObject) -> None:
+    """Where no queue and no negative lag tells otherwise."""
+    graph = graph.replace(info=dataclasses.replace(graph.info, queue_depth=0)).attach(was=np.arange(len(graph)))
+    gone = graph.on_gpu & np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
+    left = graph.remove(gone)
+    before, after = simulate(graph), simulate(left)
+    assert (after.start_ns <= before.start_ns[left.attached["was"]]).all()
+
+
+@given(traced(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_inserting_and_removing_again_restores_the_timeline(graph: TaskGraph, data: st.DataObject) -> None:
+    """A new kernel behind any kernel, launched behind any task of the CPU that called for that kernel or earlier."""
+    kernels = np.flatnonzero(graph.on_gpu).tolist()
+    if not kernels:
+        return
+    chosen = data.draw(st.lists(st.sampled_from(kernels), min_size=1, max_size=3))
+    done = graph.insert(
+        NewTasks(chosen, "new", TaskKind.KERNEL, 5, launched_after=graph.launch_of[chosen], launch_ns=2)
+    )
+    done.graph.check()
+    back = done.graph.remove(done.ids).check()
+    assert back.duration_ns.tolist() == graph.duration_ns.tolist()
+    assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
+
+
+# -- derived dependencies ------------------------------------------------------------------------------------------
+
+
+def test_two_thousand_kernels_before_a_synchronisation_delay_it_and_their_removal_brings_it_back() -> None:
+    graph = step()
+    done = graph.insert(NewTasks(np.full(2000, id_of(graph, "k1")), "new", TaskKind.KERNEL, 10,
+                                 launched_after=np.full(2000, id_of(graph, "l1"))))  # fmt: skip
+    before, after = starts(simulate(graph)), dict(ends(simulate(done.graph.check())))
+    assert after["wait"] == before["wait"] + 2000 * 10
+    assert starts(simulate(done.graph.remove(done.ids).check())) == before
+
+
+def test_kernels_behind_a_synchronisation_do_not_delay_it() -> None:
+    graph = step()
+    done = graph.insert(NewTasks(ids_of(graph, "k2"), "new", TaskKind.KERNEL, 100,
+                                 launched_after=ids_of(graph, "wait"), launch_ns=1))  # fmt: skip
+    timeline = starts(simulate(done.graph.check()))
+    assert timeline["wait"] == 35
+    assert timeline["new"] == 38
+
+
+def test_a_stream_synchronisation_waits_for_its_stream_alone() -> None:
+    """
+    ::
+
+        CPU       |l|l|s|.....w|.................................w|
+        stream 7    |a---------|
+        stream 8      |b-----------------------------------------|
+    """
+    build = Build(CPU, STREAM, OTHER)
+    build.launch(1, 10, "a")
+    build.launch(1, 50, "b", stream=2)
+    build.sync(1, scope=1, lag_ns=2)
+    timeline = simulate(build.graph())
+    assert starts(timeline)["wait"] == 13
+    build.task(0, 1, "between")
+    wait = build.task(0, 0, "wait for all", TaskKind.WAIT)
+    graph = build.graph()
+    waits = Waits(*(np.append(c, v).astype(c.dtype) for c, v in zip(
+        (graph.waits.task, graph.waits.scope, graph.waits.lag_ns), (wait, -1, 0), strict=True)))  # fmt: skip
+    assert starts(simulate(graph.replace(waits=waits).check()))["wait for all"] == 52
+
+
+def queued(n: int, depth: int) -> TaskGraph:
+    build = Build(CPU, STREAM, queue_depth=depth)
+    for i in range(n):
+        build.launch(1, 10, f"k{i}")
+    return build.graph()
+
+
+def test_a_full_launch_queue_holds_the_call_back() -> None:
+    """Two places: the third call waits for the start of the first kernel, the fourth for that of the second.
+
+    ::
+
+        ns      0         10        20        30
+        CPU     |0|1|2|......|3|......|4|
+        stream    |k0-------|k1-------|k2-------|
+    """
+    timeline = starts(simulate(queued(5, 2)))
+    assert [timeline[f"launch k{i}"] for i in range(5)] == [0, 1, 2, 11, 21]
+    assert [timeline[f"k{i}"] for i in range(5)] == [1, 11, 21, 31, 41]
+    assert [starts(simulate(queued(5, 0)))[f"launch k{i}"] for i in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_an_inserted_kernel_takes_a_place_in_the_queue() -> None:
+    """Behind k0 comes n: now k2's call is the fourth and waits for the start of n instead of k0's."""
+    graph = queued(4, 2)
+    done = graph.insert(NewTasks(ids_of(graph, "k0"), "n", TaskKind.KERNEL, 10,
+                                 launched_after=ids_of(graph, "launch k0"), launch_ns=1))  # fmt: skip
+    timeline = starts(simulate(done.graph.check()))
+    assert [timeline[f"launch k{i}"] for i in range(4)] == [0, 2, 11, 21]
+    assert timeline["cudaLaunchKernel"] == 1
+    back = done.graph.remove(done.ids).check()
+    assert starts(simulate(back)) == starts(simulate(graph))
+
+
+def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
+    build = Build(CPU, STREAM, queue_depth=1)
+    call = build.task(0, 1, "graph launch")
+    for name in "abc":
+        build.edge(call, build.task(1, 10, name), 0, DependencyKind.LAUNCH)
+    build.launch(1, 10, "d")
+    build.launch(1, 10, "e")
+    timeline = starts(simulate(build.graph()))
+    assert timeline["launch d"] == 1
+    assert timeline["launch e"] == timeline["d"] == 31
+
+
+# -- exchange ------------------------------------------------------------------------------------------------------
+
+
+@given(traced())
+@settings(max_examples=40, deadline=None)
+def test_networkx_and_back_gives_the_same_timeline(graph: TaskGraph) -> None:
+    pytest.importorskip("networkx")
+    back = TaskGraph.from_networkx(graph.to_networkx(), graph)
+    assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
+
+
+def test_pandas_spells_the_names_out() -> None:
+    table = step().to_pandas()
+    assert table["name"].tolist()[:3] == ["l0", "g0", "k0"]
+    assert table["kind"].tolist()[:3] == ["RUNTIME", "GAP", "KERNEL"]
+    assert table["phase"].tolist()[2] == "FORWARD"
+    assert table["layer"].tolist()[2] == "layer0"

@@ -1,0 +1,42 @@
+"""``whatif apply``: one prediction; several names compose left to right."""
+
+from __future__ import annotations
+
+import argparse
+
+from whatif.cli.options import add_clock, add_json, names_then_trace
+from whatif.cli.reading import read_trace, warn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif apply``."""
+    parser.usage = "whatif apply NAME[:option=value,...] [NAME ...] TRACE [--json] [--clock {gpu,mark,span}] [--debug]"
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="NAME ... TRACE",
+        help="what-ifs (see `whatif transforms`, or the path of a .py file), then the trace",
+    )
+    add_clock(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the prediction."""
+    names, path = names_then_trace(args.words)
+    from whatif.predict import apply
+    from whatif.transform import load_transform
+
+    # A misspelled name is told before a large trace is read.
+    transforms = [load_transform(name) for name in names]
+    prediction = apply(read_trace(path), *transforms, clock=args.clock)
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json(prediction.to_dict())
+        return 0
+    from whatif.report.text import print_prediction
+
+    print_prediction(prediction)
+    warn(sentence for sentence in prediction.warnings if sentence != prediction.verdict)
+    return 0

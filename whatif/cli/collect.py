@@ -1,0 +1,48 @@
+"""``whatif collect``: record a run of a script that knows nothing of whatif."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from whatif.errors import WhatifError
+
+# What stands behind the script's name belongs to the script.
+REST_IS_FOREIGN = True
+# Imported by name at run time: the library never depends on torch.
+RECORDER = "whatif.instrumentation.collect"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif collect``."""
+    parser.usage = "whatif collect [--steps N] [-o FILE] SCRIPT.py [ARGS ...]"
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps to record (default: 5)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the recording to write (default: the script's name with .json.gz)"
+    )
+    parser.add_argument("script", metavar="SCRIPT.py", help="a training script, run as `python SCRIPT.py ARGS` runs it")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script, record it and say where the recording is."""
+    if not Path(args.script).is_file():
+        raise WhatifError(f"{args.script}: expected a Python script, got no such file; check the path.")
+    output = Path(args.output or f"{Path(args.script).stem}.json.gz")
+    try:
+        recorder = importlib.import_module(RECORDER)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise WhatifError(
+            "collect: expected PyTorch in this Python environment, got none; "
+            'install it with `pip install "whatif-profiler[record]"`, or run whatif where your training runs.'
+        ) from None
+    written = recorder.collect(args.script, args.args, output, steps=args.steps)
+    from whatif.report.printable import printable
+
+    name = printable(str(written))
+    print(f"{name}: recorded; next: whatif explain {name}", file=sys.stdout)
+    return 0

@@ -1,0 +1,176 @@
+"""The command line: finds the command, runs it, and prints every error, in this one place.
+
+Nothing heavy is imported here: ``whatif --help`` has to answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+import whatif
+from whatif.errors import WhatifError
+
+# Each command is a module of this package with add_arguments(parser) and run(args).
+COMMANDS = {
+    "collect": "record a run: trace, layers, untraced step time -> recording",
+    "info": "what is in a trace, quirks met, replay error",
+    "explain": "where the step goes, what it waits for, the layers that matter",
+    "apply": "predict the step under one or several what-ifs",
+    "export": "write a timeline that Perfetto opens, baseline beside predicted",
+    "transforms": "list the what-ifs, or the options, source and model of one",
+}
+
+COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class UsageError(Exception):
+    """The command line itself is wrong. The message is one sentence: expected, got, what to do."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that leaves the printing of errors to ``main``."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog.removeprefix('whatif').strip()}: {message}; see `{self.prog} --help`.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; gives 0, 1 (could not do it), 2 (usage) or 130 (interrupted)."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    _never_fail_on_a_character()
+    debug = False
+    try:
+        command, debug, rest = _split(arguments)
+        if command is None:
+            return 0
+        module = importlib.import_module(f"whatif.cli.{command}")
+        args = _parse(command, module, rest)
+        if args is None:
+            return 0
+        debug = debug or args.debug
+        status = int(module.run(args))
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        return _fail(str(error), USAGE)
+    except WhatifError as error:
+        if debug:
+            raise
+        return _fail(str(error), COULD_NOT)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return _fail("interrupted.", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has had enough; the interpreter's own flush at exit must not complain either.
+        _drop_stdout()
+        return COULD_NOT
+    except MemoryError:
+        if debug:
+            raise
+        return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
+    except Exception as error:
+        if debug:
+            raise
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
+
+
+def _split(arguments: Sequence[str]) -> tuple[str | None, bool, list[str]]:
+    """The command, whether --debug stands before it, and what stands behind it; None where help was asked for."""
+    debug = False
+    for place, word in enumerate(arguments):
+        if word in ("-h", "--help", "help"):
+            print(_help())
+            return None, debug, []
+        if word in ("-V", "--version"):
+            print(f"whatif {whatif.__version__}")
+            return None, debug, []
+        if word == "--debug":
+            debug = True
+        elif word in COMMANDS:
+            return word, debug, list(arguments[place + 1 :])
+        elif word.startswith("-"):
+            raise UsageError(f"there is no option {word!r} before the command; see `whatif --help`.")
+        else:
+            raise UsageError(f"expected a command, got {word!r}; {_closest(word)}")
+    raise UsageError(f"expected a command: {', '.join(COMMANDS)}; see `whatif --help`.")
+
+
+def _closest(word: str) -> str:
+    if os.path.exists(word):
+        return f"to look at a trace: `whatif explain {word}`."
+    import difflib
+
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(COMMANDS)}."
+
+
+def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
+    """The command's arguments; None where help was asked for."""
+    # Options are spelled out: an abbreviation that works today is ambiguous tomorrow.
+    parser = _Parser(prog=f"whatif {command}", description=_sentence(COMMANDS[command]), allow_abbrev=False)
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    # Options may stand between the names and the trace, except where the rest belongs to another program.
+    parse = parser.parse_args if getattr(module, "REST_IS_FOREIGN", False) else parser.parse_intermixed_args
+    try:
+        return parse(rest)
+    except SystemExit:  # --help has printed
+        return None
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        "usage: whatif COMMAND ... [--json] [--debug]",
+        "",
+        "Says what a change would do to your DNN training before you make it.",
+        "",
+        *(f"  {name:<{width}}   {summary}" for name, summary in COMMANDS.items()),
+        "",
+        "  whatif COMMAND --help   the options of one command",
+        "  whatif --version        the version",
+        "",
+        "For example:",
+        "  whatif collect train.py",
+        "  whatif explain train.json.gz",
+        "  whatif apply scale:kind=gpu,factor=0.5 train.json.gz",
+    ]
+    return "\n".join(lines)
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."
+
+
+def _fail(sentence: str, status: int) -> int:
+    from whatif.report.printable import printable
+
+    try:
+        sys.stdout.flush()
+        print(f"whatif: {printable(sentence)}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _drop_stdout()
+    return status
+
+
+def _never_fail_on_a_character() -> None:
+    """Let a terminal that lacks a character show a question mark instead of failing the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def _drop_stdout() -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # no file descriptor: a notebook, a test
+        pass

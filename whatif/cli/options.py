@@ -1,0 +1,68 @@
+"""Options and arguments that several commands share, so that they are spelled the same everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from whatif.cli.main import UsageError
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    """Add the positional TRACE."""
+    parser.add_argument("trace", metavar="TRACE", help="a recording or a Kineto / Chrome trace (.json, .json.gz)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """Add --clock."""
+    parser.add_argument(
+        "--clock",
+        choices=("gpu", "mark", "span"),
+        help="what a step is: ends of the GPU's work, profiler marks, the whole span (default: what the trace allows)",
+    )
+
+
+def names_then_trace(words: list[str]) -> tuple[list[str], str]:
+    """Split ``NAME [NAME ...] TRACE``. Raises UsageError where the order is wrong or one of the two is missing."""
+    *names, last = words
+    early = [word for word in names if _is_trace(word)]
+    if early and not _is_trace(last):
+        order = " ".join(word for word in words if word != early[0])
+        raise UsageError(f"apply: the trace comes last; try `whatif apply {order} {early[0]}`.")
+    if not names and _is_trace(last):
+        raise UsageError(f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names.")
+    if _is_transform(last):
+        raise UsageError(f"apply: expected a trace as the last argument, got the transform {last!r}; name the trace too.")
+    if not names:
+        raise UsageError(f"apply: expected NAME and TRACE, got only {last!r}; `whatif transforms` lists names.")
+    return names, last
+
+
+def trace_then_names(words: list[str]) -> tuple[str, list[str]]:
+    """Split ``TRACE [NAME ...]``. Raises UsageError where the order is wrong."""
+    first, *names = words
+    late = [word for word in names if _is_trace(word)]
+    if late and not _is_trace(first):
+        order = " ".join(word for word in words if word != late[0])
+        raise UsageError(f"export: the trace comes first; try `whatif export {late[0]} {order} -o out.json`.")
+    if _is_transform(first):
+        raise UsageError(f"export: expected a trace as the first argument, got the transform {first!r}.")
+    return first, names
+
+
+def _is_trace(word: str) -> bool:
+    return os.path.isfile(word) and not word.endswith(".py")
+
+
+def _is_transform(word: str) -> bool:
+    if os.path.exists(word):
+        return word.endswith(".py")
+    from whatif.transform import built_in_names, plug_in_names
+
+    name = word.partition(":")[0]
+    return name.endswith(".py") or name in built_in_names() or name in plug_in_names()

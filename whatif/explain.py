@@ -1,0 +1,169 @@
+"""Why a step takes as long as it does: its breakdown, its critical path, and the layers and kernels that matter.
+
+All times are ms per step: what falls into the steady steps, scaled to the step time that the clock reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.breakdown import Breakdown
+from whatif.graph import TaskGraph
+from whatif.kernels import KernelFamily
+from whatif.predict import Baseline, apply
+from whatif.steps import window_ns
+from whatif.timeline import Timeline
+from whatif.types import GPU_KINDS, Int64, Phase, TaskKind
+from whatif.verdict import verdict
+
+Float64 = npt.NDArray[np.float64]
+
+# Time on the critical path in which nothing runs: launch latency, and what a stream needs between two kernels.
+LAG = "lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one layer, phase, thread, kernel family or operation takes of a step."""
+
+    name: str
+    tasks: float  # in one step
+    gpu_ms: float
+    cpu_ms: float
+    critical_ms: float  # of it on the critical path: the most that making it free could save at once
+
+    def to_dict(self, key: str) -> dict[str, Any]:
+        """Give the part as a JSON object, its name under ``key``."""
+        return {
+            key: self.name,
+            "tasks_per_step": round(self.tasks, 3),
+            "gpu_ms": round(self.gpu_ms, 6),
+            "cpu_ms": round(self.cpu_ms, 6),
+            "critical_ms": round(self.critical_ms, 6),
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where a step goes. Parts are sorted by their time on the critical path, then by their work."""
+
+    baseline: Baseline
+    verdict: str
+    breakdown: Breakdown
+    critical_path_ms: dict[str, float]  # by task kind, and LAG; adds up to the step
+    phases: tuple[Part, ...]
+    threads: tuple[Part, ...]
+    layers: tuple[Part, ...]
+    without_layer: Part
+    n_layers: int
+    kernels: tuple[Part, ...]  # by kernel family
+    operations: tuple[Part, ...]  # by name: kernels, or operators where there is no GPU
+    warnings: tuple[str, ...]
+
+    @property
+    def baseline_ms(self) -> float:
+        """The simulated step, ms."""
+        return self.baseline.step_ns / 1e6
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the explanation as a JSON object with the keys that scripts rely on."""
+        info = self.baseline.graph.info
+        return {
+            "trace": info.path,
+            "step_clock": self.baseline.clock,
+            "steps": info.n_steps,
+            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "baseline_ms": self.baseline_ms,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "gpu_busy_ms": self.breakdown.gpu_busy_ms,
+            "breakdown": self.breakdown.to_dict(),
+            "critical_path_ms": {kind: round(ms, 6) for kind, ms in self.critical_path_ms.items()},
+            "phases": [part.to_dict("phase") for part in self.phases],
+            "threads": [part.to_dict("thread") for part in self.threads],
+            "layers": [part.to_dict("layer") for part in self.layers],
+            "without_layer": self.without_layer.to_dict("layer"),
+            "kernels": [part.to_dict("family") for part in self.kernels],
+            "operations": [part.to_dict("name") for part in self.operations],
+            "verdict": self.verdict,
+            "warnings": list(self.warnings),
+        }
+
+
+def explain(baseline: Baseline, top: int = 10) -> Explanation:
+    """Give the explanation of a baseline's step, with the ``top`` layers, families and operations."""
+    graph, timeline = baseline.graph, baseline.timeline
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
+    work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
+    work_ms, critical_ms = work_ns * ms_per_ns, critical_ns * ms_per_ns
+    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
+    n_steps = max(high_ns - low_ns, 1) / baseline.step_ns if baseline.step_ns else 1.0
+    parts = _Parts(graph, begins / n_steps, work_ms, critical_ms)
+
+    by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
+    critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
+    if lag_ns:
+        critical_path_ms[LAG] = lag_ns * ms_per_ns
+
+    layers = parts.by(graph.layer, graph.layers)
+    named = [part for part in layers if part.name]
+    families = parts.by(graph.family, [family.name.lower() for family in KernelFamily])
+    working = graph.on_gpu if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
+    phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
+    return Explanation(
+        baseline=baseline,
+        verdict=verdict(baseline, critical_path_ms, {part.name: part.cpu_ms for part in phases}),
+        breakdown=baseline.breakdown,
+        critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
+        phases=tuple(phases),
+        threads=tuple(parts.by(graph.thread, [thread.name for thread in graph.threads])),
+        layers=tuple(named[:top]),
+        without_layer=next((part for part in layers if not part.name), Part("", 0.0, 0.0, 0.0, 0.0)),
+        n_layers=len(named),
+        kernels=tuple(families[:top]),
+        operations=tuple(parts.by(np.where(working, graph.name, -1), graph.names)[:top]),
+        warnings=apply(baseline).warnings,
+    )
+
+
+def critical_path_times(timeline: Timeline, low_ns: int, high_ns: int) -> tuple[Int64, int]:
+    """Give the time that each task holds the critical path within a window, ns, shape (n_tasks,), and that of lags.
+
+    A task holds the path from its start until the next one on the path starts, or until its own end where that comes
+    first; the rest is lag. Together they add up to what the path covers of the window.
+    """
+    path = timeline.critical_path
+    held_ns = np.zeros(len(timeline.graph), dtype=np.int64)
+    if not len(path):
+        return held_ns, 0
+    start_ns, end_ns = timeline.start_ns[path], timeline.end_ns[path]
+    until_ns = np.append(start_ns[1:], end_ns[-1])
+    released_ns = np.minimum(end_ns, until_ns)
+    start_ns, released_ns, until_ns = (np.clip(t, low_ns, high_ns) for t in (start_ns, released_ns, until_ns))
+    held_ns[path] = released_ns - start_ns
+    return held_ns, int((until_ns - released_ns).sum())
+
+
+class _Parts:
+    """Sums of tasks by a column of codes."""
+
+    def __init__(self, graph: TaskGraph, tasks: Float64, work_ms: Float64, critical_ms: Float64) -> None:
+        on_gpu = np.isin(graph.kind, GPU_KINDS)
+        self._columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
+
+    def by(self, codes: npt.NDArray[Any], table: list[str] | tuple[str, ...]) -> list[Part]:
+        """Give one part a code that occurs in the step; negative codes count for none."""
+        known = codes >= 0
+        sums = [np.bincount(codes[known], weights=column[known], minlength=len(table)) for column in self._columns]
+        tasks, gpu_ms, cpu_ms, critical_ms = sums
+        present = np.flatnonzero((gpu_ms > 0) | (cpu_ms > 0) | (critical_ms > 0))
+        order = present[np.lexsort((present, -(gpu_ms + cpu_ms)[present], -critical_ms[present]))]
+        return [
+            Part(table[code], float(tasks[code]), float(gpu_ms[code]), float(cpu_ms[code]), float(critical_ms[code]))
+            for code in order.tolist()
+        ]

@@ -1,0 +1,146 @@
+"""What mixed precision adds to a step: casts of weights, and the loss scaler's work. Used by the ``amp`` transform.
+
+Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1 (fp32 master weights, cast every step) and
+§3.2 (loss scaling); PyTorch's autocast caches a weight's cast for one forward pass, and GradScaler unscales all
+gradients and reads on the CPU whether one is infinite, once a step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.edit import NewTasks
+from whatif.graph import TaskGraph
+from whatif.hardware import Gpu
+from whatif.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.types import Array, Bool, Int64, Phase, TaskKind
+
+# The shortest kernels take 1 to 2.5 us whatever they do (kernel floor of 18 traces, docs/design.md).
+KERNEL_FLOOR_NS = 2_000
+# A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
+CAST_BYTES, UNSCALE_BYTES = 6, 8
+# What a core copies where the recording does not say, GB/s: one channel of DDR4-3200 carries 25.6 at its peak, and a
+# copy moves every byte twice.
+CPU_COPY_GBYTE_S = 10.0
+# What a GPU reaches of its memory bandwidth in a copy (aiconfigurator's speed-of-light model divides by 0.8).
+BANDWIDTH_SHARE = 0.8
+CAST_NAME = "cast to half precision"
+
+
+def parameters(graph: TaskGraph) -> int | None:
+    """Give the number of parameters of the model, from the recording's layer table; None where it has none."""
+    layers = graph.info.metadata.get("layers")
+    counts = [layer.get("parameters") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    total = sum(count for count in counts if isinstance(count, int) and 0 <= count < 10**13)
+    return total or None
+
+
+def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
+    """Put a cast of its weight before every forward matrix task of the mask ``matrix``.
+
+    The parameters' bytes are spread over the casts; where the recording does not tell them, each cast is as short as
+    a kernel gets, and its upper bound ten times that.
+    """
+    forward = np.flatnonzero(matrix & (graph.phase == Phase.FORWARD))
+    if not len(forward):
+        return graph
+    if graph.on_gpu.any():
+        forward = forward[graph.launch_of[forward] >= 0]
+    count = parameters(graph)
+    moved_ns = 0.0
+    if count:
+        per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
+        moved_ns = count * CAST_BYTES / (_gbyte_s(graph, gpu)) / per_step
+    if not graph.on_gpu.any():
+        before = _task_before(graph, forward)
+        return graph.insert(NewTasks(before, CAST_NAME, TaskKind.CPU_OP, moved_ns, phase=Phase.FORWARD)).graph
+    cast_ns = max(moved_ns, KERNEL_FLOOR_NS)
+    launch = graph.launch_of[forward]
+    previous = _task_before(graph, launch)
+    tasks = NewTasks(
+        _task_before(graph, forward), CAST_NAME, TaskKind.KERNEL, cast_ns, thread=graph.thread[forward],
+        high_ns=cast_ns * (2 if count else 10), family=int(KernelFamily.CAST), phase=Phase.FORWARD,
+        layer=graph.layer[forward], launched_after=previous, launch_ns=operator_cost_ns(graph),
+    )  # fmt: skip
+    return graph.insert(tasks).graph
+
+
+def add_loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> TaskGraph:
+    """Let every step unscale its gradients and wait for the result before the update."""
+    begins = update_begins(graph)
+    if not len(begins) or not graph.on_gpu.any():
+        return graph
+    count = parameters(graph)
+    unscale_ns = max((count or 0) * UNSCALE_BYTES / _gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
+    before = _task_before(graph, begins)
+    last_kernel = np.array([_last_gpu_before(graph, int(task)) for task in begins])
+    unscaled = graph.insert(
+        NewTasks(
+            last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
+            phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
+            launch_ns=operator_cost_ns(graph),
+        )
+    )  # fmt: skip
+    return unscaled.graph.synchronize(unscaled.launches, call_ns=KERNEL_FLOOR_NS)
+
+
+def update_begins(graph: TaskGraph) -> Int64:
+    """Give the first CPU task of the update behind each backward pass, shape (n_updates,)."""
+    cpu = np.flatnonzero(graph.on_cpu & (graph.thread == 0))
+    backward = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD))
+    if not len(backward) or not len(cpu):
+        return np.empty(0, dtype=np.int64)
+    update = cpu[graph.phase[cpu] == Phase.UPDATE]
+    # The first update task behind each backward task; many backward tasks lead to the same one.
+    at = np.searchsorted(update, backward)
+    begins = np.unique(update[at[at < len(update)]])
+    # Between a backward pass and its update lies no other phase.
+    forward = cpu[graph.phase[cpu] == Phase.FORWARD]
+    last_backward = backward[np.searchsorted(backward, begins) - 1]
+    between = np.searchsorted(forward, begins) - np.searchsorted(forward, last_backward)
+    return np.asarray(begins[between == 0], dtype=np.int64)
+
+
+def operator_cost_ns(graph: TaskGraph) -> int:
+    """Give the CPU time of one more small operator: the median launch and the median gap behind it, forward."""
+    launches = np.unique(graph.launch_of[graph.on_gpu & (graph.phase == Phase.FORWARD)])
+    launches = launches[launches >= 0]
+    if not len(launches):
+        return 10_000
+    order = np.argsort(graph.thread, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    behind = order[np.minimum(place[launches] + 1, len(order) - 1)]
+    gaps = graph.duration_ns[behind][graph.kind[behind] == TaskKind.GAP]
+    return int(np.median(graph.duration_ns[launches]) + (np.median(gaps) if len(gaps) else 0))
+
+
+def is_matrix(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of products, convolutions, attention and recurrent layers."""
+    return np.isin(graph.family, MATRIX_FAMILIES)
+
+
+def _gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
+    """Bytes moved per ns when copying."""
+    if graph.on_gpu.any():
+        return (gpu.memory_gbyte_s if gpu else 900.0) * BANDWIDTH_SHARE
+    rates = graph.info.metadata.get("rates")
+    measured = rates.get("copy_gbyte_s") if isinstance(rates, dict) else None
+    return float(measured) if isinstance(measured, int | float) and measured > 0 else CPU_COPY_GBYTE_S
+
+
+def _task_before(graph: TaskGraph, tasks: Array) -> Int64:
+    """The task before each one on its thread; the task itself where it is the first."""
+    order = np.argsort(graph.thread, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    before = order[np.maximum(place[tasks] - 1, 0)]
+    return np.where(graph.thread[before] == graph.thread[tasks], before, tasks).astype(np.int64)
+
+
+def _last_gpu_before(graph: TaskGraph, task: int) -> int:
+    """The last GPU task that was launched before a CPU task."""
+    gpu = np.flatnonzero(graph.on_gpu)
+    launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
+    earlier = gpu[launched < task]
+    return int(earlier[launched[launched < task].argmax()]) if len(earlier) else int(gpu[0])

@@ -1,0 +1,22 @@
+"""One JSON object on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def print_json(report: dict[str, Any]) -> None:
+    """Print ``report`` as one JSON object: plain ASCII, and null where a number is not finite."""
+    print(json.dumps(_finite(report), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

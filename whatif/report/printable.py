@@ -1,0 +1,19 @@
+"""Text of a trace made harmless for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Control characters move the cursor and set colors, format characters turn the writing direction, surrogates cannot be
+# encoded, line separators break tables.
+_HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def printable(text: str) -> str:
+    """Give ``text`` on one line, every character that a terminal would obey instead of show replaced by "�"."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        " " if c in "\n\t" else "�" if unicodedata.category(c) in _HARMFUL else c  # a tab or line end is a space
+        for c in text
+    )

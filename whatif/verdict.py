@@ -1,0 +1,72 @@
+"""What limits a step, in one sentence with its numbers."""
+
+from __future__ import annotations
+
+from whatif.breakdown import Breakdown
+from whatif.predict import Baseline
+
+# Data loading and exposed communication are named from a quarter of the step on, also where other work takes more:
+# their remedies are known and cheap, and at a quarter they bring 1.3x.
+NAMED_FROM = 0.25
+
+GPU_WORK = ("kernel", "memcpy", "memset")
+HOST_WORK = ("cpu_op", "runtime", "gap")
+
+
+def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms: dict[str, float]) -> str:
+    """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what nobody recorded."""
+    step_ms = baseline.step_ns / 1e6
+    if step_ms <= 0:
+        return "no step to explain: the recording holds no work that takes time."
+    parts = baseline.breakdown
+    on_path = {
+        "gpu": sum(critical_path_ms.get(kind, 0.0) for kind in GPU_WORK),
+        "host": sum(critical_path_ms.get(kind, 0.0) for kind in HOST_WORK),
+        "wait": critical_path_ms.get("wait", 0.0),
+    }
+    loading_ms = critical_path_ms.get("data_loading", 0.0)
+    most = max(on_path, key=lambda key: on_path[key])
+    if on_path["wait"] >= NAMED_FROM * step_ms and most == "wait":
+        return (
+            f"waiting: the step stands still for {_of(on_path['wait'], step_ms)}, and nothing in the recording says for "
+            "what (another process, another rank, a part that was not recorded)."
+        )
+    if loading_ms >= NAMED_FROM * step_ms:
+        return (
+            f"loading-bound: the step waits for its data for {_of(loading_ms, step_ms)}; "
+            "more loader workers, or cheaper loading, would shorten it."
+        )
+    if parts.communication_ms >= NAMED_FROM * step_ms:
+        return (
+            f"communication-bound: {_of(parts.communication_ms, step_ms)} of the step is communication, or waiting for "
+            "other ranks in it, that no other GPU work hides."
+        )
+    if not baseline.graph.on_gpu.any():
+        return _cpu_bound(phase_cpu_ms, step_ms)
+    return _gpu_or_host_bound(most, on_path, parts, step_ms)
+
+
+def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:
+    phase = max(phase_cpu_ms, key=lambda key: phase_cpu_ms[key], default="unknown")
+    if phase == "unknown":
+        return f"CPU-bound: the recording has no GPU work; CPU threads take the whole {step_ms:.2f} ms."
+    return (
+        f"CPU-bound: the recording has no GPU work; the {phase} phase is its largest part, "
+        f"{_of(phase_cpu_ms[phase], step_ms)}."
+    )
+
+
+def _gpu_or_host_bound(most: str, on_path: dict[str, float], parts: Breakdown, step_ms: float) -> str:
+    busy = f"the GPU is busy {_of(parts.gpu_busy_ms, step_ms)}"
+    if most == "gpu":
+        share = 100 * on_path["gpu"] / step_ms
+        return f"GPU-bound: {busy}, and its work is {share:.0f} % of the critical path; a faster CPU would change little."
+    share = 100 * on_path["host"] / step_ms
+    return (
+        f"host-bound: {busy}, and CPU work is {share:.0f} % of the critical path; faster kernels would change little, "
+        "fewer or cheaper launches would."
+    )
+
+
+def _of(part_ms: float, step_ms: float) -> str:
+    return f"{part_ms:.2f} of {step_ms:.2f} ms ({100 * part_ms / step_ms:.0f} %)"
