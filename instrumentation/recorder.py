@@ -16,6 +16,7 @@ from whatif.errors import WhatifError
 
 from .layers import GradientOrder, LayerMarks, describe_layers
 from .metadata import FirstInput, describe_environment, describe_optimizer, describe_precision
+from .rates import measure_cpu_rates
 from .recording_file import check_writable, write_recording
 from .steptimer import StepTimer
 
@@ -224,6 +225,7 @@ class Recording:
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if self._cuda else None,
             "precision": describe_precision(self._model, self._input.autocast),
             "grad_ready_order": self._gradients.rows(),
+            "rates": None if self._cuda else measure_cpu_rates(),
             **describe_environment(self._cuda),
         }
 

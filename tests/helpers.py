@@ -42,6 +42,7 @@ class Build:
 
     def task(self, thread: int, duration_ns: int, name: str = "", kind: TaskKind | None = None, **columns: Any) -> int:
         on_cpu = self.threads[thread].kind == ThreadKind.CPU
+        columns.setdefault("start_ns", len(self._tasks))  # recorded, not inserted
         columns.setdefault("low_ns", duration_ns)
         columns.setdefault("high_ns", duration_ns)
         columns["layer"] = self._layers.setdefault(columns.get("layer", ""), len(self._layers))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from whatif import derive, edit
 from whatif.errors import WhatifError
 from whatif.types import (
+    ALL_STREAMS,
     CPU_WORK_KINDS,
     GPU_KINDS,
     Anchor,
@@ -199,11 +200,13 @@ class TaskGraph:
         """Cut each of ``tasks`` into ``parts`` equal tasks that follow one another."""
         return edit.split(self, tasks, parts)
 
-    def synchronize(self, after: npt.ArrayLike, *, call_ns: int, name: str = "cudaStreamSynchronize") -> TaskGraph:
-        """Let each CPU task ``after`` be followed by a call that waits for all that was launched before it."""
+    def synchronize(
+        self, after: npt.ArrayLike, *, call_ns: int, stream: int = ALL_STREAMS, name: str = "cudaStreamSynchronize"
+    ) -> TaskGraph:
+        """Let each CPU task ``after`` be followed by a call that waits for what was launched before it on ``stream``."""
         from whatif.synchronize import synchronize
 
-        return synchronize(self, after, call_ns=call_ns, name=name)
+        return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
 
     def add_dependencies(
         self,

@@ -221,6 +221,8 @@ def cpu_half_precision_ratio(
     centre, low, high = (np.ones(len(family)) for _ in range(3))
     single = np.isin(dtype, _code("fp32", ""))
     matrix = single & np.isin(family, MATRIX_FAMILIES)
+    if (np.isin(dtype, _code("fp16", "bf16")) & np.isin(family, MATRIX_FAMILIES)).sum() > matrix.sum():
+        return centre, low, high  # autocast is on already
     centre[matrix] = gain**-SPEEDUP_EXPONENT
     low[matrix], high[matrix] = best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW
     moved = (KernelFamily.ELEMENTWISE, KernelFamily.POOLING, KernelFamily.NORMALIZATION, KernelFamily.COPY)

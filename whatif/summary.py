@@ -87,7 +87,8 @@ class Summary:
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
             "tasks": self.tasks,
             "threads": [
-                {"thread": t.name, "kind": t.kind, "tasks": t.tasks, "busy_ms": round(t.busy_ms, 6)} for t in self.threads
+                {"thread": t.name, "kind": t.kind, "tasks": t.tasks, "busy_ms": round(t.busy_ms, 6)}
+                for t in self.threads
             ],
             "time_share_of": self.time_share_of,
             "gpu_time_with_layer_pct": self.time_with_layer_pct,

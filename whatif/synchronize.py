@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.edit import NewTasks, insert, reorder
-from whatif.types import ALL_STREAMS, TaskKind, Waits
+from whatif.types import TaskKind, Waits
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 RETURN_NS = 8_000
 
 
-def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: str) -> TaskGraph:
-    """Give the graph in which each CPU task ``after`` is followed by a call ``name`` that waits for all streams.
+def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> TaskGraph:
+    """Give the graph in which each CPU task ``after`` is followed by a call ``name`` that waits for ``stream``.
 
-    ``call_ns`` is the call's own work. Ids of tasks behind the first insertion change.
+    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first insertion change.
     """
     calls = insert(graph, NewTasks(after, name, TaskKind.RUNTIME, call_ns))
     waits = insert(calls.graph, NewTasks(calls.ids, name, TaskKind.WAIT, 0))
     old = waits.graph.waits
     table = Waits(
         np.concatenate([old.task, waits.ids]).astype(np.int32),
-        np.concatenate([old.scope, np.full(len(waits.ids), ALL_STREAMS)]).astype(np.int32),
+        np.concatenate([old.scope, np.full(len(waits.ids), stream)]).astype(np.int32),
         np.concatenate([old.lag_ns, np.full(len(waits.ids), RETURN_NS)]),
     )
     return reorder(waits.graph.replace(waits=table))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.breakdown import Breakdown
 from whatif.predict import Baseline
 
-# Data loading and exposed communication are named from a quarter of the step on, also where other work takes more:
+# Data loading and communication on the critical path are named from a quarter of the step on, also where other work takes more:
 # their remedies are known and cheap, and at a quarter they bring 1.3x.
 NAMED_FROM = 0.25
 
@@ -36,10 +36,11 @@ def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms
             f"loading-bound: the step waits for its data for {_of(loading_ms, step_ms)}; "
             "more loader workers, or cheaper loading, would shorten it."
         )
-    if parts.communication_ms >= NAMED_FROM * step_ms:
+    communication_ms = critical_path_ms.get("communication", 0.0)
+    if communication_ms >= NAMED_FROM * step_ms:
         return (
-            f"communication-bound: {_of(parts.communication_ms, step_ms)} of the step is communication, or waiting for "
-            "other ranks in it, that no other GPU work hides."
+            f"communication-bound: the step waits for communication, or for other ranks in it, for "
+            f"{_of(communication_ms, step_ms)}; a faster network, or more overlap, would shorten it."
         )
     if not baseline.graph.on_gpu.any():
         return _cpu_bound(phase_cpu_ms, step_ms)
@@ -60,7 +61,9 @@ def _gpu_or_host_bound(most: str, on_path: dict[str, float], parts: Breakdown, s
     busy = f"the GPU is busy {_of(parts.gpu_busy_ms, step_ms)}"
     if most == "gpu":
         share = 100 * on_path["gpu"] / step_ms
-        return f"GPU-bound: {busy}, and its work is {share:.0f} % of the critical path; a faster CPU would change little."
+        return (
+            f"GPU-bound: {busy}, and its work is {share:.0f} % of the critical path; a faster CPU would change little."
+        )
     share = 100 * on_path["host"] / step_ms
     return (
         f"host-bound: {busy}, and CPU work is {share:.0f} % of the critical path; faster kernels would change little, "

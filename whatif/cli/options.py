@@ -35,9 +35,13 @@ def names_then_trace(words: list[str]) -> tuple[list[str], str]:
         order = " ".join(word for word in words if word != early[0])
         raise UsageError(f"apply: the trace comes last; try `whatif apply {order} {early[0]}`.")
     if not names and _is_trace(last):
-        raise UsageError(f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names.")
+        raise UsageError(
+            f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
+        )
     if _is_transform(last):
-        raise UsageError(f"apply: expected a trace as the last argument, got the transform {last!r}; name the trace too.")
+        raise UsageError(
+            f"apply: expected a trace as the last argument, got the transform {last!r}; name the trace too."
+        )
     if not names:
         raise UsageError(f"apply: expected NAME and TRACE, got only {last!r}; `whatif transforms` lists names.")
     return names, last

@@ -69,7 +69,7 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
             sources.append(source)
             targets.append(target)
             np.maximum.at(ready_ns, target, gpu.end_ns[source])
-        source, target = _evidence(gpu, ready_ns, ends)
+        source, target = _evidence(gpu, ready_ns, ends, _launched_ns(calls, gpu))
         sources.append(source)
         targets.append(target)
         np.maximum.at(ready_ns, target, gpu.end_ns[source])
@@ -83,8 +83,16 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
     )
 
 
-def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64) -> tuple[Int64, Int64]:
-    """Late tasks, each with the latest task of another stream that ends in the 20 us before its start."""
+def _launched_ns(calls: Calls, gpu: GpuSide) -> Int64:
+    """When each GPU task was launched; long ago where the recording does not tell."""
+    return np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)] if len(calls.event) else 0, np.iinfo(np.int64).min)
+
+
+def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64, launched_ns: Int64) -> tuple[Int64, Int64]:
+    """Late tasks, each with the latest task of another stream that ends in the 20 us before its start.
+
+    A stream can wait only for what was launched before.
+    """
     late = np.flatnonzero((gpu.start_ns - ready_ns > LATE_NS))
     sources, targets = [], []
     end_ns = gpu.end_ns[ends]
@@ -92,7 +100,8 @@ def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64) -> tuple[Int64, Int64]
     high = np.searchsorted(end_ns, gpu.start_ns[late] + EVENT_EARLY_NS, side="right")
     for task, first, last in zip(late.tolist(), low.tolist(), high.tolist(), strict=True):
         for candidate in ends[first:last][::-1].tolist():
-            if gpu.stream[candidate] != gpu.stream[task] and gpu.start_ns[candidate] < gpu.start_ns[task]:
+            earlier = launched_ns[candidate] <= launched_ns[task] and gpu.start_ns[candidate] < gpu.start_ns[task]
+            if earlier and gpu.stream[candidate] != gpu.stream[task]:
                 sources.append(candidate)
                 targets.append(task)
                 break
@@ -115,7 +124,7 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
     asks, target = asks[same_thread], by_call[at[same_thread]]
     pairs = set()
     end_ns, start_ns = gpu.end_ns, gpu.start_ns
-    launch_ns = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    launch_ns = _launched_ns(calls, gpu)
     sorted_ends = end_ns[ends]
     for task, asked_ns in set(zip(target.tolist(), calls.start_ns[asks].tolist(), strict=True)):
         last = int(np.searchsorted(sorted_ends, start_ns[task] + STRUCTURAL_EARLY_NS, side="right"))
@@ -140,18 +149,20 @@ def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, 
         return none, none
     call_of = {int(c): i for i, c in enumerate(events.correlation[calls.event].tolist()) if c > 0}
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
-    launch_ns = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    on_stream = [np.flatnonzero(gpu.stream == code) for code in range(len(gpu.streams))]
+    launch_ns = _launched_ns(calls, gpu)
+    launched_by = [np.maximum.accumulate(launch_ns[tasks]) for tasks in on_stream]
     sources, targets = [], []
     for row in rows.tolist():
         asked, recorded = call_of.get(int(events.correlation[row])), call_of.get(int(events.wait_correlation[row]))
         waiting, awaited = code_of.get(int(events.stream[row])), code_of.get(int(events.wait_stream[row]))
         if asked is None or recorded is None or waiting is None or awaited is None or waiting == awaited:
             continue
-        before = np.flatnonzero((gpu.stream == awaited) & (launch_ns < calls.start_ns[recorded]))
-        after = np.flatnonzero((gpu.stream == waiting) & (launch_ns > calls.start_ns[asked]))
-        if not len(before) or not len(after):
+        before = int(np.searchsorted(launched_by[awaited], calls.start_ns[recorded], side="left")) - 1
+        after = int(np.searchsorted(launched_by[waiting], calls.start_ns[asked], side="right"))
+        if before < 0 or after >= len(on_stream[waiting]):
             continue
-        source, target = int(before[-1]), int(after[0])
+        source, target = int(on_stream[awaited][before]), int(on_stream[waiting][after])
         if gpu.end_ns[source] <= gpu.start_ns[target] + EVENT_EARLY_NS and gpu.start_ns[source] < gpu.start_ns[target]:
             sources.append(source)
             targets.append(target)

@@ -18,6 +18,7 @@ from whatif.ingest.kineto_fields import (
     MODULE_PREFIX,
     NO_ARGS,
     NOTHING,
+    LAYER_ANNOTATION,
     OLD_ANNOTATION,
     Args,
     RawEvent,
@@ -210,6 +211,9 @@ class ColumnBuilder:
         order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
         for field in columns:
             columns[field] = columns[field][order]
+        layer = np.array([name.startswith(LAYER_ANNOTATION) for name in self._names], dtype=np.bool_)
+        if layer.any():
+            columns["category"][layer[columns["name"]]] = EventCategory.ANNOTATION
         return Events(
             **columns,
             names=list(self._names),

@@ -87,6 +87,8 @@ CATEGORIES: dict[str, EventCategory | Special] = {
 }
 
 MODULE_PREFIX = "nn.Module: "
+# What our recorder writes around a layer is an operator to Kineto, but none to us.
+LAYER_ANNOTATION = "whatif::layer::"
 OLD_ANNOTATION = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#")
 
 # Bytes an element, by the names that c10 gives its scalar types.

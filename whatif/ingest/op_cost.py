@@ -89,6 +89,12 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
         return None
 
 
+def input_dtype(input_dims: Any, input_types: Any) -> str:
+    """Return the dtype of the first floating-point tensor among an operator's inputs, "" where there is none."""
+    tensors = _tensors(input_dims, input_types) or []
+    return next((tensor.dtype for tensor in tensors if tensor and tensor.dtype not in ("", "int")), "")
+
+
 def _tensors(dims: Any, types: Any) -> _Inputs | None:
     if not isinstance(dims, list) or len(dims) > _MOST_INPUTS:
         return None

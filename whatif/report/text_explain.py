@@ -1,0 +1,94 @@
+"""The text report of ``whatif explain``: what limits the step, then where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from whatif.explain import Explanation, Part
+from whatif.report.layout import (
+    BREAKDOWN_LABELS,
+    CLOCK_LABELS,
+    KIND_LABELS,
+    bar,
+    ms_format,
+    pct,
+    plain,
+    print_table,
+    print_title,
+    report,
+)
+
+# A column of a table of parts: its header, and what it shows of a part.
+Column = tuple[str, Callable[[Part], str]]
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print what ``whatif explain`` reports."""
+    baseline, step_ms = explanation.baseline, explanation.baseline_ms
+    has_gpu = bool(baseline.graph.on_gpu.any())
+    ms = ms_format(step_ms)
+    name, what = Path(baseline.graph.info.path).name, "a step" if baseline.graph.info.n_steps else "the span"
+    count: Column = ("a step", _count)
+    critical: Column = ("critical ms", lambda part: ms(part.critical_ms))
+    gpu: Column = ("GPU ms", lambda part: ms(part.gpu_ms))
+    cpu: Column = ("CPU ms", lambda part: ms(part.cpu_ms))
+    both = [gpu, cpu, critical] if has_gpu else [cpu, critical]
+    with report() as out:
+        out.print(plain(explanation.verdict, "bold"))
+        out.print(plain(f"{name}: {what} takes {ms(step_ms)} ms ({CLOCK_LABELS[baseline.clock]})", "dim"))
+        if has_gpu:
+            parts = explanation.breakdown.to_dict()
+            shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]
+            _print_shares(out, "Where the time goes", shares, step_ms)
+        path = [(KIND_LABELS[kind], part_ms) for kind, part_ms in explanation.critical_path_ms.items()]
+        _print_shares(out, "Critical path: what the step waits for", path, step_ms)
+        _print_parts(out, "Phases", explanation.phases, both)
+        if len(explanation.threads) > 1:
+            _print_parts(out, "Execution threads", explanation.threads, both)
+        _print_layers(out, explanation, both)
+        _print_parts(out, "Kernel families", explanation.kernels, [count, gpu, critical])
+        if has_gpu:
+            _print_parts(out, "Kernels and copies", explanation.operations, [count, gpu, critical])
+        else:
+            _print_parts(out, "Operators", explanation.operations, [count, cpu, critical])
+
+
+def _short(name: str) -> str:
+    """A kernel's name without what all of PyTorch's have in common."""
+    for common in ("void ", "at::native::", "(anonymous namespace)::", "<unnamed>::"):
+        name = name.replace(common, "")
+    return name
+
+
+def _count(part: Part) -> str:
+    return f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
+
+
+def _print_shares(out: Console, heading: str, shares: Sequence[tuple[str, float]], step_ms: float) -> None:
+    ms = ms_format(step_ms)
+    rows = [(label, ms(part), f"{pct(part, step_ms)} %", bar(part, step_ms)) for label, part in shares]
+    print_title(out, heading)
+    print_table(out, ["", "ms", "", " "], rows)
+
+
+def _print_layers(out: Console, explanation: Explanation, columns: list[Column]) -> None:
+    if not explanation.layers:
+        print_title(out, "Layers")
+        out.print(plain("  none in this trace: record with `whatif collect` to get them", "dim"))
+        return
+    shown, rest = len(explanation.layers), explanation.without_layer
+    heading = f"Layers ({shown} of {explanation.n_layers})" if shown < explanation.n_layers else "Layers"
+    parts = [*explanation.layers]
+    if rest.gpu_ms or rest.cpu_ms:
+        parts.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
+    _print_parts(out, heading, parts, columns)
+
+
+def _print_parts(out: Console, heading: str, parts: Sequence[Part], columns: list[Column]) -> None:
+    if parts:
+        print_title(out, heading)
+        rows = [[_short(part.name), *(show(part) for _, show in columns)] for part in parts]
+        print_table(out, ["", *(header for header, _ in columns)], rows)

@@ -1,0 +1,89 @@
+"""The text report of ``whatif info``: can the recording be trusted, and what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from whatif.report.layout import CLOCK_LABELS, KIND_LABELS, bar, ms_format, pct, plain, print_table, print_title, report
+from whatif.summary import Summary
+
+# Families below the eighth take a percent or less.
+SHOWN_FAMILIES = 8
+
+
+def print_summary(summary: Summary) -> None:
+    """Print what ``whatif info`` reports."""
+    with report() as out:
+        out.print(plain(f"{Path(summary.graph.info.path).name}: {summary.trust}", "bold"))
+        print_table(out, ["", " "], _facts(summary))
+        _print_steps(out, summary)
+        print_title(out, f"Tasks ({len(summary.graph):,})")
+        print_table(out, ["", ""], [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()])
+        print_title(out, "Execution threads")
+        ms = ms_format(max((t.busy_ms for t in summary.threads), default=0.0))
+        print_table(out, ["", "tasks", "busy ms"], [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in summary.threads])
+        _print_shares(out, summary)
+        if summary.warnings:
+            print_title(out, "Quirks met")
+            for sentence in summary.warnings:
+                out.print(Padding(plain(f"- {sentence}"), (0, 0, 0, 2)))
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    info, has_gpu = summary.graph.info, summary.time_share_of == "gpu"
+    gpu = info.gpu or ("not named by the trace" if has_gpu else "none: a CPU recording")
+    known = "" if summary.gpu_known_as in (None, info.gpu) else f" (known as {summary.gpu_known_as})"
+    unknown = " (not in whatif's tables)" if info.gpu and summary.gpu_known_as is None else ""
+    steps = (
+        f"{info.n_steps}, from {info.step_source}" if info.n_steps else "none found: all times are of the whole span"
+    )
+    facts = [("GPU", gpu + known + unknown), ("steps", steps)]
+    if info.batch_size:
+        facts.append(("batch size", str(info.batch_size)))
+    if has_gpu:
+        depth = f"blocks at {info.queue_depth:,} pending tasks" if info.queue_depth else "no limit seen"
+        facts += [("launch lag", f"{info.launch_lag_ns / 1e3:.1f} µs"), ("launch queue", depth)]
+    return facts
+
+
+def _print_steps(out: Console, summary: Summary) -> None:
+    baseline, info = summary.baseline, summary.graph.info
+    ms = ms_format(baseline.step_ns / 1e6)
+    clock = CLOCK_LABELS[baseline.clock]
+    how = f"{clock}, median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else clock
+    rows = [
+        ("recorded", f"{ms(baseline.measured_ns / 1e6)} ms", how),
+        ("replayed", f"{ms(baseline.step_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
+        ("unexplained wait", f"{baseline.unexplained_wait_pct:.1f} % ", "of the whole recording"),
+    ]
+    if info.untraced_step_ns:
+        rows.insert(
+            0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")
+        )
+    print_title(out, "Step" if info.n_steps else "Span")
+    print_table(out, ["", "", " "], rows)
+
+
+def _print_shares(out: Console, summary: Summary) -> None:
+    whose = "GPU" if summary.time_share_of == "gpu" else "CPU"
+    print_title(out, f"{whose} time ({ms_format(summary.time_ms)(summary.time_ms)} ms in all)")
+    layers = f"{summary.n_layers} layers" if summary.n_layers else "no layers: record with `whatif collect` to get them"
+    phases = ", ".join(f"{name} {share:.0f} %" for name, share in summary.phases_pct.items())
+    rows: list[tuple[str | Text, ...]] = [
+        ("with a layer", _share(summary.time_with_layer_pct), plain(layers, "dim")),
+        ("with a phase", _share(summary.time_with_phase_pct), plain(phases, "dim")),
+    ]
+    print_table(out, ["", "", " "], rows)
+    families = [(name.replace("_", " "), share) for name, share in summary.families_pct.items()][:SHOWN_FAMILIES]
+    for heading, shares in (("Kernel families", families), ("Number formats", list(summary.dtypes_pct.items()))):
+        if shares:
+            print_title(out, heading)
+            print_table(out, ["", "", " "], [(name, f"{pct(share)} %", bar(share, 100)) for name, share in shares])
+
+
+def _share(share_pct: float | None) -> str:
+    return "–" if share_pct is None else f"{pct(share_pct)} %"

@@ -1,0 +1,109 @@
+"""What ``whatif transforms`` shows: the list of what-ifs, or the options, source and model of one."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from rich.text import Text
+
+from whatif.errors import WhatifError
+from whatif.report.layout import plain, print_table, print_title, report
+from whatif.transform import Transform, built_in_names, load_transform, plug_in_names
+
+
+def listing() -> dict[str, Any]:
+    """Give every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
+    built_in = [_line(name, "built-in") for name in built_in_names()]
+    plug_in = [_line(name, "plug-in") for name in plug_in_names() if name not in built_in_names()]
+    return {"transforms": built_in + plug_in}
+
+
+def _line(name: str, origin: str) -> dict[str, Any]:
+    try:
+        transform = load_transform(name)
+    except WhatifError as error:
+        return {"name": name, "origin": origin, "summary": None, "error": str(error)}
+    except Exception as error:  # one broken plug-in must not hide all the others
+        return {"name": name, "origin": origin, "summary": None, "error": f"{type(error).__name__}: {error}"}
+    return {"name": name, "origin": origin, "summary": transform.summary, "source": transform.source}
+
+
+def describe(transform: Transform) -> dict[str, Any]:
+    """Give all that is known of one transform: summary, docstring, options with types and defaults, where it lies."""
+    return {
+        "name": transform.name,
+        "summary": transform.summary,
+        "doc": transform.doc,
+        "source": transform.source,
+        "overrides_schedule": transform.schedule is not None,
+        "options": [
+            {"name": name, "type": type_text(p.annotation), "default": _plain_value(p.default)}
+            for name, p in transform.parameters.items()
+        ],
+    }
+
+
+def type_text(annotation: Any) -> str:
+    """Give an option's type as people write it: "float", "gpu | cpu", "int | none"."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(repr(a) if a == "" else str(a) for a in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " | ".join(type_text(a) for a in typing.get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    if annotation is str:
+        return "text"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _plain_value(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def print_listing(found: dict[str, Any]) -> None:
+    """Print the list."""
+    rows: list[tuple[str | Text, ...]] = []
+    for entry in found["transforms"]:
+        name = entry["name"] + (" (plug-in)" if entry["origin"] == "plug-in" else "")
+        broken = entry["summary"] is None
+        rows.append((name, plain(f"cannot be loaded: {entry['error']}", "red") if broken else entry["summary"]))
+    with report() as out:
+        if rows:
+            print_table(out, ["", " "], rows)
+        else:
+            out.print(plain("no transforms are installed"))
+        out.print()
+        out.print(plain("whatif transforms NAME   shows the options, the source and the model of one", "dim"))
+
+
+def print_transform(found: dict[str, Any]) -> None:
+    """Print one transform."""
+    with report() as out:
+        for number, line in enumerate(found["doc"].splitlines()):
+            out.print(plain(line, "bold" if number == 0 else ""), soft_wrap=True)
+        print_title(out, "Options")
+        rows = [(o["name"], o["type"], _default_text(o["default"])) for o in found["options"]]
+        if rows:
+            print_table(out, ["option", "type", "default"], rows, text_columns=3)
+        else:
+            out.print(plain("  none"))
+        if found["overrides_schedule"]:
+            out.print()
+            out.print(plain("It has a schedule of its own, so only one like it fits into a composition."))
+        out.print()
+        out.print(plain(f"whatif apply {_example(found)} TRACE"), soft_wrap=True)
+        out.print(plain(f"source: {found['source']}", "dim"), soft_wrap=True)
+
+
+def _default_text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return repr(value) if value == "" else str(value)
+
+
+def _example(found: dict[str, Any]) -> str:
+    options = [o for o in found["options"] if o["default"] not in (None, "")]
+    spelled = ",".join(f"{o['name']}={o['default']}" for o in options[:2])
+    return f"{found['name']}:{spelled}" if spelled else str(found["name"])
