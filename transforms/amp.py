@@ -36,16 +36,16 @@ def transform(
         return graph.scale(work & ~matrix, 1 / (memory_speedup or 2.0))
 
     work = (graph.on_gpu if on_gpu else graph.family >= 0) & ~graph.select(phase=Phase.UPDATE)
-    columns = [column[work] for column in (graph.family, graph.dtype, graph.flops, graph.size_bytes, graph.duration_ns)]
+    family, dtype, duration_ns = graph.family[work], graph.dtype[work], graph.duration_ns[work]
     if on_gpu:
-        ratios = half_precision_ratio(*columns, gpu, target)
+        ratio, low, high = half_precision_ratio(
+            family, dtype, graph.flops[work], graph.size_bytes[work], duration_ns, gpu, target
+        )
     else:
         target = "bf16"
-        ratios = cpu_half_precision_ratio(columns[0], columns[1], graph.info.metadata.get("rates"))
-    ratio, low, high = ratios
+        ratio, low, high = cpu_half_precision_ratio(family, dtype, graph.info.metadata.get("rates"))
     if np.all(ratio[matrix[work]] == 1):
         return graph.note("amp: the matrix kernels run in half precision already (or there are none); nothing changes")
-    duration_ns = columns[-1]
     changed = np.zeros(len(graph), dtype=np.bool_)
     changed[work] = ratio < 1
     graph = graph.with_duration(work, duration_ns * ratio, low_ns=duration_ns * low, high_ns=duration_ns * high)

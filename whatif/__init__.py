@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whatif.edit import NewTasks
     from whatif.errors import WhatifError
     from whatif.graph import GraphInfo, TaskGraph
     from whatif.ingest.read import read
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from whatif.timeline import Timeline
     from whatif.transform import Transform, load_transform
     from whatif.types import Anchor, Dependencies, DependencyKind, Phase, TaskKind, Thread, ThreadKind
-    from whatif.edit import NewTasks
 
 _HOME = {
     "read": "whatif.ingest.read",

@@ -81,8 +81,6 @@ def _back_pressure(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) ->
             continue
         known = launch[depth:] >= 0
         parts.append(
-            Dependencies.of(
-                tasks[:-depth][known], launch[depth:][known], DependencyKind.QUEUE, anchor=Anchor.START
-            )
+            Dependencies.of(tasks[:-depth][known], launch[depth:][known], DependencyKind.QUEUE, anchor=Anchor.START)
         )
     return Dependencies.concatenate(parts)

@@ -68,9 +68,7 @@ def with_duration(
         raise WhatifError("with_duration: expected durations of 0 ns or more, got a negative one.")
     low = put(graph.low_ns, duration_ns if low_ns is None else low_ns)
     high = put(graph.high_ns, duration_ns if high_ns is None else high_ns)
-    return graph.replace(
-        duration_ns=duration, low_ns=np.minimum(low, duration), high_ns=np.maximum(high, duration)
-    )
+    return graph.replace(duration_ns=duration, low_ns=np.minimum(low, duration), high_ns=np.maximum(high, duration))
 
 
 # -- remove ----------------------------------------------------------------------------------------------------
@@ -248,8 +246,8 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
     launched_after = (
         None if tasks.launched_after is None else np.broadcast_to(np.asarray(tasks.launched_after, np.int64), (count,))
     )
-    for ids in (after, launched_after):
-        if ids is not None and (ids.min() < 0 or ids.max() >= n):
+    for given in (after, launched_after):
+        if given is not None and (given.min() < 0 or given.max() >= n):
             raise WhatifError(f"insert: expected ids of tasks in 0..{n - 1}, got one outside.")
 
     names = dict.fromkeys(graph.names)
@@ -282,9 +280,7 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
         launch = Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns)
         dependencies = Dependencies.concatenate([dependencies, launch])
     waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
-    edited = graph.replace(
-        **columns, names=tuple(names), dependencies=dependencies, waits=waits, attached=attached
-    )
+    edited = graph.replace(**columns, names=tuple(names), dependencies=dependencies, waits=waits, attached=attached)
     edited, again = reorder(edited)
     return Inserted(edited, again[ids], again[launches], again[moved])
 

@@ -20,7 +20,7 @@ from whatif.timeline import Timeline
 from whatif.types import GPU_KINDS, Int64, Phase, TaskKind
 from whatif.verdict import verdict
 
-Float64 = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
 
 # Time on the critical path in which nothing runs: launch latency, and what a stream needs between two kernels.
 LAG = "lag"
@@ -60,8 +60,8 @@ class Explanation:
     layers: tuple[Part, ...]
     without_layer: Part
     n_layers: int
-    kernels: tuple[Part, ...]  # by kernel family
-    operations: tuple[Part, ...]  # by name: kernels, or operators where there is no GPU
+    kernels: tuple[Part, ...]  # by family: kernels, or operators where there is no GPU
+    operations: tuple[Part, ...]  # by name: likewise
     warnings: tuple[str, ...]
 
     @property
@@ -112,8 +112,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
 
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
-    families = parts.by(graph.family, [family.name.lower() for family in KernelFamily])
     working = graph.on_gpu if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
+    families = parts.by(np.where(working, graph.family, -1), [family.name.lower() for family in KernelFamily])
     phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
     return Explanation(
         baseline=baseline,
@@ -152,7 +152,7 @@ def critical_path_times(timeline: Timeline, low_ns: int, high_ns: int) -> tuple[
 class _Parts:
     """Sums of tasks by a column of codes."""
 
-    def __init__(self, graph: TaskGraph, tasks: Float64, work_ms: Float64, critical_ms: Float64) -> None:
+    def __init__(self, graph: TaskGraph, tasks: Floats, work_ms: Floats, critical_ms: Floats) -> None:
         on_gpu = np.isin(graph.kind, GPU_KINDS)
         self._columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
 

@@ -203,7 +203,7 @@ class TaskGraph:
     def synchronize(
         self, after: npt.ArrayLike, *, call_ns: int, stream: int = ALL_STREAMS, name: str = "cudaStreamSynchronize"
     ) -> TaskGraph:
-        """Let each CPU task ``after`` be followed by a call that waits for what was launched before it on ``stream``."""
+        """Let each CPU task ``after`` be followed by a call that waits for earlier launches on ``stream``."""
         from whatif.synchronize import synchronize
 
         return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
@@ -245,7 +245,7 @@ class TaskGraph:
                 raise WhatifError(f"graph: expected {n} values in column {column}, got {getattr(self, column).shape}.")
         for column, table in (("name", self.names), ("thread", self.threads), ("layer", self.layers)):
             codes = getattr(self, column)
-            if n and not (0 <= int(codes.min()) and int(codes.max()) < len(table)):
+            if n and not (int(codes.min()) >= 0 and int(codes.max()) < len(table)):
                 raise WhatifError(f"graph: column {column} has codes outside its table of {len(table)} entries.")
         if n and int(self.duration_ns.min()) < 0:
             worst = int(self.duration_ns.argmin())

@@ -30,7 +30,9 @@ CAST_NAME = "cast to half precision"
 def parameters(graph: TaskGraph) -> int | None:
     """Give the number of parameters of the model, from the recording's layer table; None where it has none."""
     layers = graph.info.metadata.get("layers")
-    counts = [layer.get("parameters") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    counts = (
+        [layer.get("parameters") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    )
     total = sum(count for count in counts if isinstance(count, int) and 0 <= count < 10**13)
     return total or None
 

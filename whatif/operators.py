@@ -13,14 +13,17 @@ _RULES = (
     (KernelFamily.ATTENTION, r"scaled_dot_product|flash_attention|efficient_attention"),
     (KernelFamily.CONVOLUTION, r"conv(olution|_transpose|_depthwise)?\d?d?(_|$)|convolution|thnn_conv|slow_conv"),
     (KernelFamily.RNN, r"(lstm|gru|rnn)(_|$|cell)"),
-    (KernelFamily.GEMM, r"^(aten|mkl|mkldnn)::_?(addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|mkl_linear|mkldnn_linear|mkldnn_.*linear)"),
+    (KernelFamily.GEMM, r"^\w+::_?(addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|mkl\w*linear)"),
     (KernelFamily.LAYER_NORM, r"layer_norm|group_norm|rms_norm"),
     (KernelFamily.NORMALIZATION, r"(batch|instance)_norm"),
     (KernelFamily.SOFTMAX, r"softmax"),
     (KernelFamily.POOLING, r"pool\d?d?"),
     (KernelFamily.INDEXING, r"embedding|index|gather|scatter|masked_"),
     (KernelFamily.COPY, r"::(copy_|_to_copy|clone|contiguous|cat|stack|fill_|zero_|zeros|ones)$"),
-    (KernelFamily.REDUCTION, r"::(sum|mean|norm|linalg_vector_norm|max|min|argmax|nll_loss\w*|cross_entropy\w*|var\w*)(_|$)"),
+    (
+        KernelFamily.REDUCTION,
+        r"::(sum|mean|norm|linalg_vector_norm|max|min|argmax|nll_loss\w*|cross_entropy\w*|var\w*)(_|$)",
+    ),
     (
         KernelFamily.ELEMENTWISE,
         r"::_?(foreach_)?(add|sub|mul|div|sqrt|rsqrt|pow|exp|log|neg|abs|relu|gelu|silu|sigmoid|tanh|threshold|clamp\w*"

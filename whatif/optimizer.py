@@ -71,5 +71,3 @@ def _with_one_kernel_each(graph: TaskGraph, groups: list[Int64], ratio: float, l
 
     graph = graph.with_duration(first, fused_ns(ratio), low_ns=fused_ns(low), high_ns=fused_ns(high))
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))
-
-

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +91,7 @@ def simulate_scenarios(
     from whatif import compiled
 
     if not all(thread.ordered for thread in graph.threads):
-        raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate the scenarios one by one.")
+        raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
     values = np.asarray(x, dtype=np.float64)
     # Blocks of 32 scenarios keep a task's row in the first-level cache and the matrix of ends small.
@@ -269,11 +268,3 @@ def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
 
 def _cycle(n_waiting: int) -> WhatifError:
     return WhatifError(f"simulate: {n_waiting} tasks wait for one another in a cycle; graph.check() names one of them.")
-
-
-def same_result(a: Timeline, b: Timeline) -> bool:
-    """Say whether two timelines agree in every start and end."""
-    return bool(np.array_equal(a.start_ns, b.start_ns) and np.array_equal(a.end_ns, b.end_ns))
-
-
-__all__: list[Any] = ["Frontier", "Schedule", "simulate", "simulate_bounds", "simulate_scenarios"]

@@ -40,7 +40,7 @@ class Summary:
     time_ms: float  # the time that shares are of, in the whole recording
     time_with_layer_pct: float | None
     time_with_phase_pct: float | None
-    families_pct: dict[str, float]
+    families_pct: dict[str, float]  # of the time of tasks whose family is known
     dtypes_pct: dict[str, float]
     phases_pct: dict[str, float]
     n_layers: int
@@ -121,8 +121,8 @@ def summarize(baseline: Baseline) -> Summary:
         time_ms=time_ns / 1e6,
         time_with_layer_pct=_share_pct(graph, counted, graph.layer > 0),
         time_with_phase_pct=_share_pct(graph, counted, graph.phase != Phase.UNKNOWN),
-        families_pct=_shares_pct(graph, graph.on_gpu, graph.family, [family.name.lower() for family in KernelFamily]),
-        dtypes_pct=_shares_pct(graph, graph.on_gpu, graph.dtype, ["unknown", *DTYPES[1:]]),
+        families_pct=_shares_pct(graph, counted, graph.family, [family.name.lower() for family in KernelFamily]),
+        dtypes_pct=_shares_pct(graph, counted & (graph.family >= 0), graph.dtype, ["unknown", *DTYPES[1:]]),
         phases_pct=_shares_pct(graph, counted, graph.phase, [phase.name.lower() for phase in Phase]),
         n_layers=len(np.unique(graph.layer[graph.layer > 0])),
         warnings=apply(baseline).warnings,

@@ -18,9 +18,10 @@ RETURN_NS = 8_000
 
 
 def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> TaskGraph:
-    """Give the graph in which each CPU task ``after`` is followed by a call ``name`` that waits for ``stream``.
+    """See ``TaskGraph.synchronize``.
 
-    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first insertion change.
+    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first
+    insertion change.
     """
     calls = insert(graph, NewTasks(after, name, TaskKind.RUNTIME, call_ns))
     waits = insert(calls.graph, NewTasks(calls.ids, name, TaskKind.WAIT, 0))

@@ -174,8 +174,8 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
     complete = all(p.default is not p.empty and p.annotation is not p.empty for p in options)
     if not (shaped and complete):
         raise WhatifError(
-            f"{where}: expected transform(graph, *, option: type = default, ...), got transform{signature}; options are "
-            "keyword-only, annotated and have defaults."
+            f"{where}: expected transform(graph, *, option: type = default, ...), got transform{signature}; "
+            "options are keyword-only, annotated and have defaults."
         )
     schedule = getattr(module, "schedule", None)
     if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):

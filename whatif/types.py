@@ -127,7 +127,7 @@ class Dependencies:
         if not parts:
             return Dependencies.of([], [], DependencyKind.USER)
         return Dependencies(
-            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("source", "target", "kind", "lag_ns", "anchor"))
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in Dependencies.__slots__)
         )
 
     def take(self, index: Array) -> Dependencies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.breakdown import Breakdown
 from whatif.predict import Baseline
 
-# Data loading and communication on the critical path are named from a quarter of the step on, also where other work takes more:
+# Data loading and communication are named from a quarter of the critical path on, also where other work takes more:
 # their remedies are known and cheap, and at a quarter they bring 1.3x.
 NAMED_FROM = 0.25
 
@@ -28,8 +28,8 @@ def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms
     most = max(on_path, key=lambda key: on_path[key])
     if on_path["wait"] >= NAMED_FROM * step_ms and most == "wait":
         return (
-            f"waiting: the step stands still for {_of(on_path['wait'], step_ms)}, and nothing in the recording says for "
-            "what (another process, another rank, a part that was not recorded)."
+            f"waiting: the step stands still for {_of(on_path['wait'], step_ms)}, and nothing in the recording says "
+            "for what (another process, another rank, a part that was not recorded)."
         )
     if loading_ms >= NAMED_FROM * step_ms:
         return (

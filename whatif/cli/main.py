@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
@@ -170,7 +171,5 @@ def _never_fail_on_a_character() -> None:
 
 
 def _drop_stdout() -> None:
-    try:
+    with suppress(OSError, ValueError):  # no file descriptor: a notebook, a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # no file descriptor: a notebook, a test
-        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 
 from whatif.cli.main import UsageError
 
@@ -32,8 +33,8 @@ def names_then_trace(words: list[str]) -> tuple[list[str], str]:
     *names, last = words
     early = [word for word in names if _is_trace(word)]
     if early and not _is_trace(last):
-        order = " ".join(word for word in words if word != early[0])
-        raise UsageError(f"apply: the trace comes last; try `whatif apply {order} {early[0]}`.")
+        order = shlex.join([*(word for word in words if word != early[0]), early[0]])
+        raise UsageError(f"apply: the trace comes last; try `whatif apply {order}`.")
     if not names and _is_trace(last):
         raise UsageError(
             f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
@@ -52,8 +53,8 @@ def trace_then_names(words: list[str]) -> tuple[str, list[str]]:
     first, *names = words
     late = [word for word in names if _is_trace(word)]
     if late and not _is_trace(first):
-        order = " ".join(word for word in words if word != late[0])
-        raise UsageError(f"export: the trace comes first; try `whatif export {late[0]} {order} -o out.json`.")
+        order = shlex.join([late[0], *(word for word in words if word != late[0])])
+        raise UsageError(f"export: the trace comes first; try `whatif export {order} -o out.json`.")
     if _is_transform(first):
         raise UsageError(f"export: expected a trace as the first argument, got the transform {first!r}.")
     return first, names

@@ -57,12 +57,13 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     correlation = np.where(columns["event"] >= 0, events.correlation[np.maximum(columns["event"], 0)], MISSING) \
         if len(events) else np.full(len(name), MISSING)  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
+    dtype = np.where(dtype > 0, dtype, op_dtype).astype(np.int8)
     graph = TaskGraph(
         name=name, kind=kind, thread=columns["thread"].astype(np.int32), duration_ns=duration_ns,
         low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
         start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
-        correlation_id=correlation.astype(np.int64), family=family, dtype=np.where(dtype > 0, dtype, op_dtype).astype(np.int8),
+        correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
         size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
@@ -240,7 +241,9 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
         # A wait for work that the recording shows running on later, or a queue deeper than measured.
         dropped += int(backward.sum())
         waits = np.isin(graph.waits.task, derived.target[backward])
-        graph = graph.replace(waits=Waits(graph.waits.task[~waits], graph.waits.scope[~waits], graph.waits.lag_ns[~waits]))
+        graph = graph.replace(
+            waits=Waits(graph.waits.task[~waits], graph.waits.scope[~waits], graph.waits.lag_ns[~waits])
+        )
         if np.any(graph.derived.source >= graph.derived.target):
             graph = graph.replace(info=replace(graph.info, queue_depth=0))
     if dropped:

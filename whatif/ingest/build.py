@@ -84,7 +84,9 @@ def cpu_rows(parts: Parts) -> Rows:
             edges = np.concatenate([parts.steps.edges_ns, *[h.start_ns for h in parts.handoffs],
                                     *[h.end_ns for h in parts.handoffs]])  # fmt: skip
             left_out = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
-            extent = (int(parts.steps.edges_ns[0]), int(parts.steps.edges_ns[-1])) if len(parts.steps.edges_ns) else None
+            extent = (
+                (int(parts.steps.edges_ns[0]), int(parts.steps.edges_ns[-1])) if len(parts.steps.edges_ns) else None
+            )
             worker = False
         else:
             handoffs = handoff_of.get(track)
@@ -242,8 +244,10 @@ def _concatenated(blocks: list[Rows]) -> Rows:
 def finish_phases(rows: Rows, parts: Parts) -> None:
     """Give every CPU row a phase, in place."""
     columns = rows.columns
-    trains = parts.labeller.has_backward or bool((columns["phase"] == Phase.UPDATE).any()) or any(
-        len(h.start_ns) for h in parts.handoffs
+    trains = (
+        parts.labeller.has_backward
+        or bool((columns["phase"] == Phase.UPDATE).any())
+        or any(len(h.start_ns) for h in parts.handoffs)
     )
     columns["phase"] = complete_phases(
         columns["phase"].astype(np.int8), columns["landmark"], columns["key_ns"], trains=trains

@@ -85,7 +85,9 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
 
 def _launched_ns(calls: Calls, gpu: GpuSide) -> Int64:
     """When each GPU task was launched; long ago where the recording does not tell."""
-    return np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)] if len(calls.event) else 0, np.iinfo(np.int64).min)
+    return np.where(
+        gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)] if len(calls.event) else 0, np.iinfo(np.int64).min
+    )
 
 
 def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64, launched_ns: Int64) -> tuple[Int64, Int64]:
@@ -93,7 +95,7 @@ def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64, launched_ns: Int64) ->
 
     A stream can wait only for what was launched before.
     """
-    late = np.flatnonzero((gpu.start_ns - ready_ns > LATE_NS))
+    late = np.flatnonzero(gpu.start_ns - ready_ns > LATE_NS)
     sources, targets = [], []
     end_ns = gpu.end_ns[ends]
     low = np.searchsorted(end_ns, gpu.start_ns[late] - LATE_NS, side="left")

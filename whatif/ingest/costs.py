@@ -6,7 +6,7 @@ import numpy as np
 
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.op_cost import input_dtype, op_cost
-from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.kernels import DTYPES, MATRIX_FAMILIES
 from whatif.types import Array, Int8, Int64, TaskKind
 
 
@@ -36,7 +36,9 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     costs = [op_cost(events.names[name], *events.shapes[shape]) for name, shape in distinct.tolist()]
     op_flops = np.array([_number(c.flops) if c else MISSING for c in costs], dtype=np.int64)[which]
     op_bytes = np.array([_number(c.bytes) if c else MISSING for c in costs], dtype=np.int64)[which]
-    dtypes = [c.dtype if c else input_dtype(*events.shapes[shape][:2]) for c, (_, shape) in zip(costs, distinct, strict=True)]
+    dtypes = [
+        c.dtype if c else input_dtype(*events.shapes[shape][:2]) for c, (_, shape) in zip(costs, distinct, strict=True)
+    ]
     op_dtype = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in dtypes], dtype=np.int8)[which]
 
     dtype[task] = op_dtype

@@ -45,11 +45,9 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
     else:
         forward = (events.category == EventCategory.CPU_OP) & ~marks.autograd[events.name]
         weight = np.bincount(events.track[forward], minlength=len(events.tracks)) * works
-        if not weight.any() and has_gpu:
-            # Without operators: the thread that calls first is the one that starts the others.
-            main = int(calls.track[calls.start_ns.argmin()])
-        else:
-            main = int(weight.argmax())
+        # Without operators: the thread that calls first is the one that starts the others.
+        by_calls = has_gpu and not weight.any()
+        main = int(calls.track[calls.start_ns.argmin()] if by_calls else weight.argmax())
     return [main, *(t for t in tracks if t != main)]
 
 

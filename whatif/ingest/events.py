@@ -34,7 +34,7 @@ class EventCategory(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Forward-to-backward flow arrows, one row per arrow. Times and tracks identify the events they start and end in."""
+    """Forward-to-backward flow arrows, one row each. Times and tracks identify the events they start and end in."""
 
     source_ns: Int64
     source_track: Int32

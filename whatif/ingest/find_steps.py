@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks
-from whatif.types import Int64
+from whatif.types import Bool, Int64
 
 # A period explains a trace when this share of the kernels equals the one a period later.
 REPEATS = 0.97
@@ -53,7 +53,7 @@ def find_steps(events: Events, marks: NameMarks, main: int, launch_ns: Int64, ke
     return Steps(edges_ns, "repetition" if len(edges_ns) else "none")
 
 
-def _marks(events: Events, chosen: np.ndarray) -> tuple[Int64, Int64]:  # type: ignore[type-arg]
+def _marks(events: Events, chosen: Bool) -> tuple[Int64, Int64]:
     """Starts and ends of the outermost marks: some are recorded twice, one inside the other."""
     rows = np.flatnonzero(chosen & (events.category == EventCategory.ANNOTATION))
     start_ns = events.start_ns[rows]
@@ -96,7 +96,7 @@ def _candidate_periods(kernel: Int64) -> list[int]:
     for name in repeated[np.argsort(count[repeated], kind="stable")][:8]:
         positions = np.flatnonzero(kernel == name)
         periods.update(int(d) for d in np.unique(np.diff(positions))[-4:])
-        periods.add(int(round(np.median(np.diff(positions)))))
+        periods.add(round(float(np.median(np.diff(positions)))))
     # A handful of kernels in a row is a loop inside a step, not a step.
     return sorted(p for p in periods if p >= 8)
 

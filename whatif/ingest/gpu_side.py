@@ -111,10 +111,10 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     # Where neither device nor stream is told, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
     key = np.stack([np.where(unknown, -2 - events.track[rows], events.device[rows]), events.stream[rows]], axis=1)
-    streams, stream = np.unique(key, axis=0, return_inverse=True) if len(rows) else (key, np.empty(0, np.int64))
-    stream = np.asarray(stream).reshape(-1)
+    streams, codes = np.unique(key, axis=0, return_inverse=True) if len(rows) else (key, np.empty(0, np.int64))
+    stream: Int32 = np.asarray(codes).reshape(-1).astype(np.int32)
     order = np.lexsort((events.start_ns[rows], stream))
-    rows, stream = rows[order], stream[order].astype(np.int32)
+    rows, stream = rows[order], stream[order]
     start_ns = events.start_ns[rows]
     end_ns = start_ns + events.duration_ns[rows]
     call = _launching_calls(events, calls, rows)
@@ -184,9 +184,7 @@ def _api_medians(calls: Calls) -> Int64:
     return medians
 
 
-def _queue_depth(
-    start_ns: Int64, stream: Int32, call: Int64, calls: Calls, median_ns: Int64, *, is_amd: bool
-) -> int:
+def _queue_depth(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, median_ns: Int64, *, is_amd: bool) -> int:
     """The number of pending tasks at which a launch blocks; 0 where it never does."""
     depth, most_pending = 0, 0
     for code in np.unique(stream):

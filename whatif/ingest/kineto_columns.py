@@ -15,10 +15,10 @@ from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
 from whatif.ingest.events import MISSING, EventCategory, Events, Flows, Int64
 from whatif.ingest.kineto_fields import (
     CATEGORIES,
+    LAYER_ANNOTATION,
     MODULE_PREFIX,
     NO_ARGS,
     NOTHING,
-    LAYER_ANNOTATION,
     OLD_ANNOTATION,
     Args,
     RawEvent,

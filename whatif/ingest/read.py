@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def _optimizer(is_step: Bool, events: Events) -> str | None:
     return names[0].partition("#")[2].removesuffix(".step") or None if names else None
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 < value < 1e12
 
 
@@ -138,4 +138,3 @@ def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
         if times:
             measured[clock] = times
     return graph.replace(info=replace(graph.info, measured_step_ns=measured))
-

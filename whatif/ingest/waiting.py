@@ -154,9 +154,7 @@ def _recorded_streams(events: Events, calls: Calls, gpu: GpuSide) -> Int64:
     return known
 
 
-def _event_targets(
-    calls: Calls, gpu: GpuSide, launched_ns: Int64, scope: Int64, target: Int64, done_ns: Int64
-) -> None:
+def _event_targets(calls: Calls, gpu: GpuSide, launched_ns: Int64, scope: Int64, target: Int64, done_ns: Int64) -> None:
     """An event may have been recorded long before the last launch: take the latest task that fits, in place."""
     for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC):
         fits = (launched_ns < calls.start_ns[call]) & (gpu.end_ns <= calls.end_ns[call] + EARLY_NS)

@@ -117,7 +117,7 @@ def _cut(whole_ns: int, shown_ns: int) -> str:
 
 def _visible(timeline: Timeline) -> Bool:
     """All tasks but waits that took no time: the empty space before the next task shows what was waited for."""
-    return (timeline.graph.kind != TaskKind.WAIT) | (timeline.end_ns > timeline.start_ns)
+    return np.asarray((timeline.graph.kind != TaskKind.WAIT) | (timeline.end_ns > timeline.start_ns), dtype=np.bool_)
 
 
 def _drawn_ns(timeline: Timeline) -> Int64:
@@ -132,11 +132,14 @@ def _drawn_ns(timeline: Timeline) -> Int64:
 
 
 def _launch_arrows(pid: int, timeline: Timeline) -> Iterator[str]:
-    """From the start of each launch to the start of what it launched; ids differ between the two groups."""
+    """From the start of each launch to the start of what it launched.
+
+    Ids are numbers (Perfetto reads text as hexadecimal) and differ between the two groups.
+    """
     graph: TaskGraph = timeline.graph
     launched = np.flatnonzero(graph.launch_of >= 0)
     for task, launch in zip(launched.tolist(), graph.launch_of[launched].tolist(), strict=True):
-        common = f'"pid":{pid},"cat":"launch","name":"launch","id":"{pid}.{task}"'
+        common = f'"pid":{pid},"cat":"launch","name":"launch","id":{2 * task + pid}'
         yield f'{{"ph":"s","tid":{graph.thread[launch] + 1},"ts":{_us(int(timeline.start_ns[launch]))},{common}}}'
         yield f'{{"ph":"f","bp":"e","tid":{graph.thread[task] + 1},"ts":{_us(int(timeline.start_ns[task]))},{common}}}'
 

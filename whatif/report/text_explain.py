@@ -49,11 +49,9 @@ def print_explanation(explanation: Explanation) -> None:
         if len(explanation.threads) > 1:
             _print_parts(out, "Execution threads", explanation.threads, both)
         _print_layers(out, explanation, both)
-        _print_parts(out, "Kernel families", explanation.kernels, [count, gpu, critical])
-        if has_gpu:
-            _print_parts(out, "Kernels and copies", explanation.operations, [count, gpu, critical])
-        else:
-            _print_parts(out, "Operators", explanation.operations, [count, cpu, critical])
+        side, family, names = (gpu, "Kernel", "Kernels and copies") if has_gpu else (cpu, "Operator", "Operators")
+        _print_parts(out, f"{family} families", explanation.kernels, [count, side, critical])
+        _print_parts(out, names, explanation.operations, [count, side, critical])
 
 
 def _short(name: str) -> str:

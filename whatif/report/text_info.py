@@ -79,7 +79,8 @@ def _print_shares(out: Console, summary: Summary) -> None:
     ]
     print_table(out, ["", "", " "], rows)
     families = [(name.replace("_", " "), share) for name, share in summary.families_pct.items()][:SHOWN_FAMILIES]
-    for heading, shares in (("Kernel families", families), ("Number formats", list(summary.dtypes_pct.items()))):
+    what = "Kernel" if summary.time_share_of == "gpu" else "Operator"
+    for heading, shares in ((f"{what} families", families), ("Number formats", list(summary.dtypes_pct.items()))):
         if shares:
             print_title(out, heading)
             print_table(out, ["", "", " "], [(name, f"{pct(share)} %", bar(share, 100)) for name, share in shares])

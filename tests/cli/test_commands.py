@@ -1,0 +1,234 @@
+"""Every command on a small trace: text, JSON keys, warnings beside the result, hostile names."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import Event, call, copy, launched, mark, module, op, write_trace
+from whatif.cli.main import main
+
+INFO_KEYS = {
+    "trace", "gpu", "steps", "step_source", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "step_clock",
+    "unexplained_wait_pct", "tasks", "gpu_time_with_layer_pct", "gpu_time_with_phase_pct", "launch_lag_us", "queue_depth",
+    "warnings",
+}  # fmt: skip
+EXPLAIN_KEYS = {
+    "trace", "step_clock", "baseline_ms", "breakdown", "critical_path_ms", "layers", "kernels", "verdict", "warnings",
+}  # fmt: skip
+APPLY_KEYS = {
+    "trace", "transforms", "steps", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "predicted_ms",
+    "low_ms", "high_ms", "speedup", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown", "warnings",
+}  # fmt: skip
+PARTS = {"cpu_only_ms", "gpu_only_ms", "cpu_gpu_ms", "communication_ms", "idle_ms"}
+V100 = [{"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048}]
+
+
+def training(layer: str = "Linear_0", kernel: str = "volta_sgemm_128x64_nn") -> list[Event]:
+    """Five steps of 1 ms: a launch of 10 us, a kernel of 900 us, a synchronisation until the kernel's end."""
+    events: list[Event] = []
+    for step in range(5):
+        t, at = 1000.0 * step, 10 * step
+        events.append(mark(f"ProfilerStep#{step}", t, 1000))
+        events += [module(layer, t + 5, 80), op("aten::mm", t + 10, 70)]
+        events += launched(kernel, t + 20, 10, t + 32, 900, at + 1)
+        events.append(call("cudaDeviceSynchronize", t + 100, 836, at + 2))
+    return events
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(write_trace(tmp_path / "five steps.json.gz", training(), deviceProperties=V100))
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main(list(words)) == status
+    return capsys.readouterr().out
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The one JSON object that a command prints."""
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    found = json.loads(output(capsys, *words, "--json"), parse_constant=no_constant)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_info(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "info", trace)
+    assert found.keys() >= INFO_KEYS
+    assert found["gpu"] == "Tesla V100-SXM2-32GB"
+    assert found["gpu_known_as"] == "V100-SXM2-32"
+    assert (found["steps"], found["step_clock"], found["tasks"]["kernel"]) == (5, "gpu", 5)
+    assert found["gpu_time_with_layer_pct"] == pytest.approx(100)
+    assert found["dtypes_pct"] == {"fp32": 100.0}
+    assert found["kernel_families_pct"] == {"gemm": 100.0}
+    assert found["baseline_ms"] == pytest.approx(1.0, abs=0.01)
+    text = output(capsys, "info", trace)
+    assert text.startswith("five steps.json.gz: sound: the replay meets the recorded step within")
+    assert "GPU            Tesla V100-SXM2-32GB (known as V100-SXM2-32)" in text
+    assert "steps          5, from profiler marks" in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_explain(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "explain", trace)
+    assert found.keys() >= EXPLAIN_KEYS
+    assert found["breakdown"].keys() == PARTS
+    assert found["verdict"].startswith("GPU-bound: the GPU is busy 0.90 of 1.00 ms (90 %)")
+    layer = found["layers"][0]
+    assert layer["layer"] == "Linear_0"
+    assert (layer["gpu_ms"], layer["critical_ms"]) == (pytest.approx(0.9, abs=0.01), pytest.approx(0.9, abs=0.05))
+    assert sum(found["critical_path_ms"].values()) == pytest.approx(found["baseline_ms"], rel=1e-6)
+    text = output(capsys, "explain", trace)
+    assert text.splitlines()[0].startswith("GPU-bound: ")
+    assert "Linear_0" in text
+
+
+def test_apply(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "apply", "scale:kind=gpu,factor=0.5", "scale:kind=gpu,factor=0.5", trace)
+    assert found.keys() >= APPLY_KEYS
+    assert [t["name"] for t in found["transforms"]] == ["scale", "scale"]
+    assert found["predicted_ms"] == pytest.approx(1.0 - 0.75 * 0.9, abs=0.02)
+    assert found["breakdown"].keys() == {"baseline", "predicted"}
+    text = output(capsys, "apply", "scale:kind=gpu,factor=0.5", trace)
+    assert text.startswith("scale:kind=gpu,factor=0.5: 1.000 → 0.55")
+    assert "× as fast" in text.splitlines()[0]
+
+
+def test_options_may_stand_between_names_and_trace(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["apply", "scale:factor=0.5", "--json", "scale:factor=0.5", "--clock", "span", trace]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["transforms"]), found["step_clock"]) == (2, "span")
+
+
+def test_a_clock_that_the_trace_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_trace(tmp_path / "cpu.json", [op("aten::mm", 0, 100)])
+    assert main(["info", str(path), "--clock", "gpu"]) == 1
+    assert "no steps by the clock 'gpu'" in capsys.readouterr().err
+
+
+def test_a_cpu_trace_is_explained_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_trace(tmp_path / "cpu.json", [op("aten::mm", 0, 60), op("aten::relu", 60, 40)]))
+    found = report(capsys, "explain", path)
+    assert [part["name"] for part in found["operations"]] == ["aten::mm", "aten::relu"]
+    text = output(capsys, "explain", path)
+    assert text.startswith("CPU-bound: the recording has no GPU work")
+    assert "GPU ms" not in text
+    assert report(capsys, "info", path)["time_share_of"] == "cpu"
+    assert "none: a CPU recording" in output(capsys, "info", path)
+
+
+def test_warnings_go_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that starts 500 us late on an idle stream: nothing in the trace says what it waited for."""
+    events = [*launched("a", 0, 5, 7, 100, 1), *launched("b", 200, 5, 900, 100, 2), copy("DtoH", 1200, 10, 3)]
+    path = str(write_trace(tmp_path / "late.json", events))
+    assert main(["apply", "scale:factor=1.0", path]) == 0
+    out, err = capsys.readouterr()
+    assert "whatif: warning: " in err
+    assert "nothing in the recording explains" in err
+    assert "warning" not in out
+    found = report(capsys, "apply", "scale", path)
+    assert any("nothing in the recording explains" in sentence for sentence in found["warnings"])
+
+
+def test_transforms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = report(capsys, "transforms")
+    scale = next(entry for entry in found["transforms"] if entry["name"] == "scale")
+    assert scale["summary"].startswith("Scale: ")
+    assert "scale " in output(capsys, "transforms")
+    one = report(capsys, "transforms", "scale")
+    assert {"name": "factor", "type": "float", "default": 1.0} in one["options"]
+    text = output(capsys, "transforms", "scale")
+    assert "Source: Daydream" in text
+    assert "all | cpu | gpu | communication | data" in text
+    assert "whatif apply scale:kind=all,factor=1.0 TRACE" in text
+    script = tmp_path / "mine.py"
+    script.write_text('"""Mine [red]: nothing."""\ndef transform(graph, *, rate: int | None = None):\n    return graph\n')
+    text = output(capsys, "transforms", str(script))
+    assert text.startswith("Mine [red]: nothing.")
+    assert "int | none" in text
+
+
+def test_a_broken_plug_in_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Point:
+        name = "broken"
+
+        def load(self) -> None:
+            raise RuntimeError("no such library")
+
+    monkeypatch.setattr("whatif.transform.entry_points", lambda group: [Point()])
+    text = output(capsys, "transforms")
+    assert "broken (plug-in)" in text
+    assert "cannot be loaded: RuntimeError: no such library" in text
+    assert "Scale: " in text
+
+
+HOSTILE = "[red]x[/red]\x1b[31m\x07\r\u202e:smile: <b>\ud800"
+
+
+@pytest.mark.parametrize("words", [["info"], ["explain"], ["apply", "scale:factor=0.5"]])
+def test_hostile_names_come_out_as_text(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = [{"id": 0, "name": "GPU " + HOSTILE}]
+    path = write_trace(tmp_path / "h[red]i.json", training(HOSTILE, "kernel " + HOSTILE), deviceProperties=gpu)
+    assert main([*words, str(path)]) == 0
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert not set(text) & {"\x1b", "\x07", "\r", "\u202e", "\ud800"}
+    if words != ["apply", "scale:factor=0.5"]:
+        assert "[red]x[/red]" in out
+        assert ":smile:" in out
+        assert "h[red]i.json" in out
+    found = report(capsys, *words, str(path))
+    assert found["trace"] == str(path)
+
+
+def test_hostile_paths_come_out_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "no\x1b[31m\nsuch.json"]) == 1
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert err.count("\n") == 1
+
+
+def test_collect_hands_all_that_follows_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def collect(script: str, args: list[str], output: Path, *, steps: int) -> Path:
+        calls.append((script, args, output, steps))
+        return output
+
+    monkeypatch.setitem(sys.modules, "whatif.instrumentation.collect", types.SimpleNamespace(collect=collect))
+    script = tmp_path / "train.py"
+    script.touch()
+    assert main(["collect", "--steps", "7", str(script), "--steps", "9", "--json", "-o", "x", "--debug", "-h"]) == 0
+    assert main(["collect", "-o", "run.json", str(script)]) == 0
+    assert calls == [
+        (str(script), ["--steps", "9", "--json", "-o", "x", "--debug", "-h"], Path("train.json.gz"), 7),
+        (str(script), [], Path("run.json"), 5),
+    ]
+    assert "next: whatif explain run.json" in capsys.readouterr().out
+
+
+def test_collect_without_torch_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "whatif.instrumentation.collect", raising=False)
+    script = tmp_path / "train.py"
+    script.touch()
+    assert main(["collect", str(script)]) == 1
+    err = capsys.readouterr().err
+    assert 'pip install "whatif-profiler[record]"' in err
+    assert err.count("\n") == 1

@@ -1,0 +1,189 @@
+"""The entry point: help at once, one sentence an error, exit codes 0, 1, 2 and 130."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import whatif
+from tests.helpers import launched, write_trace
+from whatif.cli import main as entry
+from whatif.cli.main import COMMANDS, main
+
+HEAVY = {"numpy", "rich", "msgspec", "numba", "pandas", "networkx", "json", "importlib.metadata", "torch"}
+
+
+def in_a_process(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "whatif", *words], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(write_trace(tmp_path / "one.json", launched("gemm", 0, 5, 7, 100, 1)))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["apply", "--help"], ["explain", "-h"], ["collect", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; before = set(sys.modules); from whatif.cli.main import main; status = main(sys.argv[1:]);"
+        f"print(sorted((set(sys.modules) - before) & {HEAVY!r})); sys.exit(status)"
+    )
+    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"usage: whatif {command}" in capsys.readouterr().out
+    module = importlib.import_module(f"whatif.cli.{command}")
+    assert module.__doc__
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"whatif {whatif.__version__}\n"
+
+
+def test_module_can_be_run() -> None:
+    found = in_a_process("--version")
+    assert (found.returncode, found.stdout) == (0, f"whatif {whatif.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "expected a command: collect, info"),
+        (["aply"], "expected a command, got 'aply'; did you mean 'apply'?"),
+        (["--jsn"], "there is no option '--jsn' before the command"),
+        (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),
+        (["info", "a.json", "b.json"], "info: unrecognized arguments: b.json"),
+        (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number from 1 on, got '0'"),
+        (["apply", "scale", "a.json", "--clock", "sun"], "invalid choice: 'sun'"),
+        (["apply", "scale"], "expected a trace as the last argument, got the transform 'scale'"),
+        (["apply", "foo"], "expected NAME and TRACE, got only 'foo'"),
+        (["export", "a.json"], "the following arguments are required: -o/--output"),
+        (["export", "scale", "-o", "x.json"], "expected a trace as the first argument, got the transform 'scale'"),
+        (["collect", "--steps", "many", "train.py"], "invalid int value: 'many'"),
+    ],
+)
+def test_usage_errors_exit_with_2_and_say_what_to_do(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("whatif: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+
+
+def test_a_trace_alone_is_told_the_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([trace]) == 2
+    assert f"`whatif explain {trace}`" in capsys.readouterr().err
+
+
+def test_a_wrong_order_is_told_the_right_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["apply", trace, "scale:factor=0.5", "--json"]) == 2
+    assert f"try `whatif apply scale:factor=0.5 {trace}`" in capsys.readouterr().err
+    assert main(["apply", trace]) == 2
+    assert "got only the trace" in capsys.readouterr().err
+    assert main(["export", "scale", trace, "-o", "x.json"]) == 2
+    assert f"try `whatif export {trace} scale -o out.json`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["info", "nowhere.json"], "nowhere.json: expected a readable trace file"),
+        (["explain", "."], "expected a trace file, got a folder"),
+        (["apply", "scale", "nowhere.json"], "nowhere.json: expected a readable trace file"),
+        (["apply", "scael", "nowhere.json"], "there is no transform 'scael'; did you mean 'scale'?"),
+        (["apply", "scale:fctor=2", "nowhere.json"], "there is no option 'fctor'; did you mean 'factor'?"),
+        (["transforms", "nothing_like_it"], "there is no transform 'nothing_like_it'"),
+        (["collect", "nowhere.py"], "nowhere.py: expected a Python script, got no such file"),
+    ],
+)
+def test_what_cannot_be_done_exits_with_1(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("whatif: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+
+
+@pytest.mark.parametrize("words", [["--debug", "info", "nowhere.json"], ["info", "nowhere.json", "--debug"]])
+def test_debug_shows_the_traceback(words: list[str]) -> None:
+    with pytest.raises(whatif.WhatifError):
+        main(words)
+
+
+def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: object) -> int:
+        raise error
+
+    module = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)
+    monkeypatch.setitem(sys.modules, "whatif.cli.info", module)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (KeyboardInterrupt(), 130, "whatif: interrupted.\n"),
+        (MemoryError(), 1, "whatif: there is not enough memory"),
+        (KeyError("x\x1b[31m"), 1, "please report it with the output of --debug"),
+        (ZeroDivisionError(), 1, "unexpected error (ZeroDivisionError)"),
+    ],
+)
+def test_no_exception_reaches_the_user(
+    error: BaseException, status: int, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(error, monkeypatch)
+    assert main(["info"]) == status
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert "\x1b" not in err
+    assert "Traceback" not in err
+    with pytest.raises(type(error)):
+        main(["info", "--debug"])
+
+
+def test_a_closed_pipe_is_no_error(trace: str) -> None:
+    """The reader is gone before anything is written."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-m", "whatif", "info", trace], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write_end)
+    assert found.stderr == ""
+    assert found.returncode == 1
+
+
+def test_an_ascii_terminal_does_not_fail(trace: str) -> None:
+    found = in_a_process("info", trace, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert found.returncode == 0
+    assert "launch lag" in found.stdout
+
+
+def test_errors_are_printed_in_one_place() -> None:
+    """Commands raise; only the entry point and the warnings write to stderr."""
+    folder = Path(entry.__file__).parent
+    writers = {path.name for path in folder.glob("*.py") if "stderr" in path.read_text()}
+    assert writers == {"main.py", "reading.py"}
+    assert not [path for path in folder.glob("*.py") if "sys.exit" in path.read_text()]

@@ -1,0 +1,273 @@
+"""Loading a transform script: what is found, what is refused and in which words, options from text, composition."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers import CPU, STREAM, Build, read_events
+from tests.helpers import launched as launched_events
+from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform
+from whatif.transform import built_in_names, parse_spec
+
+HEADER = '"""Mine: what I think.\n\nSource: nowhere.\n"""\n'
+SIGNATURE = r"transform\(graph, \*, "
+
+
+def script(folder: Path, body: str, name: str = "mine.py", header: str = HEADER) -> str:
+    path = folder / name
+    path.write_text(header + body)
+    return str(path)
+
+
+def graph() -> TaskGraph:
+    build = Build(CPU, STREAM)
+    build.launch(1, 10, "k")
+    return build.graph()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> TaskGraph:
+    return read_events(tmp_path, launched_events("k", 0, 3, 5, 10, 1))
+
+
+# -- found ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_built_in_transform_is_found_by_its_name() -> None:
+    transform = load_transform("scale:kind=gpu,factor=0.5")
+    assert (transform.name, transform.options) == ("scale", {"kind": "gpu", "factor": 0.5})
+    assert transform.summary.startswith("Scale: ")
+    assert transform(graph()).duration_ns.tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("name", built_in_names())
+def test_every_built_in_transform_loads_and_names_its_source_and_model(name: str) -> None:
+    transform = load_transform(name)
+    assert "Source:" in transform.doc
+    assert "Model:" in transform.doc
+
+
+def test_a_script_is_found_by_its_path(tmp_path: Path) -> None:
+    path = script(tmp_path, "def transform(graph, *, factor: float = 3.0): return graph.scale(graph.on_gpu, factor)")
+    for spec in (path, Path(path)):
+        transform = load_transform(spec)
+        assert (transform.name, transform.summary) == ("mine", "Mine: what I think.")
+        assert transform(graph()).duration_ns.tolist() == [1, 30]
+    assert load_transform(f"{path}:factor=2")(graph()).duration_ns.tolist() == [1, 20]
+    assert load_transform(path, factor=4)(graph()).duration_ns.tolist() == [1, 40]
+
+
+def test_a_script_may_define_dataclasses_and_postpone_its_annotations(tmp_path: Path) -> None:
+    body = """
+from __future__ import annotations
+from dataclasses import dataclass
+from whatif import TaskGraph
+
+@dataclass
+class Plan:
+    factor: float = 2.0
+
+def transform(graph: TaskGraph, *, factor: float = Plan().factor) -> TaskGraph:
+    return graph.scale(graph.on_gpu, factor)
+"""
+    assert load_transform(script(tmp_path, body) + ":factor=1.5")(graph()).duration_ns.tolist() == [1, 15]
+
+
+def test_two_scripts_of_one_name_stay_apart(tmp_path: Path) -> None:
+    paths = []
+    for factor in (2, 3):
+        (tmp_path / str(factor)).mkdir()
+        body = f"def transform(graph): return graph.scale(graph.on_gpu, {factor})"
+        paths.append(script(tmp_path / str(factor), body))
+    first, second = (load_transform(path) for path in paths)
+    assert [t(graph()).duration_ns[1] for t in (first, second)] == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("scal", "no transform 'scal'; did you mean 'scale'"), ("qqqqqq", r"see `whatif transforms`, or give the path"),
+     ("", "no transform ''"), ("__init__", "no transform"), ("./nowhere.py", r"nowhere.py: .*no such file")],
+)  # fmt: skip
+def test_an_unknown_name_gets_a_hint(name: str, message: str) -> None:
+    with pytest.raises(WhatifError, match=message):
+        load_transform(name)
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+OPTIONS = """
+from pathlib import Path
+from typing import Literal
+def transform(graph, *, count: int = 1, rate: float = 1.0, on: bool = False, text: str = "", path: Path = Path("."),
+              some: int | None = 3, mode: Literal["a", "b", 3] = "a", either: int | str = 0): return graph
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [("count", "7", 7), ("rate", "1e-3", 1e-3), ("rate", "2", 2.0), ("on", "yes", True), ("on", "False", False),
+     ("text", "a=b", "a=b"), ("text", "x,y", "x,y"), ("path", "/tmp", Path("/tmp")), ("some", "None", None),
+     ("some", "4", 4), ("mode", "b", "b"), ("mode", "3", 3), ("either", "5", 5), ("either", "five", "five")],
+)  # fmt: skip
+def test_options_from_text_take_the_type_of_their_annotation(tmp_path: Path, option: str, text: str, value: Any) -> None:
+    found = load_transform(f"{script(tmp_path, OPTIONS)}:{option}={text}").options[option]
+    assert found == value
+    assert type(found) is type(value) or isinstance(value, Path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("count=1.5", "count: expected int, got '1.5'"), ("rate=fast", "rate: expected float, got 'fast'"),
+     ("on=maybe", "on: expected bool, got 'maybe'"), ("mode=c", "mode: expected one of a, b, 3, got 'c'"),
+     ("some=x", "some: expected int, got 'x'"), ("coutn=1", "no option 'coutn'; did you mean 'count'"),
+     ("zzz=1", "no option 'zzz'; it takes: count, rate"), ("count=1,count=2", "'count' is given twice"),
+     ("count", "expected options as name:option=value"), ("=3", "expected options as name:option=value"),
+     ("", "expected options as name:option=value"), ("2x=3", "expected options as name:option=value")],
+)  # fmt: skip
+def test_an_option_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(WhatifError, match=message):
+        load_transform(f"{script(tmp_path, OPTIONS)}:{text}")
+
+
+@pytest.mark.parametrize("factor", ["nan", "inf", "-1"])
+def test_a_factor_that_is_none_is_refused_when_applied(factor: str, recorded: TaskGraph) -> None:
+    with pytest.raises(WhatifError, match="factor of 0 or more"):
+        apply(recorded, f"scale:factor={factor}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "options"),
+    [("amp", "amp", {}),
+     ("scale:factor=2", "scale", {"factor": "2"}),
+     ("scale:name=a{1,2},factor=2", "scale", {"name": "a{1,2}", "factor": "2"}),
+     ("scale:name=gemm|conv,layer=^x,y$", "scale", {"name": "gemm|conv", "layer": "^x,y$"}),
+     ("scale:name=a::b", "scale", {"name": "a::b"}),
+     ("scale:name=", "scale", {"name": ""}),
+     ("scale:name=a==b", "scale", {"name": "a==b"}),
+     (r"C:\mine.py", r"C:\mine.py", {}),
+     (r"C:\mine.py:rate=2", r"C:\mine.py", {"rate": "2"}),
+     ("C:/mine.py:rate=2,on=C:/x", "C:/mine.py", {"rate": "2", "on": "C:/x"}),
+     ("./mine.py:rate=2", "./mine.py", {"rate": "2"})],
+)  # fmt: skip
+def test_specs_are_split_where_an_option_begins(spec: str, name: str, options: dict[str, str]) -> None:
+    assert parse_spec(spec) == (name, options)
+
+
+# -- refused -------------------------------------------------------------------------------------------------------
+
+MALFORMED = {
+    "no docstring": ("", "def transform(graph): return graph", "expected a docstring"),
+    "no function": (HEADER, "x = 1", r"expected a function transform\(graph, \*, options\)"),
+    "not callable": (HEADER, "transform = 3", r"expected a function transform\("),
+    "positional options": (HEADER, "def transform(graph, factor: float = 1.0): return graph",
+                           SIGNATURE + r".*got transform\(graph, factor: float = 1.0\)"),
+    "options without defaults": (HEADER, "def transform(graph, *, factor: float): return graph", SIGNATURE),
+    "options without types": (HEADER, "def transform(graph, *, factor=1.0): return graph", SIGNATURE),
+    "any options": (HEADER, "def transform(graph, **options): return graph", SIGNATURE),
+    "any positions": (HEADER, "def transform(*graphs): return graphs[0]", SIGNATURE),
+    "no graph": (HEADER, "def transform(): return None", SIGNATURE),
+    "a syntax error": (HEADER, "def transform(graph) return graph", "SyntaxError"),
+    "an error at import": (HEADER, "raise ValueError('boom')", "could not be run: ValueError: boom"),
+    "a missing import": (HEADER, "import no_such_module", "could not be run: ModuleNotFoundError"),
+    "an exit at import": (HEADER, "raise SystemExit(3)", "could not be run: SystemExit"),
+    "an unknown annotation": (HEADER, "def transform(graph: 'Nothing'): return graph", "annotations of transform"),
+    "an annotation that is no name": (HEADER, "import math\ndef transform(graph: 'math.nothing'): return graph",
+                                      "annotations of transform"),
+    "an annotation that is no Python": (HEADER, "def transform(graph: 'a b'): return graph", "annotations of transform"),
+    "a schedule without frontier": (HEADER, "def transform(graph): return graph\ndef schedule(): return 0",
+                                    r"expected schedule\(frontier\) -> int"),
+    "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3", r"schedule\(frontier\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_script_is_refused_in_one_sentence(what: str, tmp_path: Path) -> None:
+    header, body, message = MALFORMED[what]
+    path = script(tmp_path, body, header=header)
+    with pytest.raises(WhatifError, match=message) as error:
+        load_transform(path)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize("returned", ["None", "3", "graph.scale"])
+def test_a_script_that_returns_no_graph_is_told_so(returned: str, tmp_path: Path) -> None:
+    transform = load_transform(script(tmp_path, f"def transform(graph): return {returned}"))
+    with pytest.raises(WhatifError, match="expected transform.. to return a TaskGraph, got"):
+        transform(graph())
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_bytes(b"\x00\xff\xfe")
+    with pytest.raises(WhatifError, match="could not be run"):
+        load_transform(path)
+
+
+# -- applied -------------------------------------------------------------------------------------------------------
+
+LAST = "def transform(graph): return graph\ndef schedule(frontier): return max(frontier.ready_ns)"
+
+
+def test_two_scripts_that_override_the_schedule_are_named(tmp_path: Path, recorded: TaskGraph) -> None:
+    one, two = script(tmp_path, LAST, "one.py"), script(tmp_path, LAST, "two.py")
+    with pytest.raises(WhatifError, match="'one' and 'two' both override the schedule"):
+        apply(recorded, one, "scale:factor=0.5", two)
+    assert apply(recorded, one, "scale:factor=0.5").transforms[0].schedule is not None
+
+
+def test_transforms_are_applied_left_to_right(tmp_path: Path, recorded: TaskGraph) -> None:
+    """First twice as long, then 3 us off every kernel: 2 · 10 - 3, not 2 · (10 - 3)."""
+    body = "def transform(graph): return graph.with_duration(graph.on_gpu, graph.duration_ns[graph.on_gpu] - 3000)"
+    less = script(tmp_path, body, "less.py")
+    twice = "scale:kind=gpu,factor=2"
+    ends = [apply(recorded, *order).timeline.makespan_ns for order in ((twice, less), (less, twice))]
+    assert ends == [5_000 + 17_000, 5_000 + 14_000]
+
+
+def test_a_graph_that_a_script_broke_is_refused(tmp_path: Path, recorded: TaskGraph) -> None:
+    body = "def transform(graph): return graph.replace(duration_ns=graph.duration_ns - 10**6)"
+    with pytest.raises(WhatifError, match="negative duration"):
+        apply(recorded, script(tmp_path, body))
+
+
+def test_functions_names_and_transforms_may_be_mixed(recorded: TaskGraph) -> None:
+    def half(graph: TaskGraph) -> TaskGraph:
+        """Halve the kernels."""
+        return graph.scale(graph.on_gpu, 0.5)
+
+    prediction = apply(recorded, half, "scale:kind=gpu,factor=0.5", load_transform("scale", kind="gpu", factor=2.0))
+    assert [t.name for t in prediction.transforms] == ["half", "scale", "scale"]
+    assert prediction.predicted_ms == pytest.approx(0.005)
+    assert prediction.speedup == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("what", [3, None, b"scale"])
+def test_what_is_no_transform_is_refused(what: Any, recorded: TaskGraph) -> None:
+    with pytest.raises(WhatifError, match="expected a transform's name"):
+        apply(recorded, what)
+
+
+@pytest.mark.parametrize("transforms", [(), ("scale:factor=1",)])
+def test_the_identity_predicts_the_baseline(transforms: tuple[str, ...], recorded: TaskGraph) -> None:
+    prediction = apply(recorded, *transforms)
+    assert prediction.predicted_ms == prediction.baseline_ms == prediction.low_ms == prediction.high_ms
+    assert prediction.speedup == 1.0
+    assert math.isfinite(prediction.baseline.replay_error_pct)
+
+
+def test_a_schedule_reads_the_column_that_its_transform_attached(tmp_path: Path, recorded: TaskGraph) -> None:
+    body = """
+import numpy as np
+def transform(graph): return graph.attach(priority=np.arange(len(graph)))
+def schedule(frontier): return max(frontier.ready_ns, key=lambda task: frontier.graph.attached["priority"][task])
+"""
+    transform = load_transform(script(tmp_path, body))
+    assert isinstance(transform, Transform)
+    assert apply(recorded, transform).predicted_ms == apply(recorded).baseline_ms
+    assert np.array_equal(transform(recorded).attached["priority"], np.arange(len(recorded)))
+    assert Frontier.earliest.__doc__ is not None
