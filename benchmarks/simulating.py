@@ -1,0 +1,128 @@
+"""The simulator: default order, free choices, a schedule in Python, many scenarios at once."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import synthetic
+from measure import Row, least_cpu_s
+from rivals import algorithm_1, as_networkx
+
+from whatif import compiled, simulate, simulate_scenarios
+from whatif.graph import TASK_COLUMNS, TaskGraph
+from whatif.simulate import Frontier, _prepared, plain_sweep
+from whatif.timeline import Timeline
+from whatif.types import Int64
+
+MANY = 1_000_000
+
+
+def _warm() -> None:
+    """Load the compiled loops: from this size on the simulator takes nothing else."""
+    simulate(synthetic.in_order(MANY))
+    simulate(synthetic.with_choices(MANY, 10))
+
+
+def _simulate_anew(graph: TaskGraph) -> Timeline:
+    """Simulate without anything that an earlier simulation left in the graph."""
+    return simulate(graph.replace())
+
+
+def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
+    """The default schedule where no choice is left: one sweep in the order of the ids."""
+    _warm()
+    for n in (10**5, 10**6) if quick else (10**5, 10**6, 10**7):
+        graph = synthetic.in_order(n)
+        prepared = _prepared(graph)
+        times = np.zeros(2 * n, dtype=np.int64)
+        cpu_s = least_cpu_s({
+            "simulate": partial(_simulate_anew, graph),
+            "sweep": partial(compiled.sweep, graph.thread, graph.duration_ns, *prepared, times),
+        }, rounds)  # fmt: skip
+        size = f"10^{len(str(n)) - 1} tasks"
+        budget, stretch = (16, 8) if n == 10**6 else (None, None)
+        yield Row("simulate", f"{size}, in all", 1e9 * cpu_s["simulate"] / n, "ns/task", budget, stretch, True)
+        yield Row("simulate", f"{size}, the sweep alone", 1e9 * cpu_s["sweep"] / n, "ns/task")
+        if n == 10**5:
+            yield from _rivals(graph, cpu_s, rounds)
+        if n == 10**6:
+            yield from _memory(graph, prepared, times)
+
+
+def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator[Row]:
+    arrays = (graph.thread, graph.duration_ns, *_prepared(graph))
+    lists = [array.tolist() for array in arrays]
+    as_nx = as_networkx(graph)
+    assert algorithm_1(as_nx) == simulate(graph).makespan_ns
+    cpu_s = least_cpu_s({"python": partial(plain_sweep, *lists), "nx": partial(algorithm_1, as_nx)}, rounds)
+    for key, what in (("python", "the sweep in plain Python"), ("nx", "Algorithm 1 on networkx with a heap")):
+        yield Row("simulate", f"10^5 tasks, {what}", 1e9 * cpu_s[key] / len(graph), "ns/task")
+        yield Row("simulate", f"10^5 tasks, in all faster than {what}", cpu_s[key] / ours_s["simulate"], "x")
+
+
+def _memory(graph: TaskGraph, prepared: tuple[Int64, ...], times: Int64) -> Iterator[Row]:
+    n = len(graph)
+    inputs = (graph.thread, graph.duration_ns, *prepared, times)
+    yield Row(
+        "simulate", "bytes of the sweep's own arrays", sum(a.nbytes for a in inputs) / n, "B/task", None, 70, True
+    )
+    dependencies = graph.dependencies
+    stored = sum(getattr(graph, name).nbytes for name in TASK_COLUMNS)
+    stored += sum(getattr(dependencies, name).nbytes for name in ("source", "target", "kind", "lag_ns", "anchor"))
+    tracemalloc.start()
+    _simulate_anew(graph)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    yield Row("simulate", "bytes of the graph's columns and dependencies", stored / n, "B/task")
+    yield Row("simulate", "bytes in all: graph and arrays of the sweep",
+              (stored + sum(a.nbytes for a in (*prepared, times))) / n, "B/task", 120, None, True)  # fmt: skip
+    yield Row("simulate", "peak beside the graph while simulating", peak / n, "B/task")
+
+
+def free_choices(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
+    """The default schedule where threads choose among ready tasks."""
+    _warm()
+    graphs = {width: synthetic.with_choices(MANY, width) for width in (1_000, 10_000)}
+    cpu_s = least_cpu_s({str(w): partial(_simulate_anew, g) for w, g in graphs.items()}, rounds)
+    wide = cpu_s["10000"]
+    yield Row("choices", "10^6 tasks, 10,000 ready at a time", MANY / wide / 1e6, "M tasks/s", 2.5, 4)
+    # Not from the budget table: a quadratic heap would be 10.
+    yield Row("choices", "10,000 ready over 1,000 ready, time", wide / cpu_s["1000"], "x", 2, None, True)
+
+
+def python_schedule(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
+    """A schedule function in Python that looks at every ready task."""
+    n = 10**5
+    graph = synthetic.in_order(n)
+    widths: list[int] = []
+
+    def earliest(frontier: Frontier) -> int:
+        return frontier.earliest()
+
+    def first(frontier: Frontier) -> int:
+        return next(iter(frontier.ready_ns))
+
+    def watched(frontier: Frontier) -> int:
+        widths.append(len(frontier.ready_ns))
+        return frontier.earliest()
+
+    simulate(graph, watched)
+    cpu_s = least_cpu_s({"all": partial(simulate, graph, earliest), "one": partial(simulate, graph, first)}, rounds)
+    what = f"10^5 tasks, {np.mean(widths):.1f} ready on average, at most {max(widths)}"
+    yield Row("schedule", f"{what}: looks at all of them", n / cpu_s["all"], "tasks/s", 300_000)
+    yield Row("schedule", f"{what}: takes the first", n / cpu_s["one"], "tasks/s")
+
+
+def scenarios(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
+    """Many scenarios in one sweep; durations are affine in the scenario."""
+    for n, count in ((10**5, 64), (10**6, 64)) if quick else ((10**5, 64), (10**5, 256), (10**6, 64), (10**6, 256)):
+        graph = synthetic.in_order(n)
+        slope_ns = np.where(np.arange(n) % 33 == 0, 1_000.0, 0.0)
+        x = np.linspace(0.1, 10, count)
+        simulate_scenarios(graph, slope_ns, x[:2])
+        cpu_s = least_cpu_s({"": partial(simulate_scenarios, graph, slope_ns, x)}, rounds)[""]
+        what = f"10^{len(str(n)) - 1} tasks, {count} scenarios"
+        yield Row("sweep", what, n * count / cpu_s / 1e6, "M task·scenarios/s", 200, 2_000)

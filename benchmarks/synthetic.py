@@ -1,0 +1,50 @@
+"""Task graphs of any size, with the density of real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph import TASK_COLUMNS, GraphInfo, TaskGraph
+from whatif.types import Array, Dependencies, DependencyKind, Thread, ThreadKind, Waits
+
+THREADS = 16
+# Explicit dependencies a task, beside the order of its thread; real traces have fewer (0.4 in the V100 one).
+DEPENDENCIES_PER_TASK = 1.68
+WINDOW = 2_000
+
+
+def in_order(n_tasks: int) -> TaskGraph:
+    """Give a graph whose threads run in the order of their ids, so that no choice is left."""
+    random = np.random.default_rng(0)
+    parts = []
+    # One table a kind of dependency, each in the order of time, as a real graph has them.
+    for share in (1.0, DEPENDENCIES_PER_TASK - 1):
+        target = np.arange(1, n_tasks)
+        target = target[random.random(len(target)) < share]
+        source = np.maximum(target - random.integers(1, WINDOW, len(target)), 0)
+        parts.append(Dependencies.of(source, target, DependencyKind.USER))
+    return _graph(random, Dependencies.concatenate(parts), n_tasks, ordered=True)
+
+
+def with_choices(n_tasks: int, width: int) -> TaskGraph:
+    """Give ``width`` chains of tasks over threads in free order: about as many tasks are ready at any time."""
+    target = np.arange(width, n_tasks)
+    chains = Dependencies.of(target - width, target, DependencyKind.USER)
+    return _graph(np.random.default_rng(0), chains, n_tasks, ordered=False)
+
+
+def _graph(random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool) -> TaskGraph:
+    duration_ns = random.integers(1_000, 50_000, n_tasks)
+    wide = ("low_ns", "high_ns", "start_ns", "correlation_id", "size_bytes", "flops")
+    narrow = ("kind", "phase", "family", "dtype")
+    columns: dict[str, Array] = {
+        name: np.zeros(n_tasks, np.int64 if name in wide else np.int8 if name in narrow else np.int32)
+        for name in TASK_COLUMNS
+    }
+    columns |= {"duration_ns": duration_ns, "low_ns": duration_ns.copy(), "high_ns": duration_ns.copy()}
+    columns["thread"] = random.integers(0, THREADS, n_tasks).astype(np.int32)
+    none = np.empty(0, np.int32)
+    return TaskGraph(
+        **columns, dependencies=dependencies, waits=Waits(none, none, np.empty(0, np.int64)), names=("",), layers=("",),
+        threads=tuple(Thread(f"thread {i}", ThreadKind.CPU, ordered=ordered) for i in range(THREADS)), info=GraphInfo(),
+    )  # fmt: skip
