@@ -10,9 +10,9 @@ from inputs import trace
 from measure import Row, candidate, least_cpu_s
 from rivals import hta_python
 
-from whatif import TaskGraph, load_transform, read, simulate
+from whatif import TaskGraph, load_transform, read
 from whatif.predict import Baseline, apply
-from whatif.simulate import PLAIN_TASKS
+from whatif.simulate import PLAIN_TASKS, simulate
 from whatif.timeline import Timeline
 from whatif.transform import Transform
 

@@ -11,9 +11,9 @@ import synthetic
 from measure import Row, least_cpu_s
 from rivals import algorithm_1, as_networkx
 
-from whatif import compiled, simulate, simulate_scenarios
+from whatif import compiled
 from whatif.graph import TASK_COLUMNS, TaskGraph
-from whatif.simulate import Frontier, _prepared, plain_sweep
+from whatif.simulate import Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
 from whatif.timeline import Timeline
 from whatif.types import Int64
 

@@ -20,7 +20,9 @@ HEAVY = {"numpy", "rich", "msgspec", "numba", "pandas", "networkx", "json", "imp
 
 
 def in_a_process(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "whatif", *words], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(
+        [sys.executable, "-m", "whatif", *words], capture_output=True, text=True, check=False, **options
+    )  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture
@@ -28,7 +30,9 @@ def trace(tmp_path: Path) -> str:
     return str(write_trace(tmp_path / "one.json", launched("gemm", 0, 5, 7, 100, 1)))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["apply", "--help"], ["explain", "-h"], ["collect", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["apply", "--help"], ["explain", "-h"], ["collect", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys; before = set(sys.modules); from whatif.cli.main import main; status = main(sys.argv[1:]);"
@@ -149,7 +153,11 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_no_exception_reaches_the_user(
-    error: BaseException, status: int, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    status: int,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     failing(error, monkeypatch)
     assert main(["info"]) == status
@@ -167,7 +175,11 @@ def test_a_closed_pipe_is_no_error(trace: str) -> None:
     os.close(read_end)
     try:
         found = subprocess.run(
-            [sys.executable, "-m", "whatif", "info", trace], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "whatif", "info", trace],
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     finally:
         os.close(write_end)

@@ -45,25 +45,25 @@ def print_title(out: Console, text: str) -> None:
 
 
 def print_table(
-    out: Console, headers: Sequence[str], rows: Sequence[Sequence[str | Text]], text_columns: int = 1
+    out: Console, headers: Sequence[str], rows: Sequence[Sequence[str | Text]], *, text_columns: int = 1, gives_way: int = 0
 ) -> None:
     """Print a table: the first ``text_columns`` columns and those headed " " hold text, the others numbers.
 
-    Where the page is too narrow the first column gives way: numbers are never cut.
+    Where the page is too narrow the column ``gives_way`` does: the first one is cut, a later one wraps.
     """
     cells = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
     widths = [max([len(header), *(row[place].cell_len for row in cells)]) for place, header in enumerate(headers)]
-    room = out.width - INDENT - COLUMN_GAP * (len(headers) - 1) - sum(widths[1:])
+    room = out.width - INDENT - COLUMN_GAP * (len(headers) - 1) - sum(widths) + widths[gives_way]
+    widths[gives_way] = max(min(widths[gives_way], room), MIN_NAME)
     has_header = any(header.strip() for header in headers)
     result = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), show_header=has_header, header_style="dim")
     for place, header in enumerate(headers):
         is_text = place < text_columns or header == " "
-        width = max(min(widths[0], room), MIN_NAME) if place == 0 else widths[place]
-        wraps = is_text and place == len(headers) - 1 and place > 0 and room < MIN_NAME
+        wraps = place == gives_way and place > 0
         result.add_column(
             header,
             justify="left" if is_text else "right",
-            width=None if wraps else width,
+            width=widths[place],
             no_wrap=not wraps,
             overflow="fold" if wraps else "ellipsis",
         )

@@ -19,7 +19,7 @@ def print_summary(summary: Summary) -> None:
     """Print what ``whatif info`` reports."""
     with report() as out:
         out.print(plain(f"{Path(summary.graph.info.path).name}: {summary.trust}", "bold"))
-        print_table(out, ["", " "], _facts(summary))
+        print_table(out, ["", " "], _facts(summary), gives_way=1)
         _print_steps(out, summary)
         print_title(out, f"Tasks ({len(summary.graph):,})")
         print_table(out, ["", ""], [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()])
@@ -65,7 +65,7 @@ def _print_steps(out: Console, summary: Summary) -> None:
             0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")
         )
     print_title(out, "Step" if info.n_steps else "Span")
-    print_table(out, ["", "", " "], rows)
+    print_table(out, ["", "", " "], rows, gives_way=2)
 
 
 def _print_shares(out: Console, summary: Summary) -> None:
@@ -77,7 +77,7 @@ def _print_shares(out: Console, summary: Summary) -> None:
         ("with a layer", _share(summary.time_with_layer_pct), plain(layers, "dim")),
         ("with a phase", _share(summary.time_with_phase_pct), plain(phases, "dim")),
     ]
-    print_table(out, ["", "", " "], rows)
+    print_table(out, ["", "", " "], rows, gives_way=2)
     families = [(name.replace("_", " "), share) for name, share in summary.families_pct.items()][:SHOWN_FAMILIES]
     what = "Kernel" if summary.time_share_of == "gpu" else "Operator"
     for heading, shares in ((f"{what} families", families), ("Number formats", list(summary.dtypes_pct.items()))):

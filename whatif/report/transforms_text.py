@@ -71,7 +71,7 @@ def print_listing(found: dict[str, Any]) -> None:
         rows.append((name, plain(f"cannot be loaded: {entry['error']}", "red") if broken else entry["summary"]))
     with report() as out:
         if rows:
-            print_table(out, ["", " "], rows)
+            print_table(out, ["", " "], rows, gives_way=1)
         else:
             out.print(plain("no transforms are installed"))
         out.print()
@@ -86,7 +86,7 @@ def print_transform(found: dict[str, Any]) -> None:
         print_title(out, "Options")
         rows = [(o["name"], o["type"], _default_text(o["default"])) for o in found["options"]]
         if rows:
-            print_table(out, ["option", "type", "default"], rows, text_columns=3)
+            print_table(out, ["option", "type", "default"], rows, text_columns=3, gives_way=1)
         else:
             out.print(plain("  none"))
         if found["overrides_schedule"]:

@@ -1,0 +1,111 @@
+"""Every command on real recordings: other people's, and the ones that ship."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_commands import APPLY_KEYS, EXPLAIN_KEYS, INFO_KEYS
+from whatif.cli.main import main
+
+SMALL = [
+    "edls-a4000/torch_profiler_trace.json.gz",
+    "harryjmoss-a100-batch/bs8.run0.pt.trace.json.gz",
+    "hta/alexnet_fwd_a100.json.gz",
+    "hta/cpu_only.json.gz",
+    "hta/cuda_event_sync_multi_stream.json.gz",
+    "hta/mi250_minitoy_train.json.gz",
+    "hta/rank_non_gpu.json.gz",
+    "hta/step_based_gp100.json.gz",
+    "hta/triton_example.json.gz",
+    "param-dlrm-8xv100/rank0.json.gz",
+    "tracelens-h100-mi300/mi300.gaunernst_bert-small-uncased__1016001.json.gz",
+    "triosim-vgg13-h100/vgg13_bs512_adam.json.gz",
+]
+REFUSED = {
+    "edls-a4000/homemade_not_kineto.json.gz": "only events of another tool",
+    "zoology-a100/runtime_without_kernels.json.gz": "no kernel",
+    "hta/mtia_inference.json.gz": "unsupported device 'mtia'",
+}
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info, explained = report(capsys, "info", path), report(capsys, "explain", path)
+    applied = report(capsys, "apply", "scale:factor=0.5", path)
+    assert info.keys() >= INFO_KEYS
+    assert explained.keys() >= EXPLAIN_KEYS
+    assert applied.keys() >= APPLY_KEYS
+    assert info["baseline_ms"] == explained["baseline_ms"] == applied["baseline_ms"]
+    step_ms = info["baseline_ms"]
+    # The clock's median step stands for all steady steps, so sums meet it but for rounding.
+    assert sum(explained["breakdown"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
+    assert sum(explained["critical_path_ms"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
+    assert sum(part["critical_ms"] for part in explained["phases"]) <= step_ms * 1.001 + 1e-3
+    for words in (["info"], ["explain"], ["apply", "scale:factor=0.5"]):
+        assert main([*words, path]) == 0
+        out = capsys.readouterr().out
+        assert "Traceback" not in out
+        assert "nan" not in out.split()
+        assert max(map(len, out.splitlines())) <= 100
+    output = folder / "out.json.gz"
+    assert main(["export", path, "scale:factor=0.5", "-o", str(output)]) == 0
+    capsys.readouterr()
+    events = json.loads(gzip.decompress(output.read_bytes()))["traceEvents"]
+    for pid in (1, 2):
+        work_us = sum(e["args"].get("duration_us", e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == pid)
+        assert work_us > 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_other_peoples_traces(
+    name: str, shared_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    all_commands(str(shared_traces / name), tmp_path, capsys)
+
+
+def test_own_traces(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    paths = sorted(own_traces.glob("*.json.gz"))
+    if not paths:
+        pytest.skip("no recordings here yet")
+    for path in paths:
+        all_commands(str(path), tmp_path, capsys)
+        assert report(capsys, "info", str(path))["untraced_ms"] > 0
+        assert report(capsys, "explain", str(path))["layers"]
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+@pytest.mark.parametrize("words", [["info"], ["explain"], ["apply", "scale"]])
+def test_refused_traces_are_refused_in_one_sentence(
+    name: str, words: list[str], shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(shared_traces / name)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("whatif: ")
+    assert err.count("\n") == 1
+    assert REFUSED[name] in err
+
+
+def test_the_data_loader_is_found_in_the_kineto_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without workers the step waits for its data; with four it does not."""
+    folder = shared_traces / "kineto-resnet50-v100"
+    without = report(capsys, "explain", str(folder / "num_workers_0.2021-06.pt.trace.json.gz"))
+    four = report(capsys, "explain", str(folder / "num_workers_4.2021-06.pt.trace.json.gz"))
+    assert without["verdict"].startswith("loading-bound")
+    assert without["critical_path_ms"]["data_loading"] == pytest.approx(45, abs=2)
+    assert not four["verdict"].startswith("loading-bound")
