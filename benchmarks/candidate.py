@@ -36,7 +36,7 @@ def hta_load(path: Path) -> dict[str, Any]:
 
     def load() -> Trace:
         trace = Trace(trace_files={0: str(path)}, trace_dir=str(path.parent))
-        trace.parse_traces(use_multiprocessing=False)
+        trace.load_traces(use_multiprocessing=False)
         return trace
 
     cpu_s, trace = _timed(load)

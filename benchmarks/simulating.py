@@ -13,7 +13,7 @@ from rivals import algorithm_1, as_networkx
 
 from whatif import compiled
 from whatif.graph import TASK_COLUMNS, TaskGraph
-from whatif.simulate import Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
+from whatif.simulate import PLAIN_TASKS, Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
 from whatif.timeline import Timeline
 from whatif.types import Int64
 
@@ -21,9 +21,11 @@ MANY = 1_000_000
 
 
 def _warm() -> None:
-    """Load the compiled loops: from this size on the simulator takes nothing else."""
-    simulate(synthetic.in_order(MANY))
-    simulate(synthetic.with_choices(MANY, 10))
+    """Use up what the simulator runs in plain Python before it takes the compiled loops, then load those."""
+    small = synthetic.in_order(PLAIN_TASKS // 10)
+    for _ in range(11):
+        simulate(small)
+    simulate(synthetic.with_choices(1_000, 10))
 
 
 def _simulate_anew(graph: TaskGraph) -> Timeline:

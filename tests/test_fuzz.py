@@ -52,7 +52,9 @@ NUMBERS = st.one_of(
     st.integers(-1000, 1000),
     st.floats(allow_nan=True, allow_infinity=True),
 )
-ANYTHING = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.sampled_from(["7", "stream 7", [], {}, [1]]))
+ANYTHING = st.one_of(
+    NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.sampled_from(["7", "stream 7", [], {}, [1]])
+)
 NAMES = st.sampled_from(
     ["cudaStreamSynchronize", "cudaFree", "hipMemcpyWithStream", "cudaEventSynchronize", "cudaStreamWaitEvent",
      "Memcpy HtoD (Pageable -> Device)", "ProfilerStep#7", "Optimizer.step#Adam.step", "nn.Module: x", "whatif::layer::",
@@ -73,7 +75,9 @@ def mutated(draw: st.DrawFn) -> list[Event]:
             break
         at = draw(st.integers(0, len(events) - 1))
         event = events[at]
-        kind = draw(st.sampled_from(["field", "argument", "time", "time", "lose field", "double", "drop", "cross", "move"]))
+        kind = draw(
+            st.sampled_from(["field", "argument", "time", "time", "lose field", "double", "drop", "cross", "move"])
+        )
         if kind == "field":
             field = draw(st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur"]))
             event[field] = draw({"cat": CATEGORIES, "name": NAMES}.get(field, ANYTHING))

@@ -114,7 +114,9 @@ def transform(graph, *, count: int = 1, rate: float = 1.0, on: bool = False, tex
      ("text", "a=b", "a=b"), ("text", "x,y", "x,y"), ("path", "/tmp", Path("/tmp")), ("some", "None", None),
      ("some", "4", 4), ("mode", "b", "b"), ("mode", "3", 3), ("either", "5", 5), ("either", "five", "five")],
 )  # fmt: skip
-def test_options_from_text_take_the_type_of_their_annotation(tmp_path: Path, option: str, text: str, value: Any) -> None:
+def test_options_from_text_take_the_type_of_their_annotation(
+    tmp_path: Path, option: str, text: str, value: Any
+) -> None:
     found = load_transform(f"{script(tmp_path, OPTIONS)}:{option}={text}").options[option]
     assert found == value
     assert type(found) is type(value) or isinstance(value, Path)

@@ -15,7 +15,7 @@ HOST_WORK = ("cpu_op", "runtime", "gap")
 
 def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms: dict[str, float]) -> str:
     """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what nobody recorded."""
-    step_ms = baseline.step_ns / 1e6
+    step_ms, what = baseline.step_ns / 1e6, "span" if baseline.clock == "span" else "step"
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
     parts = baseline.breakdown
@@ -28,18 +28,18 @@ def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms
     most = max(on_path, key=lambda key: on_path[key])
     if on_path["wait"] >= NAMED_FROM * step_ms and most == "wait":
         return (
-            f"waiting: the step stands still for {_of(on_path['wait'], step_ms)}, and nothing in the recording says "
+            f"waiting: the {what} stands still for {_of(on_path['wait'], step_ms)}, and nothing in the recording says "
             "for what (another process, another rank, a part that was not recorded)."
         )
     if loading_ms >= NAMED_FROM * step_ms:
         return (
-            f"loading-bound: the step waits for its data for {_of(loading_ms, step_ms)}; "
+            f"loading-bound: the {what} waits for its data for {_of(loading_ms, step_ms)}; "
             "more loader workers, or cheaper loading, would shorten it."
         )
     communication_ms = critical_path_ms.get("communication", 0.0)
     if communication_ms >= NAMED_FROM * step_ms:
         return (
-            f"communication-bound: the step waits for communication, or for other ranks in it, for "
+            f"communication-bound: the {what} waits for communication, or for other ranks in it, for "
             f"{_of(communication_ms, step_ms)}; a faster network, or more overlap, would shorten it."
         )
     if not baseline.graph.on_gpu.any():

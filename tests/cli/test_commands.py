@@ -14,9 +14,9 @@ from tests.helpers import Event, call, copy, launched, mark, module, op, write_t
 from whatif.cli.main import main
 
 INFO_KEYS = {
-    "trace", "gpu", "steps", "step_source", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "step_clock",
-    "unexplained_wait_pct", "tasks", "gpu_time_with_layer_pct", "gpu_time_with_phase_pct", "launch_lag_us", "queue_depth",
-    "warnings",
+    "trace", "gpu", "steps", "step_source", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct",
+    "step_clock", "unexplained_wait_pct", "tasks", "gpu_time_with_layer_pct", "gpu_time_with_phase_pct",
+    "launch_lag_us", "queue_depth", "warnings",
 }  # fmt: skip
 EXPLAIN_KEYS = {
     "trace", "step_clock", "baseline_ms", "breakdown", "critical_path_ms", "layers", "kernels", "verdict", "warnings",
@@ -234,3 +234,23 @@ def test_collect_without_torch_says_how_to_get_it(
     err = capsys.readouterr().err
     assert 'pip install "whatif-profiler[record]"' in err
     assert err.count("\n") == 1
+
+
+def test_a_large_file_on_a_terminal_has_a_progress_bar(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("whatif.cli.reading.PROGRESS_BYTES", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["info", trace]) == 0
+    out, err = capsys.readouterr()
+    assert "reading" in err
+    assert "reading" not in out
+
+
+def test_a_span_is_not_called_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_trace(tmp_path / "two.json", training()[:10]))
+    text = output(capsys, "explain", path)
+    assert "the whole span takes" in text
+    assert "a step" not in text
+    assert "Whole span" in output(capsys, "info", path)
+    assert "\n  span " in output(capsys, "apply", "scale:factor=0.5", path)

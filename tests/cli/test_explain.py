@@ -55,8 +55,8 @@ def test_explanation_of_the_drawn_step() -> None:
     assert [(part.name, part.gpu_ms, part.cpu_ms) for part in found.phases] == [("unknown", 4, 6), ("data", 0, 3)]
     assert found.breakdown.gpu_busy_ms == 4
     assert found.verdict == (
-        "host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path; faster kernels "
-        "would change little, fewer or cheaper launches would."
+        "host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path; faster "
+        "kernels would change little, fewer or cheaper launches would."
     )
     assert [(part.name, part.critical_ms) for part in found.operations] == [("b", 3), ("a", 0)]
     assert found.layers == ()
@@ -74,8 +74,8 @@ def one(kind: TaskKind, length_ms: int) -> Build:
 @pytest.mark.parametrize(
     ("kind", "begins"),
     [
-        (TaskKind.DATA_LOADING, "loading-bound: the step waits for its data for 9.00 of 10.00 ms (90 %)"),
-        (TaskKind.WAIT, "waiting: the step stands still for 9.00 of 10.00 ms (90 %)"),
+        (TaskKind.DATA_LOADING, "loading-bound: the span waits for its data for 9.00 of 10.00 ms (90 %)"),
+        (TaskKind.WAIT, "waiting: the span stands still for 9.00 of 10.00 ms (90 %)"),
         (TaskKind.GAP, "host-bound: "),
     ],
 )
@@ -93,7 +93,7 @@ def test_communication_bound() -> None:
     build.edge(call, kernel)
     found = explain(baseline(build))
     assert found.verdict.startswith(
-        "communication-bound: the step waits for communication, or for other ranks in it, for"
+        "communication-bound: the span waits for communication, or for other ranks in it, for"
     )
     assert "4.00 of 10.00 ms (40 %)" in found.verdict
 
@@ -134,7 +134,7 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 GOLDEN = """\
 host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path;
 faster kernels would change little, fewer or cheaper launches would.
-hand.json: the span takes 13.00 ms (the whole span)
+hand.json: the whole span takes 13.00 ms (first to last task)
 
 Where the time goes
                             ms
@@ -144,7 +144,7 @@ Where the time goes
   exposed communication   0.00    0.0 %
   neither                 1.00    7.7 %   ██
 
-Critical path: what the step waits for
+Critical path: what the whole span waits for
                                ms
   CUDA / HIP calls           6.00   46.2 %   █████████
   kernels                    3.00   23.1 %   █████
@@ -165,7 +165,7 @@ Layers
   none in this trace: record with `whatif collect` to get them
 
 Kernels and copies
-                 a step   GPU ms   critical ms
-  b                   1     3.00          3.00
-  a                   1     1.00          0.00
+                 count   GPU ms   critical ms
+  b                  1     3.00          3.00
+  a                  1     1.00          0.00
 """

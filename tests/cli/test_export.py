@@ -96,7 +96,7 @@ def test_the_same_timelines_give_the_same_bytes(trace: str, tmp_path: Path) -> N
 
 
 def test_slices_of_one_row_never_overlap(tmp_path: Path) -> None:
-    """Two kernels that overlap by 10 ns: Perfetto would drop one, so the first is drawn shorter and says its duration."""
+    """Of two kernels that overlap Perfetto would drop one, so the first is drawn shorter, and says its duration."""
     build = Build(CPU, Thread("stream 7", ThreadKind.STREAM, 0, 7, lag_ns=-10))
     for name in ("a", "b"):
         build.launch(1, 100, name)

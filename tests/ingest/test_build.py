@@ -140,12 +140,22 @@ def test_a_kernel_whose_launch_was_not_recorded_keeps_its_place_on_its_stream(tm
     stream  ....|K0------------|.|K1---|
                 10            40 41
     """
-    graph = read_events(
-        tmp_path, [op("aten::add", 0, 5), kernel("K0", 10, 30, 77), *launched("K1", 0, 3, 41, 10, 1)]
-    )
+    graph = read_events(tmp_path, [op("aten::add", 0, 5), kernel("K0", 10, 30, 77), *launched("K1", 0, 3, 41, 10, 1)])
     assert graph.launch_of[only(graph, "K0")] == -1
     assert [start_us(graph, name) for name in ("K0", "K1")] == [10, 41]
     assert start_us(times(graph, "K0", 0.5), "K1") == 26
+
+
+def test_a_trace_of_kernels_alone_replays(tmp_path: Path) -> None:
+    """No calls, no operators: each stream in its order, from the first kernel on.
+
+    ::
+
+        stream 7   |A---|.|B---|
+        stream 8       |C-----------|
+    """
+    graph = read_events(tmp_path, [kernel("A", 0, 10, 0), kernel("B", 11, 10, 0), kernel("C", 5, 20, 0, stream=8)])
+    assert {name: start_us(graph, name) for name in "ABC"} == {"A": 0, "B": 11, "C": 5}
 
 
 def test_nested_calls_are_one_call(tmp_path: Path) -> None:
@@ -332,8 +342,8 @@ def test_what_nothing_explains_is_an_unexplained_wait(tmp_path: Path) -> None:
     """
     graph = read_events(tmp_path, [op("aten::add", 0, 6), *launched("K", 0, 3, 100, 10, 1)])
     wait = only(graph, "(unexplained wait)")
-    assert graph.duration_ns[wait] == 95 * US
-    assert (graph.low_ns[wait], graph.high_ns[wait]) == (0, 95 * US)
+    assert abs(graph.duration_ns[wait] - 95 * US) <= 1 * US  # with or without the lag of the stream
+    assert (graph.low_ns[wait], graph.high_ns[wait]) == (0, graph.duration_ns[wait])
     simulated = simulate(graph)
     assert simulated.start_ns[only(graph, "K")] == 100 * US, "the wait begins when the kernel could have, not before"
 
@@ -343,7 +353,7 @@ def test_an_unexplained_wait_behind_a_kernel_replays(tmp_path: Path) -> None:
     graph = read_events(
         tmp_path, [op("aten::add", 0, 6), *launched("K1", 0, 3, 5, 30, 1), *launched("K2", 3, 3, 86, 10, 2)]
     )
-    assert graph.duration_ns[only(graph, "(unexplained wait)")] == 50 * US
+    assert abs(graph.duration_ns[only(graph, "(unexplained wait)")] - 50 * US) <= 1 * US
     assert simulate(graph).start_ns[only(graph, "K2")] == 86 * US
 
 
@@ -423,7 +433,11 @@ def test_steps_by_profiler_marks(tmp_path: Path) -> None:
 def test_a_kernel_belongs_to_the_step_of_its_launch(tmp_path: Path) -> None:
     """The GPU is behind: the last kernel of step 0 runs in step 1."""
     events = [mark("ProfilerStep#0", 0, 50), mark("ProfilerStep#1", 50, 50), op("aten::a", 0, 100)]
-    events += [*launched("long", 10, 3, 15, 70, 1), *launched("late", 20, 3, 86, 5, 2), *launched("next", 60, 3, 92, 5, 3)]
+    events += [
+        *launched("long", 10, 3, 15, 70, 1),
+        *launched("late", 20, 3, 86, 5, 2),
+        *launched("next", 60, 3, 92, 5, 3),
+    ]
     graph = read_events(tmp_path, events)
     assert [int(graph.step[only(graph, name)]) for name in ("long", "late", "next")] == [0, 0, 1]
 

@@ -45,7 +45,12 @@ def print_title(out: Console, text: str) -> None:
 
 
 def print_table(
-    out: Console, headers: Sequence[str], rows: Sequence[Sequence[str | Text]], *, text_columns: int = 1, gives_way: int = 0
+    out: Console,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    *,
+    text_columns: int = 1,
+    gives_way: int = 0,
 ) -> None:
     """Print a table: the first ``text_columns`` columns and those headed " " hold text, the others numbers.
 
@@ -117,5 +122,7 @@ BREAKDOWN_LABELS = (
 CLOCK_LABELS = {
     "gpu": "end to end of the GPU's work",
     "mark": "mark to mark",
-    "span": "the whole span",
+    "span": "first to last task",
 }
+# What a report's times are of, by the clock.
+CLOCK_SUBJECTS = {"gpu": "a step", "mark": "a step", "span": "the whole span"}

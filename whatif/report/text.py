@@ -7,7 +7,16 @@ from collections.abc import Callable
 from rich.text import Text
 
 from whatif.predict import Prediction
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_LABELS, ms_format, plain, print_table, print_title, report
+from whatif.report.layout import (
+    BREAKDOWN_LABELS,
+    CLOCK_LABELS,
+    CLOCK_SUBJECTS,
+    ms_format,
+    plain,
+    print_table,
+    print_title,
+    report,
+)
 from whatif.report.text_explain import print_explanation
 from whatif.report.text_info import print_summary
 
@@ -16,7 +25,7 @@ __all__ = ["print_explanation", "print_prediction", "print_summary"]
 
 def print_prediction(prediction: Prediction) -> None:
     """Print what ``whatif apply`` reports."""
-    baseline, info = prediction.baseline, prediction.baseline.graph.info
+    baseline = prediction.baseline
     ms = ms_format(prediction.baseline_ms)
     names = " + ".join(_spelled(t.name, t.options) for t in prediction.transforms)
     with report() as out:
@@ -25,7 +34,7 @@ def print_prediction(prediction: Prediction) -> None:
         out.print(plain(f"nominal 90 % range {ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms", "dim"))
         if prediction.verdict:
             out.print(plain(prediction.verdict))
-        print_title(out, f"{'A step' if info.n_steps else 'The span'} ({CLOCK_LABELS[baseline.clock]}), ms")
+        print_title(out, f"{CLOCK_SUBJECTS[baseline.clock].capitalize()} ({CLOCK_LABELS[baseline.clock]}), ms")
         print_table(out, ["", "baseline", "predicted", "change"], _compared(prediction, ms))
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
@@ -49,13 +58,14 @@ def _change(prediction: Prediction) -> str:
 def _compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
     """The step and its parts before and after, the parts that neither has left out."""
     before, after = prediction.baseline.breakdown, prediction.breakdown
-    step = ("step", prediction.baseline_ms, prediction.predicted_ms)
+    what = "span" if prediction.baseline.clock == "span" else "step"
+    step = (what, prediction.baseline_ms, prediction.predicted_ms)
     parts = [(label, getattr(before, key), getattr(after, key)) for key, label in BREAKDOWN_LABELS]
     parts.append(("GPU busy", before.gpu_busy_ms, after.gpu_busy_ms))
     rows = [
         (label, ms(old), ms(new), ("+" if new > old else "") + ms(new - old))
         for label, old, new in (step, *parts)
-        if label == "step" or old or new
+        if label == what or old or new
     ]
     return [tuple(plain(cell, "bold") for cell in rows[0]), *rows[1:]]
 

@@ -11,6 +11,7 @@ from whatif.explain import Explanation, Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
+    CLOCK_SUBJECTS,
     KIND_LABELS,
     bar,
     ms_format,
@@ -30,8 +31,8 @@ def print_explanation(explanation: Explanation) -> None:
     baseline, step_ms = explanation.baseline, explanation.baseline_ms
     has_gpu = bool(baseline.graph.on_gpu.any())
     ms = ms_format(step_ms)
-    name, what = Path(baseline.graph.info.path).name, "a step" if baseline.graph.info.n_steps else "the span"
-    count: Column = ("a step", _count)
+    name, what = Path(baseline.graph.info.path).name, CLOCK_SUBJECTS[baseline.clock]
+    count: Column = ("count", _count)
     critical: Column = ("critical ms", lambda part: ms(part.critical_ms))
     gpu: Column = ("GPU ms", lambda part: ms(part.gpu_ms))
     cpu: Column = ("CPU ms", lambda part: ms(part.cpu_ms))
@@ -44,7 +45,7 @@ def print_explanation(explanation: Explanation) -> None:
             shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]
             _print_shares(out, "Where the time goes", shares, step_ms)
         path = [(KIND_LABELS[kind], part_ms) for kind, part_ms in explanation.critical_path_ms.items()]
-        _print_shares(out, "Critical path: what the step waits for", path, step_ms)
+        _print_shares(out, f"Critical path: what {what} waits for", path, step_ms)
         _print_parts(out, "Phases", explanation.phases, both)
         if len(explanation.threads) > 1:
             _print_parts(out, "Execution threads", explanation.threads, both)

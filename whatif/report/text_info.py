@@ -64,7 +64,7 @@ def _print_steps(out: Console, summary: Summary) -> None:
         rows.insert(
             0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")
         )
-    print_title(out, "Step" if info.n_steps else "Span")
+    print_title(out, "Whole span" if baseline.clock == "span" else "Step")
     print_table(out, ["", "", " "], rows, gives_way=2)
 
 
