@@ -131,40 +131,56 @@ def replay_table() -> tuple[str, list[float]]:
     return "\n".join(rows), errors
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """Give docs/accuracy.md."""
-    table, errors = replay_table()
-    scored = [o for o in outcomes if o.pair.scored]
-    half_widths = [50 * (o.prediction.high_ms - o.prediction.low_ms) / o.measured_ms for o in outcomes]
-    return f"""# Accuracy
+PAGE = """# Accuracy
 
-Written by `python benchmarks/accuracy.py`; not edited by hand. Steps are the median of the steady ones by the report's step clock, with the
-profiler on in both recordings of a pair.
+Written by `python benchmarks/accuracy.py`; not edited by hand. Steps are the median of the steady ones by the report's
+step clock, with the profiler on in both recordings of a pair.
 
 ## What-ifs against the real change
 
-{pair_table(outcomes)}
+{pairs}
 
-Scored pairs: median error {np.median([abs(o.error_pct) for o in scored]):.1f} %, largest {max(abs(o.error_pct) for o in scored):.1f} %. Inside the
-range: {sum(o.inside for o in outcomes)} of {len(outcomes)}, median half-width {np.median(half_widths):.1f} % of the measured step. A pair on which a constant was
-chosen stays in the table and is not scored. Targets: median 5 %, largest 10 % on a GPU and 12 % on a CPU. GPU pairs of other
-what-ifs (AMP, fused Adam, batch size) wait for recordings from a GPU.
+Scored pairs: median error {median:.1f} %, largest {largest:.1f} %. Inside the range: {inside} of {n_pairs}, median
+half-width {half_width:.1f} % of the measured step. A pair on which a constant was chosen stays in the table and is not
+scored. Targets: median 5 %, largest 10 % on a GPU and 12 % on a CPU. GPU pairs of other what-ifs (AMP, fused Adam, batch
+size) wait for recordings from a GPU.
 
-The loader pairs on the V100: from one recording nobody can tell how much four workers slow the training process (its main thread by 4 to
-12 %, its backward thread by 11 to 33 % there), so a range is given and the prediction lies in its middle.
+The loader pairs on the V100: from one recording nobody can tell how much four workers slow the training process (its
+main thread by 4 to 12 %, its backward thread by 11 to 33 % there), so a range is given and the prediction lies in its
+middle.
 
 ## Replay
 
-How well the simulated baseline meets the recording, for every readable trace of other people's that was tried: median {np.median(errors):.2f} %,
-95th percentile {np.percentile(errors, 95):.2f} %, largest {max(errors):.2f} %. In-sample: the rules were found while looking at these traces. A low error alone proves
-nothing, so the tests also ask how each graph responds when its kernels get faster (`tests/test_real_traces.py`).
+How well the simulated baseline meets the recording, for every readable trace of other people's that was tried: median
+{replay_median:.2f} %, 95th percentile {replay_p95:.2f} %, largest {replay_max:.2f} %. In-sample: the rules were found
+while looking at these traces. A low error alone proves nothing, so the tests also ask how each graph responds when its
+kernels get faster (`tests/test_real_traces.py`).
 
-{table}
+{replay}
 
-Where much waiting stays unexplained: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the others while the CPU spins
-on event queries; `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its first all-reduce, and a quarter of its
-gaps between queued kernels last 3.4 µs where the others last none, which one mean lag per stream does not tell apart.
+Where much waiting stays unexplained: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the
+others while the CPU spins on event queries; `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its
+first all-reduce, and a quarter of its gaps between queued kernels last 3.4 µs where the others last none, which one mean
+lag per stream does not tell apart.
 """
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """Give docs/accuracy.md."""
+    replay, replay_errors = replay_table()
+    errors = [abs(o.error_pct) for o in outcomes if o.pair.scored]
+    return PAGE.format(
+        pairs=pair_table(outcomes),
+        median=np.median(errors),
+        largest=max(errors),
+        inside=sum(o.inside for o in outcomes),
+        n_pairs=len(outcomes),
+        half_width=np.median([50 * (o.prediction.high_ms - o.prediction.low_ms) / o.measured_ms for o in outcomes]),
+        replay=replay,
+        replay_median=np.median(replay_errors),
+        replay_p95=np.percentile(replay_errors, 95),
+        replay_max=max(replay_errors),
+    )
 
 
 def main() -> int:

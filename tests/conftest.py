@@ -1,4 +1,4 @@
-"""Fixtures for every test; the repository root goes on the path so that ``tests.helpers`` is importable from anywhere."""
+"""Fixtures for every test; the repository root goes on the path, so that ``tests.helpers`` can be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slow and obvious simulator: Daydream's Algorithm 1 with lags and anchors, on dicts; shares no code with the library."""
+"""A slow and obvious simulator: Daydream's Algorithm 1 with lags and anchors, on dicts, without the library."""
 
 from __future__ import annotations
 

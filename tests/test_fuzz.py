@@ -26,7 +26,7 @@ SEED: list[Event] = [
     *[h.mark(f"ProfilerStep#{i}", 200 * i, 200) for i in range(4)],
     *[h.mark("Optimizer.step#SGD.step", 200 * i + 150, 40) for i in range(4)],
     h.module("Linear_0", 10, 30),
-    h.op("aten::linear", 12, 20, **{"Sequence number": 3, "Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}),
+    h.op("aten::linear", 12, 20, **{"Sequence number": 3, "Input Dims": [[2, 3], [3, 4]], "Input type": ["float"] * 2}),
     h.op("aten::addmm", 14, 10),
     *h.launched("sgemm", 15, 3, 20, 30, 1),
     h.call("cudaLaunchKernelExC", 30, 5, 50),
@@ -35,7 +35,7 @@ SEED: list[Event] = [
     h.call("cudaEventRecord", 36, 1, 60),
     h.call("cudaStreamWaitEvent", 38, 1, 61),
     *h.launched("ncclDevKernel_AllReduce", 40, 3, 60, 20, 2, stream=8),
-    h.op("autograd::engine::evaluate_function: AddmmBackward0", 60, 60, tid=2, **{"Sequence number": 3, "Fwd thread id": 1}),
+    h.op("autograd::engine::evaluate_function: AddmmBackward0", 60, 60, 2, **{"Sequence number": 3, "Fwd thread id": 1}),
     *h.launched("sgemm", 70, 3, 81, 30, 3, tid=2),
     h.op("aten::item", 125, 50),
     h.call("cudaMemcpyAsync", 126, 40, 4),
@@ -57,8 +57,8 @@ ANYTHING = st.one_of(
 )
 NAMES = st.sampled_from(
     ["cudaStreamSynchronize", "cudaFree", "hipMemcpyWithStream", "cudaEventSynchronize", "cudaStreamWaitEvent",
-     "Memcpy HtoD (Pageable -> Device)", "ProfilerStep#7", "Optimizer.step#Adam.step", "nn.Module: x", "whatif::layer::",
-     "enumerate(DataLoader)#x.__next__", "autograd::x", "", "\u0000", "ncclKernel"]
+     "Memcpy HtoD (Pageable -> Device)", "ProfilerStep#7", "Optimizer.step#Adam.step", "nn.Module: x",
+     "whatif::layer::",     "enumerate(DataLoader)#x.__next__", "autograd::x", "", "\u0000", "ncclKernel"]
 )  # fmt: skip
 CATEGORIES = st.sampled_from(
     ["cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "cuda_sync",
@@ -122,8 +122,11 @@ def survives(data: bytes) -> None:
             graph = whatif.read(path)
             prediction = whatif.apply(graph, "scale:kind=all,factor=0.5")
         except WhatifError as error:
-            assert str(error)
-            assert "\n" not in str(error).replace(str(path), "")
+            sentence = str(error)
+        else:
+            sentence = ""
+        if sentence:
+            assert "\n" not in sentence
             return
         assert graph.check() is graph
         assert prediction.graph.check() is prediction.graph

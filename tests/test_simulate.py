@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -389,7 +390,7 @@ def test_each_task_of_the_critical_path_starts_when_the_one_before_lets_it(graph
     for source, target, lag, anchor in rows:
         time = timeline.start_ns[source] if anchor == Anchor.START else timeline.end_ns[source]
         allowed.setdefault((source, target), set()).add(int(time) + lag)
-    for first, second in zip(path[:-1], path[1:], strict=True):
+    for first, second in itertools.pairwise(path):
         times = allowed.get((first, second), set())
         if graph.thread[first] == graph.thread[second]:
             times = times | {int(timeline.end_ns[first]) + graph.threads[graph.thread[first]].lag_ns}

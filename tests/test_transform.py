@@ -180,10 +180,12 @@ MALFORMED = {
     "an unknown annotation": (HEADER, "def transform(graph: 'Nothing'): return graph", "annotations of transform"),
     "an annotation that is no name": (HEADER, "import math\ndef transform(graph: 'math.nothing'): return graph",
                                       "annotations of transform"),
-    "an annotation that is no Python": (HEADER, "def transform(graph: 'a b'): return graph", "annotations of transform"),
+    "an annotation that is no Python": (HEADER, "def transform(graph: 'a b'): return graph",
+                                        "annotations of transform"),
     "a schedule without frontier": (HEADER, "def transform(graph): return graph\ndef schedule(): return 0",
                                     r"expected schedule\(frontier\) -> int"),
-    "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3", r"schedule\(frontier\)"),
+    "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3",
+                                       r"expected schedule\(frontier\)"),
 }  # fmt: skip
 
 
@@ -199,7 +201,7 @@ def test_a_malformed_script_is_refused_in_one_sentence(what: str, tmp_path: Path
 @pytest.mark.parametrize("returned", ["None", "3", "graph.scale"])
 def test_a_script_that_returns_no_graph_is_told_so(returned: str, tmp_path: Path) -> None:
     transform = load_transform(script(tmp_path, f"def transform(graph): return {returned}"))
-    with pytest.raises(WhatifError, match="expected transform.. to return a TaskGraph, got"):
+    with pytest.raises(WhatifError, match=r"expected transform\(\) to return a TaskGraph, got"):
         transform(graph())
 
 

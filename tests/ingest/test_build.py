@@ -66,6 +66,12 @@ def pairs(graph: TaskGraph, kind: DependencyKind) -> set[tuple[str, str]]:
     return {(n[source], n[target]) for source, target, k in rows if k == kind}
 
 
+def backward(name: str, ts: float, dur: float, sequence: int) -> Event:
+    """An operator of autograd's thread, with the number of the forward operator that it belongs to."""
+    numbers = {"Sequence number": sequence, "Fwd thread id": 1}
+    return op(f"autograd::engine::evaluate_function: {name}", ts, dur, tid=2, **numbers)
+
+
 # -- launches ------------------------------------------------------------------------------------------------------
 
 
@@ -283,9 +289,14 @@ def test_a_copy_that_queued_behind_a_kernel_comes_sooner_with_it(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("direction", "size", "call_us"),
-    [("HtoD (Pageable -> Device)", 4096, 6), ("HtoD (Pinned -> Device)", 10**7, 6), ("DtoH (Device -> Pinned)", 10**7, 6),
-     ("DtoH (Device -> Pinned)", 10**7, 40), ("HtoD (Pinned -> Device)", 10**7, 40)],
-)  # fmt: skip
+    [
+        ("HtoD (Pageable -> Device)", 4096, 6),
+        ("HtoD (Pinned -> Device)", 10**7, 6),
+        ("DtoH (Device -> Pinned)", 10**7, 6),
+        ("DtoH (Device -> Pinned)", 10**7, 40),
+        ("HtoD (Pinned -> Device)", 10**7, 40),
+    ],
+)
 def test_a_staged_or_pinned_copy_does_not_block(tmp_path: Path, direction: str, size: int, call_us: float) -> None:
     """Whatever its call took, that was work: a longer kernel does not hold the CPU up."""
     graph = read_events(tmp_path, copied(direction, size, call_us))
@@ -370,7 +381,7 @@ def handed_over() -> list[Event]:
     """
     return [
         op("aten::linear", 0, 20, tid=1, **{"Sequence number": 7}),
-        op("autograd::engine::evaluate_function: AddmmBackward0", 22, 96, tid=2, **{"Sequence number": 7, "Fwd thread id": 1}),
+        backward("AddmmBackward0", 22, 96, 7),
         op("aten::add_", 120, 20, tid=1),
         *launched("F", 5, 3, 10, 10, 1),
         *launched("B", 50, 3, 55, 10, 2, tid=2),
@@ -495,9 +506,9 @@ def training(layer: Any) -> list[Event]:
         layer("ReLU_0", 21, 9),
         op("aten::relu", 22, 7, **{"Sequence number": 4}),
         *launched("F2", 23, 3, 28, 4, 2),
-        op("autograd::engine::evaluate_function: ReluBackward0", 34, 20, tid=2, **{"Sequence number": 4, "Fwd thread id": 1}),
+        backward("ReluBackward0", 34, 20, 4),
         *launched("B2", 40, 3, 45, 4, 3, tid=2),
-        op("autograd::engine::evaluate_function: AddmmBackward0", 56, 30, tid=2, **{"Sequence number": 3, "Fwd thread id": 1}),
+        backward("AddmmBackward0", 56, 30, 3),
         *launched("B1", 60, 3, 65, 4, 4, tid=2),
         op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 86, 2, tid=2),
         mark("Optimizer.step#SGD.step", 90, 10),
