@@ -142,8 +142,8 @@ step clock, with the profiler on in both recordings of a pair.
 
 Scored pairs: median error {median:.1f} %, largest {largest:.1f} %. Inside the range: {inside} of {n_pairs}, median
 half-width {half_width:.1f} % of the measured step. A pair on which a constant was chosen stays in the table and is not
-scored. Targets: median 5 %, largest 10 % on a GPU and 12 % on a CPU. GPU pairs of other what-ifs (AMP, fused Adam, batch
-size) wait for recordings from a GPU.
+scored. Targets: median 5 %, largest 10 % on a GPU and 12 % on a CPU. GPU pairs of other what-ifs (AMP, fused Adam,
+batch size) wait for recordings from a GPU.
 
 The loader pairs on the V100: from one recording nobody can tell how much four workers slow the training process (its
 main thread by 4 to 12 %, its backward thread by 11 to 33 % there), so a range is given and the prediction lies in its
@@ -160,8 +160,9 @@ kernels get faster (`tests/test_real_traces.py`).
 
 Where much waiting stays unexplained: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the
 others while the CPU spins on event queries; `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its
-first all-reduce, and a quarter of its gaps between queued kernels last 3.4 µs where the others last none, which one mean
-lag per stream does not tell apart.
+first all-reduce, and a quarter of its gaps between queued kernels last 3.4 µs where the others last none, which one
+mean lag per stream does not tell apart; `edls-a4000` has GPU work 3.8 s before its first recorded call, and nothing says
+what lay between.
 """
 
 

@@ -23,4 +23,8 @@ def transform(graph: TaskGraph, *, speedup: float | None = None) -> TaskGraph:
     fused, unfused, unfused_cpu = ACCESSES[kind]
     ratio = fused / (unfused if graph.on_gpu.any() else unfused_cpu) if speedup is None else 1 / speedup
     spread = 1.5 if speedup is None else 1.0
+    if kind == "sgd":
+        graph = graph.note(
+            "fused_adam: the recorded optimizer is SGD, so this is the fused SGD (fused=True in torch.optim)"
+        )
     return fuse_update(graph, ratio, low=ratio / spread, high=ratio * spread)

@@ -16,7 +16,7 @@ from whatif.simulate import Schedule, simulate, simulate_bounds
 from whatif.steps import default_clock, step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
-from whatif.types import TaskKind
+from whatif.types import BEFORE_NAME, TaskKind
 
 # Above this share of the span, time that no dependency explains makes every prediction doubtful.
 DOUBTFUL_WAIT_PCT = 2.0
@@ -66,8 +66,9 @@ class Baseline:
     def unexplained_wait_pct(self) -> float:
         """Waiting that no dependency explains, percent of the makespan."""
         graph = self.graph
-        lead_in = np.array([name == "(before the first task)" for name in graph.names])
-        unexplained = (graph.kind == TaskKind.WAIT) & ~lead_in[graph.name]
+        lead_in = np.array([name == BEFORE_NAME for name in graph.names])
+        # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
+        unexplained = (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
     @cached_property

@@ -69,10 +69,18 @@ class Transform:
         return replace(self, options={**self.options, **values})
 
     def __call__(self, graph: TaskGraph) -> TaskGraph:
-        """Give the transformed graph. Raises WhatifError where the script does not return one."""
+        """Give the transformed graph. Raises WhatifError where the script fails or does not return one."""
         from whatif.graph import TaskGraph
 
-        result = self.function(graph, **self.options)
+        try:
+            result = self.function(graph, **self.options)
+        except WhatifError:
+            raise
+        except Exception as error:
+            raise WhatifError(
+                f"transform {self.name!r} ({self.source or 'a function'}) failed: {type(error).__name__}: {error}; "
+                "--debug shows where."
+            ) from error
         if not isinstance(result, TaskGraph):
             raise WhatifError(
                 f"transform {self.name!r}: expected transform() to return a TaskGraph, got {type(result).__name__}; "

@@ -30,6 +30,12 @@ class TaskKind(IntEnum):
     WAIT = 8
 
 
+# What tasks without an event of their own are called.
+SYNC_NAME = "(waits for the GPU)"
+HANDOFF_NAME = "(waits for another thread)"
+UNEXPLAINED_NAME = "(unexplained wait)"
+BEFORE_NAME = "(before the first task)"
+
 GPU_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET, TaskKind.COMMUNICATION)
 # Time in which a CPU thread works; a wait is not work.
 CPU_WORK_KINDS = (TaskKind.CPU_OP, TaskKind.RUNTIME, TaskKind.GAP, TaskKind.DATA_LOADING)

@@ -8,13 +8,15 @@ from whatif.predict import Baseline
 # Data loading and communication are named from a quarter of the critical path on, also where other work takes more:
 # their remedies are known and cheap, and at a quarter they bring 1.3x.
 NAMED_FROM = 0.25
+# Whatever the critical path runs through, a faster CPU can save no more than what is left.
+ALWAYS_BUSY = 0.95
 
 GPU_WORK = ("kernel", "memcpy", "memset")
 HOST_WORK = ("cpu_op", "runtime", "gap")
 
 
 def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms: dict[str, float]) -> str:
-    """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what nobody recorded."""
+    """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what was not recorded."""
     step_ms, what = baseline.step_ns / 1e6, "span" if baseline.clock == "span" else "step"
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
@@ -44,7 +46,7 @@ def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms
         )
     if not baseline.graph.on_gpu.any():
         return _cpu_bound(phase_cpu_ms, step_ms)
-    return _gpu_or_host_bound(most, on_path, parts, step_ms)
+    return _gpu_or_host_bound(on_path, parts, step_ms)
 
 
 def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:
@@ -57,19 +59,25 @@ def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:
     )
 
 
-def _gpu_or_host_bound(most: str, on_path: dict[str, float], parts: Breakdown, step_ms: float) -> str:
+def _gpu_or_host_bound(on_path: dict[str, float], parts: Breakdown, step_ms: float) -> str:
     busy = f"the GPU is busy {_of(parts.gpu_busy_ms, step_ms)}"
-    if most == "gpu":
-        share = 100 * on_path["gpu"] / step_ms
+    gpu_pct, host_pct = 100 * on_path["gpu"] / step_ms, 100 * on_path["host"] / step_ms
+    if parts.gpu_busy_ms >= ALWAYS_BUSY * step_ms:
+        return f"GPU-bound: {busy}; a faster CPU would change little."
+    if min(gpu_pct, host_pct) >= 100 * NAMED_FROM:
         return (
-            f"GPU-bound: {busy}, and its work is {share:.0f} % of the critical path; a faster CPU would change little."
+            f"bound by both: {busy}, CPU work is {host_pct:.0f} % of the critical path and GPU work {gpu_pct:.0f} %; "
+            "faster kernels and cheaper launches both help in part."
         )
-    share = 100 * on_path["host"] / step_ms
+    if gpu_pct > host_pct:
+        share = f"its work is {gpu_pct:.0f} % of the critical path"
+        return f"GPU-bound: {busy}, and {share}; a faster CPU would change little."
     return (
-        f"host-bound: {busy}, and CPU work is {share:.0f} % of the critical path; faster kernels would change little, "
-        "fewer or cheaper launches would."
+        f"host-bound: {busy}, and CPU work is {host_pct:.0f} % of the critical path; "
+        "faster kernels would change little, fewer or cheaper launches would."
     )
 
 
 def _of(part_ms: float, step_ms: float) -> str:
-    return f"{part_ms:.2f} of {step_ms:.2f} ms ({100 * part_ms / step_ms:.0f} %)"
+    digits = 2 if step_ms >= 1 else 4
+    return f"{part_ms:,.{digits}f} of {step_ms:,.{digits}f} ms ({100 * part_ms / step_ms:.0f} %)"

@@ -105,6 +105,19 @@ def test_gpu_bound() -> None:
     assert explain(baseline(build)).verdict.startswith("GPU-bound: the GPU is busy 12.00 of 12.00 ms (100 %)")
 
 
+def test_bound_by_both() -> None:
+    """A synchronisation after each kernel: the CPU and the GPU take turns."""
+    build = Build(CPU, STREAM)
+    for _ in range(4):
+        build.launch(2 * MS, 2 * MS, "gemm")
+        build.sync()
+    found = explain(baseline(build))
+    assert found.verdict == (
+        "bound by both: the GPU is busy 8.00 of 14.00 ms (57 %), CPU work is 43 % of the critical path and GPU work "
+        "57 %; faster kernels and cheaper launches both help in part."
+    )
+
+
 def test_a_graph_without_time_is_explained_too() -> None:
     build = Build(CPU)
     build.task(0, 0, "nothing", TaskKind.CPU_OP)

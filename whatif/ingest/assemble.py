@@ -6,23 +6,24 @@ import numpy as np
 
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest import connect
-from whatif.ingest.build import (
-    BEFORE_NAME,
-    HANDOFF_NAME,
-    SYNC_NAME,
-    UNEXPLAINED_NAME,
-    Parts,
-    Rows,
-    cpu_rows,
-    finish_phases,
-    gpu_rows,
-)
+from whatif.ingest.build import Parts, Rows, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING
 from whatif.ingest.waiting import ONE_TASK
 from whatif.kernels import DTYPES, KernelFamily, classify_kernel
 from whatif.operators import classify_operator
-from whatif.types import Array, Dependencies, DependencyKind, Int64, TaskKind, Waits
+from whatif.types import (
+    BEFORE_NAME,
+    HANDOFF_NAME,
+    SYNC_NAME,
+    UNEXPLAINED_NAME,
+    Array,
+    Dependencies,
+    DependencyKind,
+    Int64,
+    TaskKind,
+    Waits,
+)
 
 
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
@@ -45,11 +46,12 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     columns = {name: column[order] for name, column in columns.items()}
     n_cpu, n_gpu = len(cpu), len(gpu)
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
+    held_place = place[n_cpu + n_gpu :][: int((waits.unexplained_ns > 0).sum())]
 
     names, name = _names(events.names, columns["name"])
     family, dtype = _families(names, name, columns)
     flops, size_bytes, op_dtype = task_costs(events, columns, family)
-    dependencies, wait_table = _dependencies(parts, cpu, gpu, waits, cpu_place, gpu_place)
+    dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     kind = columns["kind"].astype(np.int8)
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
@@ -162,7 +164,7 @@ def _step_time(columns: dict[str, Array], cpu: Rows, gpu: Rows, order: Int64) ->
 
 
 def _dependencies(
-    parts: Parts, cpu: Rows, gpu: Rows, waits: connect.StreamWaits, cpu_place: Int64, gpu_place: Int64
+    parts: Parts, cpu: Rows, waits: connect.StreamWaits, cpu_place: Int64, gpu_place: Int64, held_place: Int64
 ) -> tuple[Dependencies, Waits]:
     calls, times = parts.calls, parts.call_times
     found = []
@@ -175,6 +177,7 @@ def _dependencies(
         Dependencies.of(cpu_place[launch_row[known]], gpu_place[launched[known]], DependencyKind.LAUNCH, lag_ns[known])
     )
     found.append(Dependencies.of(gpu_place[waits.source], gpu_place[waits.target], DependencyKind.EVENT))
+    found.append(_held_dependencies(Dependencies.concatenate(found), gpu_place[waits.unexplained_ns > 0], held_place))
     found.append(_handoff_dependencies(parts, cpu, cpu_place))
 
     behind = np.flatnonzero(cpu.columns["role"] == 1)
@@ -194,6 +197,15 @@ def _dependencies(
         times.lag_ns[call[~one]],
     )
     return Dependencies.concatenate(found), table
+
+
+def _held_dependencies(dependencies: Dependencies, held: Int64, held_place: Int64) -> Dependencies:
+    """An unexplained wait begins when the task behind it could have begun: it depends on all that this one does."""
+    order = np.argsort(held)
+    into = dependencies.take(np.isin(dependencies.target, held))
+    target = held_place[order][np.searchsorted(held[order], into.target)]
+    kind = np.full(len(into), DependencyKind.EVENT, dtype=np.int8)
+    return Dependencies(into.source, target.astype(np.int32), kind, into.lag_ns, into.anchor)
 
 
 def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependencies:
@@ -247,6 +259,10 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
         if np.any(graph.derived.source >= graph.derived.target):
             graph = graph.replace(info=replace(graph.info, queue_depth=0))
     if dropped:
-        quirk = f"{dropped} dependencies contradicted the recorded times and were left out"
+        one = dropped == 1
+        quirk = (
+            f"{dropped} {'dependency' if one else 'dependencies'} contradicted the recorded times and "
+            f"{'was' if one else 'were'} left out"
+        )
         graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, quirk)))
     return graph

@@ -11,18 +11,12 @@ from whatif.ingest import connect
 from whatif.ingest.cpu_side import CpuTasks, cut_thread, find_all_handoffs, find_cpu_tracks, idle_between
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Steps, find_steps
-from whatif.ingest.gpu_side import Calls, GpuSide, find_calls, find_gpu_side
+from whatif.ingest.gpu_side import Calls, GpuSide, find_calls, find_gpu_side, of_calls
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.types import Array, Int64, Phase, TaskKind, Thread, ThreadKind
-
-# What tasks without an event of their own are called.
-HANDOFF_NAME = "(waits for another thread)"
-SYNC_NAME = "(waits for the GPU)"
-UNEXPLAINED_NAME = "(unexplained wait)"
-BEFORE_NAME = "(before the first task)"
 
 
 @dataclass
@@ -58,8 +52,7 @@ def find_parts(events: Events, *, is_amd: bool) -> Parts:
     gpu = find_gpu_side(events, calls, is_amd=is_amd)
     tracks = find_cpu_tracks(events, calls, marks, has_gpu=bool(len(gpu.event)))
     handoffs = find_all_handoffs(events, calls, tracks, marks) if len(gpu.event) else []
-    launched_ns = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], gpu.start_ns) if len(calls.event) \
-        else gpu.start_ns  # fmt: skip
+    launched_ns = of_calls(calls.start_ns, gpu.call, gpu.start_ns)
     order = np.argsort(launched_ns, kind="stable")
     steps = find_steps(events, marks, tracks[0] if tracks else -1, launched_ns[order],
                        events.name[gpu.event[order]].astype(np.int64))  # fmt: skip
@@ -181,8 +174,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
     gpu, events = parts.gpu, parts.events
     n = len(gpu.event)
     row_of_call = connect.rows_of_calls(cpu.columns, len(parts.calls.event))
-    launch_row = np.where(gpu.call >= 0, row_of_call[gpu.call], -1) if n else np.empty(0, np.int64)
-    launch_row = _inherited(launch_row, gpu.stream)
+    launch_row = _inherited(of_calls(row_of_call, gpu.call, -1), gpu.stream)
     known = launch_row >= 0
     at = np.maximum(launch_row, 0)
 
@@ -196,7 +188,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         TaskKind.KERNEL,
     )
     # A stream runs in order: a task never sorts before its launch or before the task ahead of it.
-    key_ns = np.maximum(gpu.start_ns, np.where(gpu.call >= 0, inherit("key_ns", 0), gpu.start_ns))
+    key_ns = np.maximum(gpu.start_ns, of_calls(parts.call_times.key_ns, gpu.call, gpu.start_ns))
     key_ns = connect.running_maximum(key_ns, gpu.stream)
     return Rows({
         "key_ns": key_ns,

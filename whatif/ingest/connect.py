@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide
+from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
 from whatif.ingest.waiting import CallTimes
 from whatif.types import Array, Int64
 
@@ -52,12 +52,8 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
     """
     n = len(gpu.event)
     first = np.append(True, gpu.stream[1:] != gpu.stream[:-1]) if n else np.empty(0, dtype=np.bool_)
-    ready_ns = np.full(n, np.iinfo(np.int64).min, dtype=np.int64)
-    launched = gpu.call >= 0
-    if len(calls.event):
-        at = np.maximum(gpu.call, 0)
-        # Of a call that waits, the work before its wait: a copy starts inside the call that waits for it.
-        ready_ns[launched] = (times.key_ns[at] + times.work_ns[at] + gpu.launch_lag_ns)[launched]
+    # Of a call that waits, the work before its wait: a copy starts inside the call that waits for it.
+    ready_ns = of_calls(times.key_ns + times.work_ns + gpu.launch_lag_ns, gpu.call, LONG_AGO_NS)
     follows = np.flatnonzero(~first)
     ready_ns[follows] = np.maximum(ready_ns[follows], gpu.end_ns[follows - 1] + gpu.stream_lag_ns[gpu.stream[follows]])
     ends = np.argsort(gpu.end_ns, kind="stable")
@@ -69,24 +65,19 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
             sources.append(source)
             targets.append(target)
             np.maximum.at(ready_ns, target, gpu.end_ns[source])
-        source, target = _evidence(gpu, ready_ns, ends, _launched_ns(calls, gpu))
+        source, target = _evidence(gpu, ready_ns, ends, of_calls(calls.start_ns, gpu.call, LONG_AGO_NS))
         sources.append(source)
         targets.append(target)
         np.maximum.at(ready_ns, target, gpu.end_ns[source])
-    unknown = ready_ns == np.iinfo(np.int64).min
+    unknown = ready_ns == LONG_AGO_NS
     late_ns = np.where(unknown, 0, gpu.start_ns - np.maximum(ready_ns, origin_ns))
+    # The stream's lag comes between a wait and the task behind it.
+    lag_ns = gpu.stream_lag_ns[gpu.stream] if n else late_ns
     return StreamWaits(
         np.concatenate([np.empty(0, np.int64), *sources]),
         np.concatenate([np.empty(0, np.int64), *targets]),
-        np.where(late_ns > LATE_NS, late_ns, 0),
-        np.where(unknown, gpu.start_ns - origin_ns, 0),
-    )
-
-
-def _launched_ns(calls: Calls, gpu: GpuSide) -> Int64:
-    """When each GPU task was launched; long ago where the recording does not tell."""
-    return np.where(
-        gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)] if len(calls.event) else 0, np.iinfo(np.int64).min
+        np.where(late_ns > LATE_NS, late_ns - lag_ns, 0),
+        np.where(unknown, np.maximum(gpu.start_ns - origin_ns - lag_ns, 0), 0),
     )
 
 
@@ -126,7 +117,7 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
     asks, target = asks[same_thread], by_call[at[same_thread]]
     pairs = set()
     end_ns, start_ns = gpu.end_ns, gpu.start_ns
-    launch_ns = _launched_ns(calls, gpu)
+    launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
     sorted_ends = end_ns[ends]
     for task, asked_ns in set(zip(target.tolist(), calls.start_ns[asks].tolist(), strict=True)):
         last = int(np.searchsorted(sorted_ends, start_ns[task] + STRUCTURAL_EARLY_NS, side="right"))
@@ -152,7 +143,7 @@ def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, 
     call_of = {int(c): i for i, c in enumerate(events.correlation[calls.event].tolist()) if c > 0}
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
     on_stream = [np.flatnonzero(gpu.stream == code) for code in range(len(gpu.streams))]
-    launch_ns = _launched_ns(calls, gpu)
+    launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
     launched_by = [np.maximum.accumulate(launch_ns[tasks]) for tasks in on_stream]
     sources, targets = [], []
     for row in rows.tolist():

@@ -44,7 +44,7 @@ def find_steps(events: Events, marks: NameMarks, main: int, launch_ns: Int64, ke
     optimizer = _marks(events, marks.optimizer[events.name] & (events.category == EventCategory.ANNOTATION))
     if len(optimizer[0]) >= 2:
         # A step ends with the optimizer; the first one began before the recording, or with it.
-        first_ns = int(events.start_ns[events.track == main].min())
+        first_ns = int(events.start_ns[events.track == main].min(initial=optimizer[0][0]))
         edges_ns = optimizer[1]
         if _first_is_whole(first_ns, edges_ns):
             edges_ns = np.append(first_ns, edges_ns)

@@ -52,12 +52,23 @@ class GpuSide:
     start_ns: Int64
     end_ns: Int64
     call: Int64  # index into Calls, -1 where the launch was not recorded
-    queued: Bool  # waited for the task before it on its stream, not for its launch
+    before_ns: Int64  # end of the task before on the stream, LONG_AGO_NS where there is none
     launch_lag_ns: int
     stream_lag_ns: Int64  # (n_streams,)
     queue_depth: int
     through_ns: Int64  # (n_calls,): when the call got into the launch queue; its start where there was room
     usual_ns: Int64  # (n_calls,): the usual duration of the call's API
+
+
+# When something was launched whose launch is not in the recording.
+LONG_AGO_NS = int(np.iinfo(np.int64).min) // 2
+
+
+def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
+    """Give the value of each task's call, and ``default`` where the call was not recorded."""
+    if not len(values):
+        return np.broadcast_to(np.asarray(default, dtype=np.int64), (len(call),)).copy()
+    return np.where(call >= 0, values[np.maximum(call, 0)], default).astype(np.int64)
 
 
 def find_calls(events: Events) -> Calls:
@@ -119,19 +130,18 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     end_ns = start_ns + events.duration_ns[rows]
     call = _launching_calls(events, calls, rows)
     first = np.append(True, stream[1:] != stream[:-1]) if len(rows) else np.empty(0, dtype=np.bool_)
-    before_ns = np.where(first, np.iinfo(np.int64).min // 2, np.append(0, end_ns[:-1])[: len(rows)])
-    launched_ns = np.where(call >= 0, calls.end_ns[np.maximum(call, 0)] if len(calls.event) else 0, start_ns)
+    before_ns = np.where(first, LONG_AGO_NS, np.append(0, end_ns[:-1])[: len(rows)])
+    launched_ns = of_calls(calls.end_ns, call, start_ns)
 
     lag_ns = _launch_lag(start_ns, before_ns, launched_ns, call, calls)
-    queued = ~first & (launched_ns + lag_ns < before_ns) | (call < 0) & ~first
     # Only what was launched long before tells the gap of the hardware itself.
-    long_queued = queued & (launched_ns + LATE_NS < before_ns)
-    stream_lag_ns = _stream_lags(start_ns - before_ns, long_queued, stream, len(streams))
+    queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))
+    stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
     median_ns = _api_medians(calls)
     depth = _queue_depth(start_ns, stream, call, calls, median_ns, is_amd=is_amd)
     return GpuSide(
         event=rows, stream=stream, streams=[(int(d), int(s)) for d, s in streams], start_ns=start_ns, end_ns=end_ns,
-        call=call, queued=queued, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns, queue_depth=depth,
+        call=call, before_ns=before_ns, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns, queue_depth=depth,
         through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
     )  # fmt: skip
 

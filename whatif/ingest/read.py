@@ -66,6 +66,8 @@ def refuse_what_has_no_work(events: Events, path: str) -> None:
         )
     if kernels:
         return
+    lost = sum(events.dropped.values())
+    path = f"{path} ({lost} of its events could not be read)" if lost else path
     if categories[EventCategory.RUNTIME]:
         raise WhatifError(
             f"{path}: expected GPU kernels, got {categories[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
@@ -88,7 +90,10 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     metadata = header.get("whatif")
     metadata = metadata if isinstance(metadata, dict) else {}
     device = _first_device(header, metadata)
-    quirks = [f"{count} events were not read: {reason}" for reason, count in sorted(events.dropped.items())]
+    quirks = [
+        f"{count} {'event was' if count == 1 else 'events were'} not read: {reason}"
+        for reason, count in sorted(events.dropped.items())
+    ]
     untraced_ms = metadata.get("untraced_step_ms")
     median_ms = untraced_ms.get("median") if isinstance(untraced_ms, dict) else None
     batch = metadata.get("batch_size")

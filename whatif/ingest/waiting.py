@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide
+from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
 from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64
 
 # A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
@@ -68,11 +68,13 @@ def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: I
     waited = done > start_ns
     # The work before the wait: of a copy, until the copy starts; of a synchronisation, what it takes without waiting.
     target = np.maximum(times.target[mine], 0)
-    unqueued = copies & ~gpu.queued[target] & (calls.kind[mine] == CallKind.COPY)
+    unqueued = copies & (gpu.before_ns[target] <= start_ns) & (calls.kind[mine] == CallKind.COPY)
     issue_ns = np.clip(gpu.start_ns[target] - gpu.launch_lag_ns - start_ns, 0, end_ns - start_ns)
-    own = issue_ns[unqueued] if unqueued.any() else (end_ns - start_ns)[~waited]
+    # A copy's first call pays for page faults and lazy loading: the quickest one tells what the others do.
+    own = np.array([issue_ns[unqueued].min()]) if unqueued.any() else (end_ns - start_ns)[~waited]
     usual_ns = int(np.median(own)) if len(own) else DEFAULT_ISSUE_NS
-    work_ns = np.where(waited, np.minimum(usual_ns, end_ns - start_ns), end_ns - start_ns)
+    longest_ns = np.where(copies & (calls.kind[mine] == CallKind.COPY), issue_ns, end_ns - start_ns)
+    work_ns = np.where(waited, np.minimum(usual_ns, longest_ns), end_ns - start_ns)
     work_ns = np.where(unqueued & waited, issue_ns, work_ns)
     # From the end of the GPU's work to the return. Freeing memory works on after its wait, each time as measured.
     # A staged copy returns while its last piece is still on the way: its lag is negative.
@@ -120,7 +122,7 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
 
 def _launch_order(calls: Calls, gpu: GpuSide) -> Int64:
     """When each GPU task was launched; one without a recorded launch came with the one before it."""
-    launched = np.where(gpu.call >= 0, calls.start_ns[np.maximum(gpu.call, 0)], np.iinfo(np.int64).min)
+    launched = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
     result = launched.copy()
     for code in range(len(gpu.streams)):
         mine = gpu.stream == code

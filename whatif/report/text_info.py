@@ -46,7 +46,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         facts.append(("batch size", str(info.batch_size)))
     if has_gpu:
         depth = f"blocks at {info.queue_depth:,} pending tasks" if info.queue_depth else "no limit seen"
-        facts += [("launch lag", f"{info.launch_lag_ns / 1e3:.1f} µs"), ("launch queue", depth)]
+        facts += [
+            ("launch lag", f"{info.launch_lag_ns / 1e3:.1f} µs from the end of a launch"),
+            ("launch queue", depth),
+        ]
     return facts
 
 
