@@ -161,8 +161,8 @@ kernels get faster (`tests/test_real_traces.py`).
 Where much waiting stays unexplained: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the
 others while the CPU spins on event queries; `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its
 first all-reduce, and a quarter of its gaps between queued kernels last 3.4 µs where the others last none, which one
-mean lag per stream does not tell apart; `edls-a4000` has GPU work 3.8 s before its first recorded call, and nothing says
-what lay between.
+mean lag per stream does not tell apart; `edls-a4000` has GPU work 3.8 s before its first recorded call, and nothing
+says what lay between.
 """
 
 

@@ -33,10 +33,10 @@ class Row:
         """Say whether the figure meets its budget or its stretch goal; "" where it has none."""
         if self.value is None:
             return "not measured"
-        if self.budget is None:
-            return ""
         if self.stretch is not None and self._meets(self.stretch):
             return "stretch"
+        if self.budget is None:
+            return ""
         return "met" if self._meets(self.budget) else "missed"
 
     def _meets(self, limit: float) -> bool:

@@ -12,7 +12,7 @@ from rivals import hta_python
 
 from whatif import TaskGraph, load_transform, read
 from whatif.predict import Baseline, apply
-from whatif.simulate import PLAIN_TASKS, simulate
+from whatif.simulator import PLAIN_TASKS, simulate
 from whatif.timeline import Timeline
 from whatif.transform import Transform
 

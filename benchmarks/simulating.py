@@ -8,14 +8,15 @@ from functools import partial
 
 import numpy as np
 import synthetic
+from inputs import trace
 from measure import Row, least_cpu_s
 from rivals import algorithm_1, as_networkx
+from synthetic import DEPENDENCIES_PER_TASK
 
-from whatif import compiled
+from whatif import compiled, read
 from whatif.graph import TASK_COLUMNS, TaskGraph
-from whatif.simulate import PLAIN_TASKS, Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
+from whatif.simulator import PLAIN_TASKS, Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
 from whatif.timeline import Timeline
-from whatif.types import Int64
 
 MANY = 1_000_000
 
@@ -51,7 +52,11 @@ def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         if n == 10**5:
             yield from _rivals(graph, cpu_s, rounds)
         if n == 10**6:
-            yield from _memory(graph, prepared, times)
+            yield from _memory(graph, f"{size}, {DEPENDENCIES_PER_TASK} dependencies each")
+
+    recorded = read(trace("v100-50"))
+    density = (len(recorded.dependencies) + len(recorded.derived)) / len(recorded)
+    yield from _memory(recorded, f"V100 recording, {density:.2g} dependencies a task")
 
 
 def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator[Row]:
@@ -65,23 +70,24 @@ def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator
         yield Row("simulate", f"10^5 tasks, in all faster than {what}", cpu_s[key] / ours_s["simulate"], "x")
 
 
-def _memory(graph: TaskGraph, prepared: tuple[Int64, ...], times: Int64) -> Iterator[Row]:
+def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
     n = len(graph)
-    inputs = (graph.thread, graph.duration_ns, *prepared, times)
-    yield Row(
-        "simulate", "bytes of the sweep's own arrays", sum(a.nbytes for a in inputs) / n, "B/task", None, 70, True
-    )
+    prepared = _prepared(graph)
     dependencies = graph.dependencies
-    stored = sum(getattr(graph, name).nbytes for name in TASK_COLUMNS)
-    stored += sum(getattr(dependencies, name).nbytes for name in ("source", "target", "kind", "lag_ns", "anchor"))
+    stored = [getattr(graph, name) for name in TASK_COLUMNS]
+    stored += [getattr(dependencies, name) for name in ("source", "target", "kind", "lag_ns", "anchor")]
+    stored_bytes = sum(array.nbytes for array in {id(array): array for array in stored}.values())
+    result_bytes = 2 * 8 * n
+    extra = sum(array.nbytes for array in prepared) + result_bytes
+    own = graph.thread.nbytes + graph.duration_ns.nbytes + extra
+    yield Row("simulate", f"{what}: arrays of the sweep", own / n, "B/task", None, 70, True)
+    whole = stored_bytes + extra
+    yield Row("simulate", f"{what}: graph and arrays of the sweep", whole / n, "B/task", 120, None, True)
     tracemalloc.start()
     _simulate_anew(graph)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    yield Row("simulate", "bytes of the graph's columns and dependencies", stored / n, "B/task")
-    yield Row("simulate", "bytes in all: graph and arrays of the sweep",
-              (stored + sum(a.nbytes for a in (*prepared, times))) / n, "B/task", 120, None, True)  # fmt: skip
-    yield Row("simulate", "peak beside the graph while simulating", peak / n, "B/task")
+    yield Row("simulate", f"{what}: peak beside the graph while simulating", peak / n, "B/task")
 
 
 def free_choices(rounds: int, quick: bool, large: bool) -> Iterator[Row]:

@@ -17,7 +17,7 @@ import pytest
 import whatif
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 from whatif.predict import Baseline
-from whatif.simulate import simulate
+from whatif.simulator import simulate
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 

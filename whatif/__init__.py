@@ -12,20 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whatif.edit import NewTasks
     from whatif.errors import WhatifError
     from whatif.graph import GraphInfo, TaskGraph
     from whatif.ingest.read import read
+    from whatif.insert import NewTasks
     from whatif.predict import Prediction, apply
-    from whatif.simulate import Frontier, simulate, simulate_scenarios
+    from whatif.simulator import Frontier, simulate, simulate_scenarios
     from whatif.timeline import Timeline
     from whatif.transform import Transform, load_transform
     from whatif.types import Anchor, Dependencies, DependencyKind, Phase, TaskKind, Thread, ThreadKind
 
 _HOME = {
     "read": "whatif.ingest.read",
-    "simulate": "whatif.simulate",
-    "simulate_scenarios": "whatif.simulate",
+    "simulate": "whatif.simulator",
+    "simulate_scenarios": "whatif.simulator",
     "load_transform": "whatif.transform",
     "apply": "whatif.predict",
     "Prediction": "whatif.predict",
@@ -33,8 +33,8 @@ _HOME = {
     "GraphInfo": "whatif.graph",
     "Timeline": "whatif.timeline",
     "Transform": "whatif.transform",
-    "Frontier": "whatif.simulate",
-    "NewTasks": "whatif.edit",
+    "Frontier": "whatif.simulator",
+    "NewTasks": "whatif.insert",
     "TaskKind": "whatif.types",
     "Phase": "whatif.types",
     "DependencyKind": "whatif.types",

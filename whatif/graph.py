@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from whatif import derive, edit
 from whatif.errors import WhatifError
+from whatif.insert import Inserted, NewTasks, insert
+from whatif.remove import remove
 from whatif.types import (
     ALL_STREAMS,
     CPU_WORK_KINDS,
@@ -190,11 +192,11 @@ class TaskGraph:
 
     def remove(self, tasks: npt.NDArray[Any]) -> TaskGraph:
         """Take out ``tasks`` (a mask or ids), with the gap after a CPU task and the launch of a GPU task."""
-        return edit.remove(self, tasks)
+        return remove(self, tasks)
 
-    def insert(self, tasks: edit.NewTasks) -> edit.Inserted:
+    def insert(self, tasks: NewTasks) -> Inserted:
         """Put new tasks in, each after a given task on its thread; a GPU task brings the CPU call that launches it."""
-        return edit.insert(self, tasks)
+        return insert(self, tasks)
 
     def split(self, tasks: npt.NDArray[Any], parts: int) -> TaskGraph:
         """Cut each of ``tasks`` into ``parts`` equal tasks that follow one another."""
@@ -243,7 +245,19 @@ class TaskGraph:
         for column in TASK_COLUMNS:
             if getattr(self, column).shape != (n,):
                 raise WhatifError(f"graph: expected {n} values in column {column}, got {getattr(self, column).shape}.")
-        for column, table in (("name", self.names), ("thread", self.threads), ("layer", self.layers)):
+        for name, attached in self.attached.items():
+            if len(attached) != n:
+                raise WhatifError(f"graph: expected {n} values in attached column {name!r}, got {len(attached)}.")
+        waits = self.waits.task
+        if len(waits) and not (int(waits.min()) >= 0 and int(waits.max()) < n):
+            raise WhatifError(f"graph: a wait names a task outside 0..{n - 1}.")
+        for column, table in (
+            ("name", self.names),
+            ("thread", self.threads),
+            ("layer", self.layers),
+            ("kind", TaskKind),
+            ("phase", Phase),
+        ):
             codes = getattr(self, column)
             if n and not (int(codes.min()) >= 0 and int(codes.max()) < len(table)):
                 raise WhatifError(f"graph: column {column} has codes outside its table of {len(table)} entries.")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.edit import NewTasks
 from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
+from whatif.insert import NewTasks
 from whatif.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.types import Array, Bool, Int64, Phase, TaskKind
 

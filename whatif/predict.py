@@ -12,7 +12,7 @@ import numpy as np
 from whatif.breakdown import Breakdown, breakdown
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
-from whatif.simulate import Schedule, simulate, simulate_bounds
+from whatif.simulator import Schedule, simulate, simulate_bounds
 from whatif.steps import default_clock, step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
@@ -209,7 +209,7 @@ def apply(graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | N
         step_ns(bound.step_times_ns(baseline.clock), changed, baseline.clock)
         for bound in simulate_bounds(changed, schedule)
     )
-    return Prediction(baseline, loaded, timeline, low * (1 - missed), high * (1 + missed))
+    return Prediction(baseline, loaded, timeline, max(low * (1 - missed), 0.0), high * (1 + missed))
 
 
 def single_schedule(transforms: tuple[Transform, ...]) -> Schedule | None:

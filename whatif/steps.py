@@ -31,7 +31,7 @@ def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) 
     if clock == "mark":
         return tuple(int(t) for t in np.diff(_marks(graph, start_ns, end_ns)))
     ends = _last_gpu_ends(graph, end_ns)
-    return tuple(int(t) for t in np.diff(ends))
+    return tuple(int(t) for t in np.diff(np.maximum.accumulate(ends)))
 
 
 def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:

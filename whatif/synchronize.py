@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from whatif.edit import NewTasks, insert, reorder
+from whatif.edit import reorder
+from whatif.insert import NewTasks, insert
 from whatif.types import TaskKind, Waits
 
 if TYPE_CHECKING:

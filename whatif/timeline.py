@@ -9,7 +9,7 @@ import numpy as np
 
 from whatif.graph import TaskGraph
 from whatif.steps import step_times_ns
-from whatif.types import Anchor, Dependencies, Int64
+from whatif.types import Anchor, Dependencies, DependencyKind, Int64
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,17 @@ class Timeline:
         )
         return busy.astype(np.int64)
 
+    def _order_of_free_threads(self) -> Dependencies:
+        """The order in which the threads that may choose ran their tasks."""
+        graph = self.graph
+        free = np.array([not thread.ordered for thread in graph.threads], dtype=np.bool_)
+        tasks = np.flatnonzero(free[graph.thread])
+        tasks = tasks[np.lexsort((tasks, self.end_ns[tasks], self.start_ns[tasks], graph.thread[tasks]))]
+        same = graph.thread[tasks][1:] == graph.thread[tasks][:-1]
+        lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
+        source, target = tasks[:-1][same], tasks[1:][same]
+        return Dependencies.of(source, target, DependencyKind.THREAD, lag_ns[graph.thread[source]])
+
     @cached_property
     def critical_path(self) -> Int64:
         """The ids of the tasks on the critical path, first to last: each starts when the one before it lets it.
@@ -50,13 +61,15 @@ class Timeline:
         n = len(graph)
         if not n:
             return np.empty(0, dtype=np.int64)
-        every = graph.all_dependencies()
+        every = Dependencies.concatenate([graph.all_dependencies(), self._order_of_free_threads()])
         reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
         binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
         previous = _binding_predecessor(n, binding, graph)
         path = [int(self.end_ns.argmax())]
-        while previous[path[-1]] >= 0:
+        seen = set(path)
+        while previous[path[-1]] >= 0 and int(previous[path[-1]]) not in seen:
             path.append(int(previous[path[-1]]))
+            seen.add(path[-1])
         return np.array(path[::-1], dtype=np.int64)
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from whatif.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
-    from whatif.simulate import Schedule
+    from whatif.simulator import Schedule
 
 ENTRY_POINT_GROUP = "whatif.transforms"
 # Imported by name at run time: the library never depends on the scripts that use it.
@@ -153,9 +154,12 @@ def _load_file(path: Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise WhatifError(f"{path}: expected a Python file (.py).")
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look their module up by name.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
         raise WhatifError(f"{path}: the transform script could not be run: {type(error).__name__}: {error}") from error
     return module
 
@@ -173,7 +177,7 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
         raise WhatifError(f"{where}: expected a function transform(graph, *, options) -> TaskGraph, found none.")
     try:
         signature = inspect.signature(function, eval_str=True)
-    except (NameError, TypeError, ValueError) as error:
+    except Exception as error:  # annotations that are text are evaluated, and may be anything
         raise WhatifError(f"{where}: the annotations of transform() cannot be read: {error}") from None
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -9,7 +9,7 @@ from tests.helpers import CPU, STREAM, Build
 from whatif.explain import LAG, critical_path_times, explain
 from whatif.predict import Baseline
 from whatif.report.text import print_explanation
-from whatif.simulate import simulate
+from whatif.simulator import simulate
 from whatif.types import Phase, TaskKind
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ from whatif.errors import WhatifError
 from whatif.predict import Baseline, apply
 from whatif.report.perfetto import write_perfetto
 from whatif.report.task_changes import task_changes
-from whatif.simulate import simulate
+from whatif.simulator import simulate
 from whatif.types import TaskKind, Thread, ThreadKind
 
 

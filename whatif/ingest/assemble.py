@@ -39,7 +39,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     lead = _lead_in_rows(cpu, parts, origin_ns)
     blocks = [cpu, gpu, held, lead]
     shared = [name for name in cpu.columns if name != "launch_row"]
-    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b)]) for name in shared}
+    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b) or b is cpu]) for name in shared}
     order = np.lexsort((columns["sequence"], columns["thread"], columns["key_ns"]))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))

@@ -85,7 +85,8 @@ def _parse_plain(blob: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.boo
     n_decimals[dot_line] = ends[dot_line] - dots - 1
 
     factor = 10 ** np.maximum(3 - n_decimals, 0)
-    in_range = np.abs(digits) <= MAX_ABS_NS // factor
+    # Digits finer than a nanosecond are divided away: a tenth of any int64 is in range.
+    in_range = (np.abs(digits) <= MAX_ABS_NS // factor) | (n_decimals > 3)
     ns = np.where(in_range, digits, 0) * factor
     finer = np.flatnonzero(in_range & (n_decimals > 3))
     if len(finer):

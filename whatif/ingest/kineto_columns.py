@@ -38,6 +38,8 @@ DROPPED_DURATION = {
     TimeStatus.UNREADABLE: "unreadable duration",
     TimeStatus.OUT_OF_RANGE: "duration out of range",
 }
+DROPPED_FAR = "more than 13 days from the rest of the trace"
+FAR_NS = 2**50
 DROPPED_NEGATIVE = "negative duration"
 DROPPED_BEGIN = "begin without duration"  # ph "B", whose end is another event
 
@@ -208,6 +210,7 @@ class ColumnBuilder:
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
             for field, dtype in _DTYPES.items()
         }
+        self._drop_far_ones(columns)
         order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
         for field in columns:
             columns[field] = columns[field][order]
@@ -224,6 +227,17 @@ class ColumnBuilder:
             header=header,
             dropped=self._dropped,
         )
+
+    def _drop_far_ones(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Leave out events days away from the rest: a damaged clock, and sums of such times do not fit in an int64."""
+        start_ns = columns["start_ns"].astype(np.float64)
+        if not len(start_ns):
+            return
+        far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
+        if far.any():
+            self._dropped[DROPPED_FAR] += int(far.sum())
+            for field in columns:
+                columns[field] = columns[field][~far]
 
     def _build_flows(self) -> Flows:
         sources, targets = self._flow_ends["s"], self._flow_ends["f"]

@@ -100,7 +100,7 @@ def simulate_scenarios(
             graph.thread, graph.duration_ns, np.asarray(slope_ns, dtype=np.float64), values[first : first + 32],
             offsets, points, lags_ns, thread_lag_ns, np.asarray(observed, dtype=np.int64),
         )
-        for first in range(0, len(values), 32)
+        for first in range(0, max(len(values), 1), 32)
     ]  # fmt: skip
     return np.concatenate([b[0] for b in blocks], axis=1), np.concatenate([b[1] for b in blocks])
 
@@ -109,6 +109,8 @@ def _prepared(graph: TaskGraph) -> tuple[Int64, Int64, Int64, Int64]:
     """Dependencies grouped by target, as indices into (starts, ends), and the lag of each thread."""
     n = len(graph)
     dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
+    if np.any(dependencies.source >= dependencies.target):
+        raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
     offsets, rows = incoming(n, dependencies)
     points = dependencies.source[rows].astype(np.int64)
     points[dependencies.anchor[rows] == Anchor.END] += n
