@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from whatif.edit import Columns, columns_of, renumbered, reorder
 from whatif.errors import WhatifError
-from whatif.types import Dependencies, DependencyKind, Int32, Int64, Phase, TaskKind, Waits
+from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind, Waits
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -34,7 +34,7 @@ class NewTasks:
     low_ns: npt.ArrayLike | None = None
     high_ns: npt.ArrayLike | None = None
     layer: npt.ArrayLike | None = None
-    phase: Phase | None = None
+    phase: npt.ArrayLike | None = None
     size_bytes: npt.ArrayLike = -1
     flops: npt.ArrayLike = -1
     family: npt.ArrayLike = -1
@@ -120,7 +120,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "high_ns": np.maximum(column(tasks.high_ns, duration, np.int64), duration),
         "start_ns": column(-1, -1, np.int64),
         "layer": column(tasks.layer, graph.layer[after], np.int32),
-        "phase": column(None if tasks.phase is None else int(tasks.phase), graph.phase[after], np.int8),
+        "phase": column(tasks.phase, graph.phase[after], np.int8),
         "step": graph.step[after],
         "correlation_id": column(-1, -1, np.int64),
         "family": column(tasks.family, -1, np.int8),

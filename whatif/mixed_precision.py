@@ -8,6 +8,7 @@ gradients and reads on the CPU whether one is infinite, once a step.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
@@ -24,7 +25,11 @@ CAST_BYTES, UNSCALE_BYTES = 6, 8
 CPU_COPY_GBYTE_S = 10.0
 # What a GPU reaches of its memory bandwidth in a copy (aiconfigurator's speed-of-light model divides by 0.8).
 BANDWIDTH_SHARE = 0.8
-CAST_NAME = "cast to half precision"
+CAST_NAME = "cast (autocast)"
+# Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
+INPUT_CAST_SHARE = 6 / 8
+# Families that autocast computes in fp32 (PyTorch's autocast op reference), so that the next product casts its input.
+_FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.REDUCTION)
 
 
 def parameters(graph: TaskGraph) -> int | None:
@@ -38,31 +43,47 @@ def parameters(graph: TaskGraph) -> int | None:
 
 
 def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
-    """Put a cast of its weight before every forward matrix task of the mask ``matrix``.
+    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
 
-    The parameters' bytes are spread over the casts; where the recording does not tell them, each cast is as short as
-    a kernel gets, and its upper bound ten times that.
+    Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
+    before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
+    a value instead of 8. Backward: as many, of the gradients. The weights' bytes are spread over their casts; where the
+    recording does not tell them a cast is as short as a kernel gets, and its upper bound ten times that.
     """
-    forward = np.flatnonzero(_first_of_run(graph, matrix) & (graph.phase == Phase.FORWARD))
-    if graph.on_gpu.any():
-        forward = forward[graph.launch_of[forward] >= 0]
+    first = np.flatnonzero(_first_of_run(graph, matrix))
+    forward = first[graph.phase[first] == Phase.FORWARD]
+    backward = first[graph.phase[first] == Phase.BACKWARD]
     if not len(forward):
         return graph
     count = parameters(graph)
-    moved_ns = 0.0
-    if count:
-        per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
-        moved_ns = count * CAST_BYTES / (_gbyte_s(graph, gpu)) / per_step
+    per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
+    weight_ns = count * CAST_BYTES / _gbyte_s(graph, gpu) / per_step if count else 0.0
+    before = _task_before(graph, forward)
+    fp32 = np.isin(graph.family[before], _FP32_FAMILIES)
+    input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
+    cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
+    around = np.concatenate([forward, forward[fp32]])
+    if len(backward):
+        # Spread over the backward operators, of which there are about two for each forward one.
+        around = np.concatenate([around, backward[np.linspace(0, len(backward) - 1, len(around)).astype(np.int64)]])
+        cast_ns = np.concatenate([cast_ns, cast_ns])
+    return _inserted(graph, around, cast_ns, known=bool(count))
+
+
+def _inserted(graph: TaskGraph, around: Int64, cast_ns: npt.NDArray[np.float64], *, known: bool) -> TaskGraph:
+    """Put a cast before each of the tasks ``around``, with its launch where a call launches the task."""
     if not graph.on_gpu.any():
-        before = _task_before(graph, forward)
-        return graph.insert(NewTasks(before, CAST_NAME, TaskKind.CPU_OP, moved_ns, phase=Phase.FORWARD)).graph
-    cast_ns = max(moved_ns, KERNEL_FLOOR_NS)
-    launch = graph.launch_of[forward]
-    previous = _task_before(graph, launch)
+        return graph.insert(NewTasks(_task_before(graph, around), CAST_NAME, TaskKind.CPU_OP, cast_ns)).graph
+    launched = graph.launch_of[around] >= 0
+    around, cast_ns = around[launched], np.maximum(cast_ns[launched], KERNEL_FLOOR_NS)
+    launch = graph.launch_of[around]
+    # A graph launch starts its kernels without a call for each.
+    alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[launch] == 1
     tasks = NewTasks(
-        _task_before(graph, forward), CAST_NAME, TaskKind.KERNEL, cast_ns, thread=graph.thread[forward],
-        high_ns=cast_ns * (2 if count else 10), family=int(KernelFamily.CAST), phase=Phase.FORWARD,
-        layer=graph.layer[forward], launched_after=previous, launch_ns=operator_cost_ns(graph),
+        _task_before(graph, around), CAST_NAME, TaskKind.KERNEL, cast_ns, thread=graph.thread[around],
+        high_ns=cast_ns * (2 if known else 10), family=int(KernelFamily.CAST), layer=graph.layer[around],
+        phase=graph.phase[around], launched_after=np.where(alone, _task_before(graph, launch), launch),
+        launch_ns=np.where(alone, operator_cost_ns(graph), 0),
     )  # fmt: skip
     return graph.insert(tasks).graph
 

@@ -145,13 +145,14 @@ class Prediction:
         """Say why little or nothing changes, where that is so; else ""."""
         before, after = self.baseline.breakdown, self.breakdown
         gain_pct = 100.0 * (1 - self.predicted_ms / self.baseline_ms) if self.baseline_ms else 0.0
-        if not self.baseline.graph.on_gpu.any() or abs(gain_pct) >= NOTHING_PCT or not self.baseline_ms:
+        if not self.baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not self.baseline_ms:
             return ""
         busy_pct = 100.0 * before.gpu_busy_ms / self.baseline_ms
         if after.gpu_busy_ms < 0.99 * before.gpu_busy_ms and busy_pct < 90:
             return (
                 f"host-bound: the GPU is busy {busy_pct:.0f} % of the step ({before.gpu_busy_ms:.2f} of "
                 f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
+                + (", and what is added on the CPU costs time" if gain_pct <= -NOTHING_PCT else "")
             )
         return ""
 
