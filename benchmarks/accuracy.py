@@ -1,4 +1,4 @@
-"""Predictions against measurements, and the replay of every trace: writes docs/accuracy.md and the README's table.
+"""Predictions against measurements and the replay of every trace: writes docs/accuracy.md, and what the README shows.
 
 python benchmarks/accuracy.py [--check]
 
@@ -9,7 +9,9 @@ where the pages are not what it would write.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +186,16 @@ def page(outcomes: list[Outcome]) -> str:
     )
 
 
+def shown(block: re.Match[str]) -> str:
+    """Give a console block of the README with what its command prints now."""
+    _, *arguments = block[1].split()
+    environment = {**os.environ, "COLUMNS": "110", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "whatif", *arguments]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    output = run.stdout.strip("\n")
+    return f"```console\n$ {block[1]}\n{output}\n```"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
@@ -197,6 +209,7 @@ def main() -> int:
         text,
         flags=re.DOTALL,
     )
+    filled = re.sub(r"```console\n\$ (.+)\n(?:.*\n)*?```", shown, filled)
     wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(outcomes)}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
     for path in stale if not check else []:

@@ -63,7 +63,7 @@ def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator
     arrays = (graph.thread, graph.duration_ns, *_prepared(graph))
     lists = [array.tolist() for array in arrays]
     as_nx = as_networkx(graph)
-    assert algorithm_1(as_nx) == simulate(graph).makespan_ns
+    assert algorithm_1(as_nx) == max(plain_sweep(*lists)) == simulate(graph).makespan_ns
     cpu_s = least_cpu_s({"python": partial(plain_sweep, *lists), "nx": partial(algorithm_1, as_nx)}, rounds)
     for key, what in (("python", "the sweep in plain Python"), ("nx", "Algorithm 1 on networkx with a heap")):
         yield Row("simulate", f"10^5 tasks, {what}", 1e9 * cpu_s[key] / len(graph), "ns/task")

@@ -23,7 +23,7 @@ def jit(function: Function) -> Function:
 
 @jit
 def sweep(
-    thread: Int32, duration_ns: Int64, offsets: Int64, points: Int64, lags_ns: Int64, thread_lag_ns: Int64, times: Int64
+    thread: Int32, duration_ns: Int64, offsets: Int64, points: Int32, lags_ns: Int64, thread_lag_ns: Int64, times: Int64
 ) -> None:
     """Fill ``times`` with start (first half) and end (second half) of every task: the longest path in id order.
 
@@ -45,52 +45,116 @@ def sweep(
 
 
 @jit
+def group_by_target(
+    n_tasks: int,
+    source: Int32,
+    target: Int32,
+    lags_ns: Int64,
+    anchors: Int8,
+    offsets: Int64,
+    points: Int32,
+    lags: Int64,
+) -> None:
+    """Fill ``offsets``, shape (n_tasks + 1,), and by target the indices into (starts, ends) and the lags: counted."""
+    for row in range(len(target)):
+        offsets[target[row] + 1] += 1
+    for task in range(n_tasks):
+        offsets[task + 1] += offsets[task]
+    # offsets[task] runs to the end of the task's rows, which is where the next one's begin: shifted back below.
+    for row in range(len(target)):
+        at = offsets[target[row]]
+        offsets[target[row]] = at + 1
+        points[at] = source[row] + (n_tasks if anchors[row] == 0 else 0)
+        lags[at] = lags_ns[row]
+    for task in range(n_tasks, 0, -1):
+        offsets[task] = offsets[task - 1]
+    offsets[0] = 0
+
+
+@jit
+def live_rows(offsets: Int64, points: Int32) -> tuple[Int32, int]:
+    """Give each task a row for its ends, free again behind the last task that waits for it; and the rows in all.
+
+    Row 0 takes the ends that nobody waits for.
+    """
+    n = len(offsets) - 1
+    last = np.full(n, -1, dtype=np.int32)
+    for task in range(n):
+        for row in range(offsets[task], offsets[task + 1]):
+            last[points[row] % n] = task
+    rows = np.zeros(n, dtype=np.int32)
+    spare = np.zeros(n, dtype=np.int32)
+    n_spare, n_rows = 0, 1
+    for task in range(n):
+        if last[task] >= 0:
+            if n_spare:
+                n_spare -= 1
+                rows[task] = spare[n_spare]
+            else:
+                rows[task] = n_rows
+                n_rows += 1
+        for row in range(offsets[task], offsets[task + 1]):
+            source = points[row] % n
+            if last[source] == task:
+                last[source] = -1  # given back once, though a task may wait twice for another
+                spare[n_spare] = rows[source]
+                n_spare += 1
+    return rows, n_rows
+
+
+@jit
 def sweep_scenarios(
     thread: Int32,
     duration_ns: Int64,
     slope_ns: Array,
     x: Array,
     offsets: Int64,
-    points: Int64,
+    points: Int32,
     lags_ns: Int64,
     thread_lag_ns: Int64,
-    observed: Int64,
+    rows: Int32,
+    n_rows: int,
+    watched: Int64,
+    n_watched: int,
 ) -> tuple[Array, Array]:
     """Sweep all scenarios at once; durations are ``duration_ns + slope_ns * x[s]``.
 
-    Returns the ends of the tasks ``observed``, shape (n_observed, n_scenarios), and the makespans (n_scenarios,).
+    ``rows`` come from ``live_rows``; ``watched`` is each task's row in the first result, -1 for none. Returns the ends
+    of the watched tasks, shape (n_watched, n_scenarios), and the makespans (n_scenarios,).
     """
     n, scenarios = len(thread), len(x)
-    starts = np.zeros((n, scenarios))
-    ends = np.zeros((n, scenarios))
+    ends = np.zeros((n_rows, scenarios))
     free = np.zeros((len(thread_lag_ns), scenarios))
+    start = np.zeros(scenarios)
     makespan = np.zeros(scenarios)
+    seen = np.zeros((n_watched, scenarios))
     for task in range(n):
-        t = thread[task]
-        start = starts[task]
-        end = ends[task]
-        free_t = free[t]
-        first, last = offsets[task], offsets[task + 1]
+        t, own = thread[task], rows[task]
         base, slope, lag_t = float(duration_ns[task]), slope_ns[task], float(thread_lag_ns[t])
-        if first == last:
-            for s in range(scenarios):
-                start[s] = free_t[s]
-        else:
-            for s in range(scenarios):
-                start[s] = free_t[s]
-            for row in range(first, last):
-                point, lag = points[row], float(lags_ns[row])
-                reached = starts[point] if point < n else ends[point - n]
+        for s in range(scenarios):
+            start[s] = free[t, s]
+        for row in range(offsets[task], offsets[task + 1]):
+            point, lag = points[row], float(lags_ns[row])
+            if point >= n:
+                source = rows[point - n]
                 for s in range(scenarios):
-                    start[s] = max(start[s], reached[s] + lag)
+                    reached = ends[source, s] + lag
+                    start[s] = reached if reached > start[s] else start[s]
+            else:
+                # Only ends are kept: a start is the end less the duration.
+                source, lag, slower = rows[point], lag - float(duration_ns[point]), slope_ns[point]
+                for s in range(scenarios):
+                    reached = ends[source, s] - slower * x[s] + lag
+                    start[s] = reached if reached > start[s] else start[s]
         for s in range(scenarios):
             done = start[s] + base + slope * x[s]
-            end[s] = done
-            free_t[s] = max(done + lag_t, 0.0)
-            makespan[s] = max(makespan[s], done)
-    seen = np.zeros((len(observed), scenarios))
-    for row in range(len(observed)):
-        seen[row] = ends[observed[row]]
+            ends[own, s] = done
+            after = done + lag_t
+            free[t, s] = after if after > 0.0 else 0.0
+            makespan[s] = done if done > makespan[s] else makespan[s]
+        if watched[task] >= 0:
+            for s in range(scenarios):
+                seen[watched[task], s] = ends[own, s]
     return seen, makespan
 
 

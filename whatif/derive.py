@@ -26,7 +26,7 @@ def derived_dependencies(graph: TaskGraph) -> Dependencies:
 
 def thread_dependencies(graph: TaskGraph) -> Dependencies:
     """Give the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
-    order = np.argsort(graph.thread, kind="stable").astype(np.int32)
+    order = graph.by_thread.astype(np.int32)
     thread = graph.thread[order]
     ordered = np.array([t.ordered for t in graph.threads], dtype=np.bool_)
     lag_ns = np.array([t.lag_ns for t in graph.threads], dtype=np.int64)
@@ -36,8 +36,8 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 def _streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the position from which on it counts as launched."""
-    gpu = np.flatnonzero(graph.on_gpu).astype(np.int32)
-    gpu = gpu[np.argsort(graph.thread[gpu], kind="stable")]
+    by_thread = graph.by_thread
+    gpu = by_thread[graph.on_gpu[by_thread]].astype(np.int32)
     thread = graph.thread[gpu]
     bounds = np.flatnonzero(np.diff(thread)) + 1
     streams = []

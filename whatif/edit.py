@@ -121,8 +121,9 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
         )
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
-    columns = {name: column[order] for name, column in columns_of(graph).items()}
-    attached = {name: column[order] for name, column in graph.attached.items()}
+    by = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type
+    columns = {name: column[by] for name, column in columns_of(graph).items()}
+    attached = {name: column[by] for name, column in graph.attached.items()}
     waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     dependencies = renumbered(graph.dependencies, place)
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), place

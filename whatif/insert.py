@@ -74,24 +74,29 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
     name_ids = {name: code for code, name in enumerate(names)}
 
     new = _rows(graph, tasks, after, name_ids[tasks.name])
-    major = [np.arange(n, dtype=np.int64), after]
-    minor = [np.zeros(n, dtype=np.int64), 2 * np.arange(count) + 2]
-    parts = [columns_of(graph), new]
+    behind, rank = after, 2 * np.arange(count) + 2
     if launched_after is not None:
-        parts.append(_launch_rows(graph, tasks, launched_after, name_ids[tasks.launch_name], new))
-        major[1] = np.maximum(after, launched_after)
-        major.append(launched_after)
-        minor.append(2 * np.arange(count) + 1)
-    order = np.lexsort((np.concatenate(minor), np.concatenate(major)))
+        launch_rows = _launch_rows(graph, tasks, launched_after, name_ids[tasks.launch_name], new)
+        new = {name: np.concatenate([column, launch_rows[name]]) for name, column in new.items()}
+        behind = np.concatenate([np.maximum(after, launched_after), launched_after])
+        rank = np.concatenate([rank, 2 * np.arange(count) + 1])
+    # Only the new rows are sorted: each stands right behind an old one, which keeps its order.
+    order = np.lexsort((rank, behind))
     place = np.empty(len(order), dtype=np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    moved, ids, launches = place[:n], place[n : n + count], place[n + count :]
+    place[order] = behind[order] + 1 + np.arange(len(order))
+    is_old = np.ones(n + len(order), dtype=np.bool_)
+    is_old[place] = False
+    moved = np.flatnonzero(is_old).astype(np.int32)
+    ids, launches = place[:count], place[count:]
 
-    columns = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
-    attached = {
-        name: np.concatenate([column, np.zeros(len(order) - n, dtype=column.dtype)])[order]
-        for name, column in graph.attached.items()
-    }
+    def woven(column: npt.NDArray[Any], inserted: npt.ArrayLike) -> npt.NDArray[Any]:
+        result = np.empty(len(is_old), dtype=column.dtype)
+        result[is_old] = column
+        result[place] = inserted
+        return result
+
+    columns = {name: woven(column, new[name]) for name, column in columns_of(graph).items()}
+    attached = {name: woven(column, 0) for name, column in graph.attached.items()}
     dependencies = renumbered(graph.dependencies, moved)
     if launched_after is not None:
         launch = Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns)

@@ -135,7 +135,7 @@ def operator_cost_ns(graph: TaskGraph) -> int:
     launches = launches[launches >= 0]
     if not len(launches):
         return 10_000
-    order = np.argsort(graph.thread, kind="stable")
+    order = graph.by_thread
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     behind = order[np.minimum(place[launches] + 1, len(order) - 1)]
@@ -171,7 +171,7 @@ def _gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
 
 def _task_before(graph: TaskGraph, tasks: Array) -> Int64:
     """The task before each one on its thread; the task itself where it is the first."""
-    order = np.argsort(graph.thread, kind="stable")
+    order = graph.by_thread
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     before = order[np.maximum(place[tasks] - 1, 0)]

@@ -57,7 +57,7 @@ def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
 
 def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the gap that follows each removed CPU task on its thread."""
-    order = np.argsort(graph.thread, kind="stable")
+    order = graph.by_thread
     thread, kind = graph.thread[order], graph.kind[order]
     removed = gone[order]
     # A call that was inserted has no gap of its own: the one behind it belongs to what stood there before.
@@ -77,7 +77,7 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
 def _neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
     """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 where none is."""
     n = len(graph)
-    order = np.argsort(graph.thread, kind="stable").astype(np.int32)
+    order = graph.by_thread.astype(np.int32)
     thread = graph.thread[order]
     kept = ~gone[order]
     position = np.arange(n)

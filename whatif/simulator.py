@@ -6,6 +6,7 @@ other threads) and with dependencies that carry a lag and count from the start o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,9 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
-from whatif.order import incoming, outgoing
+from whatif.order import outgoing
 from whatif.timeline import Timeline
-from whatif.types import Anchor, Array, Dependencies, Int64
+from whatif.types import Array, Dependencies, Int32, Int64
 
 # Tasks simulated in plain Python before the compiled loops take over: they need 0.6 s to load, plain Python 0.7 us a
 # task (measured, docs/performance.md).
@@ -93,35 +94,33 @@ def simulate_scenarios(
     if not all(thread.ordered for thread in graph.threads):
         raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
-    values = np.asarray(x, dtype=np.float64)
-    # Blocks of 32 scenarios keep a task's row in the first-level cache and the matrix of ends small.
+    values, slopes = np.asarray(x, dtype=np.float64), np.asarray(slope_ns, dtype=np.float64)
+    rows, n_rows = compiled.live_rows(offsets, points)
+    wanted = np.asarray(observed, dtype=np.int64)
+    watched = np.full(len(graph), -1, dtype=np.int64)
+    distinct, place = np.unique(wanted, return_inverse=True)
+    watched[distinct] = np.arange(len(distinct))
+    # Blocks of 128 scenarios keep the rows that are still waited for in the second-level cache.
     blocks = [
         compiled.sweep_scenarios(
-            graph.thread, graph.duration_ns, np.asarray(slope_ns, dtype=np.float64), values[first : first + 32],
-            offsets, points, lags_ns, thread_lag_ns, np.asarray(observed, dtype=np.int64),
+            graph.thread, graph.duration_ns, slopes, values[first : first + 128], offsets, points, lags_ns,
+            thread_lag_ns, rows, n_rows, watched, len(distinct),
         )
-        for first in range(0, max(len(values), 1), 32)
+        for first in range(0, max(len(values), 1), 128)
     ]  # fmt: skip
-    return np.concatenate([b[0] for b in blocks], axis=1), np.concatenate([b[1] for b in blocks])
+    return np.concatenate([b[0] for b in blocks], axis=1)[place], np.concatenate([b[1] for b in blocks])
 
 
-def _prepared(graph: TaskGraph) -> tuple[Int64, Int64, Int64, Int64]:
+def _prepared(graph: TaskGraph) -> tuple[Int64, Int32, Int64, Int64]:
     """Dependencies grouped by target, as indices into (starts, ends), and the lag of each thread."""
-    n = len(graph)
-    dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
-    if np.any(dependencies.source >= dependencies.target):
-        raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
-    offsets, rows = incoming(n, dependencies)
-    points = dependencies.source[rows].astype(np.int64)
-    points[dependencies.anchor[rows] == Anchor.END] += n
     thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
-    return offsets, points, dependencies.lag_ns[rows], thread_lag_ns
+    return *graph.incoming, thread_lag_ns
 
 
 def use_compiled(n_tasks: int) -> bool:
     """Say whether the compiled loops should run a simulation of ``n_tasks``, counting what plain Python has done."""
     global _plain_tasks_done
-    if _plain_tasks_done + n_tasks > PLAIN_TASKS:
+    if "whatif.compiled" in sys.modules or _plain_tasks_done + n_tasks > PLAIN_TASKS:
         return True
     _plain_tasks_done += n_tasks
     return False
@@ -175,7 +174,7 @@ def plain_sweep(
 
 
 def _neighbours(graph: TaskGraph) -> tuple[Array, Array]:
-    order = np.argsort(graph.thread, kind="stable").astype(np.int32)
+    order = graph.by_thread.astype(np.int32)
     same = graph.thread[order][1:] == graph.thread[order][:-1]
     previous = np.full(len(graph), -1, dtype=np.int32)
     following = np.full(len(graph), -1, dtype=np.int32)

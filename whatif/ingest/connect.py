@@ -15,6 +15,10 @@ from whatif.types import Array, Int64
 # A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
 EVENT_EARLY_NS = 3_000
 STRUCTURAL_EARLY_NS = 500
+# Among so many tasks that ended last the newest by launch is looked for: few streams are ever in flight.
+IN_FLIGHT = 64
+# Rows looked at together: their table stays in the cache.
+_BLOCK = 1_024
 
 
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
@@ -115,21 +119,22 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
     asks, at = asks[found], at[found]
     same_thread = calls.track[called[at]] == calls.track[asks]
     asks, target = asks[same_thread], by_call[at[same_thread]]
-    pairs = set()
-    end_ns, start_ns = gpu.end_ns, gpu.start_ns
     launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
-    sorted_ends = end_ns[ends]
-    for task, asked_ns in set(zip(target.tolist(), calls.start_ns[asks].tolist(), strict=True)):
-        last = int(np.searchsorted(sorted_ends, start_ns[task] + STRUCTURAL_EARLY_NS, side="right"))
-        # The newest by launch among the last few that ended: more than a few streams are never in flight.
-        near = ends[max(0, last - 64) : last]
-        near = near[(gpu.stream[near] != gpu.stream[task]) & (launch_ns[near] < asked_ns)]
-        if len(near):
-            newest = int(near[launch_ns[near].argmax()])
-            if start_ns[newest] < start_ns[task]:
-                pairs.add((newest, task))
-    ordered = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
-    return ordered[:, 0], ordered[:, 1]
+    last = np.searchsorted(gpu.end_ns[ends], gpu.start_ns[target] + STRUCTURAL_EARLY_NS, side="right")
+    asked_ns = calls.start_ns[asks]
+    sources = np.full(len(target), MISSING, dtype=np.int64)
+    for first in range(0, len(target), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        at = last[block, None] - np.arange(IN_FLIGHT, 0, -1)
+        near = ends[np.maximum(at, 0)]
+        others = (at >= 0) & (gpu.stream[near] != gpu.stream[target[block], None])
+        others &= launch_ns[near] < asked_ns[block, None]
+        newest = np.where(others, launch_ns[near], np.iinfo(np.int64).min).argmax(axis=1)[:, None]
+        found = np.take_along_axis(others, newest, 1)[:, 0]
+        sources[block] = np.where(found, np.take_along_axis(near, newest, 1)[:, 0], MISSING)
+    sound = (sources >= 0) & (gpu.start_ns[sources] < gpu.start_ns[target])
+    pairs = np.unique(np.stack([sources[sound], target[sound]], axis=1), axis=0)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, Int64]:

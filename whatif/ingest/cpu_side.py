@@ -88,7 +88,9 @@ def cut_thread(
     low, high = min(bounds), max(bounds)
     cuts = np.concatenate([starts, ends, edges_ns, *left_out])
     cuts = np.clip(_outside_calls(cuts, call_start_ns, call_end_ns), low, high)
-    points = np.unique(np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64))
+    # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
+    points = np.sort(np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64), kind="stable")
+    points = points[np.append(True, points[1:] != points[:-1])]
     piece_start_ns, piece_end_ns = points[:-1], points[1:]
     between = ~_covered(piece_start_ns, call_start_ns, call_end_ns)
     between &= ~_covered(piece_start_ns, *left_out)

@@ -121,9 +121,12 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     rows = np.flatnonzero(np.isin(events.category, GPU_CATEGORIES))
     # Where neither device nor stream is told, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
-    key = np.stack([np.where(unknown, -2 - events.track[rows], events.device[rows]), events.stream[rows]], axis=1)
-    streams, codes = np.unique(key, axis=0, return_inverse=True) if len(rows) else (key, np.empty(0, np.int64))
-    stream: Int32 = np.asarray(codes).reshape(-1).astype(np.int32)
+    device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)
+    # One number a pair: np.unique sorts rows of a table ten times slower.
+    key = (device << 32) + (events.stream[rows].astype(np.int64) + 2**31)
+    codes = np.unique(key)
+    stream: Int32 = np.searchsorted(codes, key).astype(np.int32)
+    streams = np.stack([codes >> 32, (codes & 0xFFFFFFFF) - 2**31], axis=1)
     order = np.lexsort((events.start_ns[rows], stream))
     rows, stream = rows[order], stream[order]
     start_ns = events.start_ns[rows]
