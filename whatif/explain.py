@@ -17,7 +17,7 @@ from whatif.kernels import KernelFamily
 from whatif.predict import Baseline, apply
 from whatif.steps import window_ns
 from whatif.timeline import Timeline
-from whatif.types import GPU_KINDS, Int64, Phase, TaskKind
+from whatif.types import GPU_KINDS, Int64, Phase, TaskKind, among
 from whatif.verdict import verdict
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -153,7 +153,7 @@ class _Parts:
     """Sums of tasks by a column of codes."""
 
     def __init__(self, graph: TaskGraph, tasks: Floats, work_ms: Floats, critical_ms: Floats) -> None:
-        on_gpu = np.isin(graph.kind, GPU_KINDS)
+        on_gpu = among(graph.kind, GPU_KINDS)
         self._columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
 
     def by(self, codes: npt.NDArray[Any], table: list[str] | tuple[str, ...]) -> list[Part]:

@@ -33,6 +33,7 @@ from whatif.types import (
     TaskKind,
     Thread,
     Waits,
+    among,
 )
 
 if TYPE_CHECKING:
@@ -116,12 +117,12 @@ class TaskGraph:
     @cached_property
     def on_gpu(self) -> Bool:
         """Mask of kernels, copies, memsets and collectives, shape (n_tasks,)."""
-        return np.isin(self.kind, GPU_KINDS)
+        return among(self.kind, GPU_KINDS)
 
     @cached_property
     def on_cpu(self) -> Bool:
         """Mask of the tasks in which a CPU thread works (waits are not work), shape (n_tasks,)."""
-        return np.isin(self.kind, CPU_WORK_KINDS)
+        return among(self.kind, CPU_WORK_KINDS)
 
     def select(
         self,
@@ -140,7 +141,7 @@ class TaskGraph:
         """
         mask = np.ones(len(self), dtype=np.bool_)
         if kind is not None:
-            mask &= np.isin(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
+            mask &= among(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
         if name is not None:
             mask &= matching(self.names, name)[self.name]
         if layer is not None:

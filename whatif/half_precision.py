@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from whatif.hardware import Gpu
 from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.types import among
 
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -125,13 +126,13 @@ def _code(*dtypes: str) -> list[int]:
 
 def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
     """Select what autocast can change: fp32 and TF32 kernels, and unnamed ones of a step that is not half already."""
-    single = np.isin(dtype, _code("fp32", "tf32"))
-    matrix = np.isin(family, MATRIX_FAMILIES)
-    half_time = duration[matrix & np.isin(dtype, _code("fp16", "bf16", "fp8"))].sum()
+    single = among(dtype, _code("fp32", "tf32"))
+    matrix = among(family, MATRIX_FAMILIES)
+    half_time = duration[matrix & among(dtype, _code("fp16", "bf16", "fp8"))].sum()
     already_half = half_time > duration[matrix & single].sum()
     # An unnamed attention kernel is taken for a half one: the libraries put the format of their fp32 variants into
     # the name.
-    unnamed = np.isin(dtype, _code("")) & (family != KernelFamily.ATTENTION)
+    unnamed = among(dtype, _code("")) & (family != KernelFamily.ATTENTION)
     # A step that already runs under autocast keeps in fp32 what autocast left there; only a matrix kernel could still
     # change.
     return single & matrix if already_half else single | unnamed
@@ -139,9 +140,9 @@ def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.in
 
 def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamily, gpu: Gpu | None) -> Bool:
     """By name; unnamed convolutions use TF32 where they can (torch.backends.cudnn.allow_tf32), matrix products not."""
-    named = np.isin(dtype, _code("tf32"))
+    named = among(dtype, _code("tf32"))
     if family == KernelFamily.CONVOLUTION and gpu is not None and gpu.tf32_tensor_tflops is not None:
-        named |= np.isin(dtype, _code(""))
+        named |= among(dtype, _code(""))
     return named
 
 
@@ -219,13 +220,13 @@ def cpu_half_precision_ratio(
     gain = max(float(bf16) / float(fp32), 1.0) if known else _CPU_GAIN  # type: ignore[arg-type]
     best, worst = (gain, gain) if known else (_CPU_GAIN_RANGE[1], _CPU_GAIN_RANGE[0])
     centre, low, high = (np.ones(len(family)) for _ in range(3))
-    single = np.isin(dtype, _code("fp32", ""))
-    matrix = single & np.isin(family, MATRIX_FAMILIES)
-    if (np.isin(dtype, _code("fp16", "bf16")) & np.isin(family, MATRIX_FAMILIES)).sum() > matrix.sum():
+    single = among(dtype, _code("fp32", ""))
+    matrix = single & among(family, MATRIX_FAMILIES)
+    if (among(dtype, _code("fp16", "bf16")) & among(family, MATRIX_FAMILIES)).sum() > matrix.sum():
         return centre, low, high  # autocast is on already
     centre[matrix] = gain**-SPEEDUP_EXPONENT
     low[matrix], high[matrix] = best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW
     moved = (KernelFamily.ELEMENTWISE, KernelFamily.POOLING, KernelFamily.NORMALIZATION, KernelFamily.COPY)
-    memory = single & np.isin(family, moved)
+    memory = single & among(family, moved)
     centre[memory], low[memory], high[memory] = _CPU_MEMORY
     return centre, low, high

@@ -14,7 +14,7 @@ from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
 from whatif.insert import NewTasks
 from whatif.kernels import MATRIX_FAMILIES, KernelFamily
-from whatif.types import Array, Bool, Int64, Phase, TaskKind
+from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
 # The shortest kernels take 1 to 2.5 us whatever they do (kernel floor of 18 traces, docs/design.md).
 KERNEL_FLOOR_NS = 2_000
@@ -59,7 +59,7 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
     weight_ns = count * CAST_BYTES / _gbyte_s(graph, gpu) / per_step if count else 0.0
     before = _task_before(graph, forward)
-    fp32 = np.isin(graph.family[before], _FP32_FAMILIES)
+    fp32 = among(graph.family[before], _FP32_FAMILIES)
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
     around = np.concatenate([forward, forward[fp32]])
@@ -157,7 +157,7 @@ def _first_of_run(graph: TaskGraph, matrix: Bool) -> Bool:
 
 def is_matrix(graph: TaskGraph) -> Bool:
     """Give the mask, shape (n_tasks,), of products, convolutions, attention and recurrent layers."""
-    return np.isin(graph.family, MATRIX_FAMILIES)
+    return among(graph.family, MATRIX_FAMILIES)
 
 
 def _gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.kernels import KernelFamily
-from whatif.types import Bool, Int64, Phase, TaskKind
+from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # The shortest kernels take 1 to 2.5 us whatever they do (kernel floor of 18 traces, docs/design.md).
 KERNEL_FLOOR_NS = 2_000
@@ -18,7 +18,7 @@ FUSED_NAMES = r"(?i)fused_?(adam|adamw|sgd|lamb|adagrad)|FusedAdam|FusedOptimize
 def step_kernels(graph: TaskGraph) -> Bool:
     """Give the mask, shape (n_tasks,), of the GPU tasks of the update (CPU operators where there is no GPU)."""
     worker = graph.on_gpu if graph.on_gpu.any() else graph.select(kind=TaskKind.CPU_OP)
-    update = worker & graph.select(phase=Phase.UPDATE) & np.isin(graph.family, _ARITHMETIC)
+    update = worker & graph.select(phase=Phase.UPDATE) & among(graph.family, _ARITHMETIC)
     # Zeroing gradients is an update as well, but before the backward pass.
     backward = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD))
     last_backward = np.full(int(graph.step.max(initial=0)) + 2, -1, dtype=np.int64)

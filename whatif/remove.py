@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.edit import as_mask, columns_of, reorder
-from whatif.types import Anchor, Bool, Dependencies, DependencyKind, Int32, TaskKind, Waits
+from whatif.types import Anchor, Bool, Dependencies, DependencyKind, Int32, TaskKind, Waits, among
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -62,7 +62,7 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     removed = gone[order]
     # A call that was inserted has no gap of its own: the one behind it belongs to what stood there before.
     recorded = graph.start_ns[order] >= 0
-    calls = removed & recorded & np.isin(kind, [TaskKind.RUNTIME, TaskKind.CPU_OP])
+    calls = removed & recorded & among(kind, [TaskKind.RUNTIME, TaskKind.CPU_OP])
     # The wait that belongs to a removed call stands between the call and its gap.
     waits = np.zeros_like(removed)
     waits[1:] = calls[:-1] & (kind[1:] == TaskKind.WAIT) & (thread[1:] == thread[:-1])

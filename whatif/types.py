@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -77,6 +78,13 @@ class ThreadKind(IntEnum):
     CPU = 0
     STREAM = 1
     CHANNEL = 2
+
+
+def among(codes: Array, members: Iterable[int]) -> Bool:
+    """Give the mask of the codes (each -1 or more and below 127) that are among ``members``: a look-up in a table."""
+    table = np.zeros(128, dtype=np.bool_)
+    table[[int(member) for member in members]] = True  # -1 is the last entry
+    return table[codes]
 
 
 @dataclass(frozen=True, slots=True)

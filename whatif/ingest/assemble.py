@@ -23,6 +23,7 @@ from whatif.types import (
     Int64,
     TaskKind,
     Waits,
+    among,
 )
 
 
@@ -136,7 +137,7 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
     """Kernel family and dtype code of each GPU task and CPU operator (-1 and 0 elsewhere): a name is read once."""
     family = np.full(len(name), -1, dtype=np.int8)
     dtype = np.zeros(len(name), dtype=np.int8)
-    kernels = np.isin(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    kernels = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
     operators = bool((columns["kind"] == TaskKind.CPU_OP).any())
     families = np.full(len(names), -1, dtype=np.int8)
     dtypes = np.zeros(len(names), dtype=np.int8)

@@ -7,7 +7,7 @@ import numpy as np
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.op_cost import input_dtype, op_cost
 from whatif.kernels import DTYPES, MATRIX_FAMILIES
-from whatif.types import Array, Int8, Int64, TaskKind
+from whatif.types import Array, Int8, Int64, TaskKind, among
 
 
 def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple[Int64, Int64, Int8]:
@@ -22,7 +22,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     event = columns["event"]
     own = event >= 0
     size_bytes[own] = events.size_bytes[event[own]]
-    working = np.isin(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    working = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
     task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
     operator = columns["operator"][task]
     known = events.shape[operator] >= 0
@@ -44,7 +44,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     op_dtype = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in dtypes], dtype=np.int8)[which]
 
     dtype[task] = op_dtype
-    matrix = np.isin(family[task], MATRIX_FAMILIES)
+    matrix = among(family[task], MATRIX_FAMILIES)
     duration_ns = columns["duration_ns"][task]
     same_operator = np.searchsorted(np.unique(operator), operator)
     matrix_ns = np.bincount(same_operator, weights=np.where(matrix, duration_ns, 0))

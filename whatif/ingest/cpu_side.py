@@ -14,7 +14,7 @@ from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.handoff import Handoffs, find_handoffs
 from whatif.ingest.marks import NameMarks
-from whatif.types import Array, Bool, Int32, Int64
+from whatif.types import Array, Bool, Int32, Int64, among
 
 CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
 
@@ -36,7 +36,7 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
     tracks = [int(t) for t in np.flatnonzero(works)]
     if not tracks:
         return []
-    on_cpu = np.isin(events.category, CPU_CATEGORIES)
+    on_cpu = among(events.category, CPU_CATEGORIES)
     for mark in (marks.step, marks.optimizer, marks.loading):
         marked = np.bincount(events.track[on_cpu & mark[events.name]], minlength=len(events.tracks)) * works
         if marked.any():
@@ -81,7 +81,7 @@ def cut_thread(
     mine = np.flatnonzero(calls.track == track)
     call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
     starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
-    whole = on_track & np.isin(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME])
+    whole = on_track & among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME])
     bounds = [*(extent_ns or ())]
     if whole.any():
         bounds += [int(events.start_ns[whole].min()), int((events.start_ns[whole] + events.duration_ns[whole]).max())]
@@ -147,7 +147,7 @@ def track_name(events: Events, track: int) -> str:
 
 def of_categories(events: Events, *categories: EventCategory) -> Array:
     """Give the rows of some categories."""
-    return np.flatnonzero(np.isin(events.category, categories))
+    return np.flatnonzero(among(events.category, categories))
 
 
 def thread_codes(tracks: list[int], n_tracks: int) -> Int32:

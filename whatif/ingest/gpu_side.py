@@ -9,7 +9,7 @@ import numpy as np
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.nest import group_overlapping
-from whatif.types import Array, Bool, Int8, Int32, Int64
+from whatif.types import Array, Bool, Int8, Int32, Int64, among
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
 
@@ -111,14 +111,14 @@ def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
     useful = np.zeros(len(events.tracks), dtype=np.bool_)
     not_polling = (kinds[events.name[rows]] != CallKind.POLL) & (kinds[events.name[rows]] != CallKind.OTHER)
     useful[events.track[rows[not_polling]]] = True
-    works = np.isin(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    works = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
     useful[events.track[works]] = True
     return ~useful
 
 
 def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     """Join GPU events with their calls and measure the trace's launch lag, stream lags and queue depth."""
-    rows = np.flatnonzero(np.isin(events.category, GPU_CATEGORIES))
+    rows = np.flatnonzero(among(events.category, GPU_CATEGORIES))
     # Where neither device nor stream is told, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)

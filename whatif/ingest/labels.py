@@ -13,7 +13,7 @@ import numpy as np
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest
-from whatif.types import Array, Bool, Int8, Int32, Int64, Phase
+from whatif.types import Array, Bool, Int8, Int32, Int64, Phase, among
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Labeller:
 
     def _layer_rows(self, track: int) -> Array:
         named = self._marks.is_layer[self._events.name]
-        kinds = np.isin(self._events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
+        kinds = among(self._events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
         return np.flatnonzero(named & kinds & (self._events.track == track))
 
     def _enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
@@ -180,7 +180,7 @@ def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool
     result = np.full(len(unknown), Phase.FORWARD, dtype=np.int8)
     result[(before == Phase.BACKWARD) & (after == Phase.UPDATE)] = Phase.UPDATE
     result[(before == Phase.BACKWARD) & (after == Phase.BACKWARD)] = Phase.BACKWARD
-    result[(before == Phase.UPDATE) & np.isin(after, [Phase.UPDATE, Phase.DATA, Phase.UNKNOWN])] = Phase.UPDATE
+    result[(before == Phase.UPDATE) & among(after, [Phase.UPDATE, Phase.DATA, Phase.UNKNOWN])] = Phase.UPDATE
     filled = phase.copy()
     filled[unknown] = result
     return filled

@@ -9,7 +9,7 @@ import numpy as np
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
-from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64
+from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64, among
 
 # A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
 EARLY_NS = 3_000
@@ -100,12 +100,12 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     launched_ns = _launch_order(calls, gpu)
     known = _recorded_streams(events, calls, gpu)
     syncs = np.flatnonzero(
-        np.isin(calls.kind, [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.FREE])
+        among(calls.kind, [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.FREE])
     )
     can_wait[syncs] = True
     last = _last_launched(launched_ns, gpu, calls.start_ns[syncs])
     ends = np.where(last >= 0, gpu.end_ns[np.maximum(last, 0)], 0)
-    everything = np.isin(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
+    everything = among(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
     possible = ends <= calls.end_ns[syncs][:, None] + EARLY_NS
     # Of one stream: the one told, else the one whose last task ends latest without outlasting the call.
     best = np.where(possible, ends, -1).argmax(axis=1)
