@@ -6,6 +6,7 @@ When the recording is written the script is stopped by an exception that is a Sy
 """
 
 import functools
+import os
 import runpy
 import sys
 import threading
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -26,6 +27,9 @@ from .recorder import Recording, describe_error
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
 _SEARCH_STEPS = 2
+
+# A script that reaches its third stop is not about to end by itself.
+_TOLD_AT_STOP = 3
 
 
 class _RecordingWritten(SystemExit):
@@ -41,6 +45,8 @@ def collect(script: str, args: list[str], output: Path, *, steps: int = 5, untra
     global _active
     if not Path(script).is_file():
         raise WhatifError(f"{script}: expected a Python script, got no such file: check the path.")
+    if Path(output).exists() and Path(output).samefile(script):
+        raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
     collector = _Collector(Path(output), steps, untraced_steps)
     _active = collector
     try:
@@ -55,10 +61,13 @@ def collect(script: str, args: list[str], output: Path, *, steps: int = 5, untra
 def _run(script: str, args: list[str], collector: "_Collector") -> None:
     """Run the script until it ends or is stopped; raises WhatifError when it fails before the recording is written."""
     try:
-        with _running_as_main(script, args):
+        with _running_as_main(script, args), _quiet_threads():
             runpy.run_path(script, run_name="__main__")
     except _RecordingWritten:
         return
+    except KeyboardInterrupt:
+        if not collector.done:  # Otherwise it ends a script that would not be stopped.
+            raise
     except WhatifError:
         raise
     except SystemExit as error:
@@ -89,6 +98,8 @@ class _Collector:
 
     def __init__(self, output: Path, steps: int, untraced_steps: int) -> None:
         self.output = output
+        # The script may change the working directory before the recording is written.
+        self._file = Path(os.path.abspath(output))
         self.steps_seen = 0
         self._steps = steps
         self._untraced_steps = untraced_steps
@@ -96,6 +107,7 @@ class _Collector:
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._explicit = False
+        self._stops = 0  # how often the script was told to stop
         self._search_steps_left = _SEARCH_STEPS
         self._modules = _OutermostModules()
         self._handle = register_optimizer_step_post_hook(self._after_any_step)
@@ -140,7 +152,7 @@ class _Collector:
         return Recording(
             model,
             optimizer,
-            self.output,
+            self._file,
             steps=self._steps,
             warmup_steps=5,
             untraced_steps=self._untraced_steps,
@@ -177,12 +189,23 @@ class _Collector:
         if not self._explicit and optimizer is self._optimizers[-1]:
             self._end_step()
 
+    def _stop_script(self) -> NoReturn:
+        self._stops += 1
+        if self._stops == _TOLD_AT_STOP:
+            print(
+                f"whatif: {self.output} is written, but the script catches what stops it (SystemExit) and goes on;"
+                " end it with Ctrl-C.",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise _RecordingWritten(0)
+
     def _end_step(self) -> None:
         self.steps_seen += 1
         if self._recording is not None:
             self._recording.step()
             if self._recording.done:
-                raise _RecordingWritten(0)
+                self._stop_script()
             return
         self._search_steps_left -= 1
         if self._search_steps_left == 0:
@@ -240,6 +263,23 @@ def _choose_model(called: list[nn.Module], optimizers: list[torch.optim.Optimize
         taken = sum(child.startswith(name) for child, _ in parent.named_children())
         parent.add_module(f"{name}_{taken}" if taken else name, module)
     return parent
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Let a thread that trains end without a traceback: Python is quiet about SystemExit, but not its subclasses."""
+    before = threading.excepthook
+
+    def quiet(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, _RecordingWritten):
+            before(args)
+
+    threading.excepthook = quiet
+    try:
+        yield
+    finally:
+        if threading.excepthook is quiet:  # The script may have set its own.
+            threading.excepthook = before
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from .rates import measure_cpu_rates
 from .recording_file import check_writable, write_recording
 from .steptimer import StepTimer
 
-# Readers reject a recording whose version they do not know.
+# Readers warn of a recording whose version they do not know.
 METADATA_VERSION = 1
 
 # Steps with the profiler running whose events are thrown away: its first steps pay for its own start-up.

@@ -5,10 +5,12 @@ import io
 import json
 import os
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
+from whatif.output_file import output_file
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
@@ -16,16 +18,36 @@ _PRIVATE_KEYS = ("host_name", "traceName")
 _STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
 
 
-def check_writable(path: Path) -> None:
-    """Raise WhatifError unless a file can be written at `path`: known before the run, not after it."""
-    if path.is_dir():
-        raise WhatifError(f"{path}: expected a file to write the recording to, got a folder: add a file name.")
-    if not path.parent.is_dir():
+# What `_encode` begins every recording with.
+_FIRST_BYTES = b'{"whatif":'
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def check_writable(path: Path) -> Path:
+    """Return the file that `path` stands for: known before the run, not after it, to be one that can be written.
+
+    Raises WhatifError where it cannot, or where something that is no recording would be lost.
+    """
+    target = output_file(path)
+    if target.exists() and not _may_be_replaced(target):
         raise WhatifError(
-            f"{path}: expected an existing folder to write to, got none at {path.parent}: create it first."
+            f"{path}: expected a new file or an older recording to replace, got another file: name another or remove it"
+            " first."
         )
-    if not os.access(path.parent, os.W_OK):
-        raise WhatifError(f"{path}: expected a folder that can be written to, got a read-only one: choose another.")
+    return target
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether the file is empty or a recording by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_FIRST_BYTES))
+        if start.startswith(_GZIP_MAGIC):
+            with gzip.open(path) as unpacked:
+                start = unpacked.read(len(_FIRST_BYTES))
+    except (OSError, EOFError, zlib.error):  # Unreadable or damaged: nobody can tell what would be lost.
+        return False
+    return start in (b"", _FIRST_BYTES)
 
 
 def write_recording(profiler: Any, path: Path, metadata: dict[str, Any], whole_steps: int) -> None:
@@ -34,8 +56,9 @@ def write_recording(profiler: Any, path: Path, metadata: dict[str, Any], whole_s
     Step marks after the first `whole_steps` are dropped: a run that ends early leaves the mark of a step cut short.
     Raises WhatifError when the profiler's own file cannot be read or the recording cannot be written.
     """
-    raw = path.with_name(f".{path.name}.{os.getpid()}.raw.json")
-    finished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = output_file(path)
+    raw = target.with_name(f".{target.name}.{os.getpid()}.raw.json")
+    finished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         profiler.export_chrome_trace(str(raw))
         trace = _read_trace(raw)
@@ -43,7 +66,7 @@ def write_recording(profiler: Any, path: Path, metadata: dict[str, Any], whole_s
             trace.pop(key, None)
         trace["traceEvents"] = _drop_partial_steps(trace["traceEvents"], whole_steps)
         finished.write_bytes(_encode({"whatif": metadata, **trace}, compress=path.suffix == ".gz"))
-        os.replace(finished, path)
+        os.replace(finished, target)
     except OSError as error:
         raise WhatifError(
             f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."

@@ -32,6 +32,30 @@ simulator: Any = sys.modules[Frontier.__module__]
 simulate, simulate_bounds = simulator.simulate, simulator.simulate_bounds
 
 
+def _exits(frontier: Frontier) -> int:
+    sys.exit(0)
+
+
+def _float(frontier: Frontier) -> Any:
+    return float(frontier.earliest())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what"),
+    [
+        (_exits, "SystemExit: 0"),
+        (_float, "TypeError"),
+        (lambda _: 1 // 0, "ZeroDivisionError"),
+        (lambda _: [], "TypeError"),
+    ],
+)
+def test_a_schedule_that_fails_is_named(schedule: Any, what: str) -> None:
+    build = Build(CPU, STREAM)
+    build.launch(1, 10, "k")
+    with pytest.raises(WhatifError, match=rf"{schedule.__name__}\(\) of .*test_simulate\.py failed: {what}"):
+        simulate(build.graph(), schedule)
+
+
 @st.composite
 def graphs(
     draw: st.DrawFn,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,13 @@ MALFORMED = {
                                       "annotations of transform"),
     "an annotation that is no Python": (HEADER, "def transform(graph: 'a b'): return graph",
                                         "annotations of transform"),
+    "an option that no text can be": (HEADER, "def transform(graph, *, sizes: list[int] = [1]): return graph",
+                                      r"expected option 'sizes' of type int, .*got transform\(graph, \*, sizes: list"),
+    "a default of another type": (HEADER, "def transform(graph, *, n: int = 'x'): return graph",
+                                  r"default of the option's own type, got n='x' in transform\(graph, \*, n: int"),
+    "a default that is no choice": (HEADER, "from typing import Literal as L\n"
+                                    "def transform(graph, *, n: L['a', 'b'] = 'c'): return graph", "own type, got n='c'"),
+    "a default that is none": (HEADER, "def transform(graph, *, n: float = None): return graph", "own type, got n=None"),
     "a schedule without frontier": (HEADER, "def transform(graph): return graph\ndef schedule(): return 0",
                                     r"expected schedule\(frontier\) -> int"),
     "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3",
@@ -203,6 +212,39 @@ def test_a_script_that_returns_no_graph_is_told_so(returned: str, tmp_path: Path
     transform = load_transform(script(tmp_path, f"def transform(graph): return {returned}"))
     with pytest.raises(WhatifError, match=r"expected transform\(\) to return a TaskGraph, got"):
         transform(graph())
+
+
+@pytest.mark.parametrize("failing", ["sys.exit(0)", "sys.exit()", "1 / 0"])
+def test_a_script_that_fails_or_exits_is_named(failing: str, tmp_path: Path) -> None:
+    transform = load_transform(script(tmp_path, f"import sys\ndef transform(graph): {failing}"))
+    with pytest.raises(WhatifError, match=r"transform 'mine' .* failed: "):
+        transform(graph())
+
+
+def test_an_option_may_have_further_types_for_python(tmp_path: Path) -> None:
+    body = "def transform(graph, *, rate: float | list[float] = 1, path: str | None = None): return graph"
+    assert load_transform(script(tmp_path, body) + ":rate=2").options == {"rate": 2.0}
+
+
+def test_a_path_is_told_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WhatifError, match=r"^\./noext: expected the path of a transform script, got no such file"):
+        load_transform("./noext")
+    (tmp_path / "noext").write_text(HEADER)
+    with pytest.raises(WhatifError, match=r"^\./noext: expected a transform script, whose name ends in \.py"):
+        load_transform("./noext")
+
+
+def test_transforms_load_where_docstrings_are_left_out(tmp_path: Path) -> None:
+    code = (
+        "import sys; from whatif.transform import load_transform; print(*(load_transform(n).doc for n in sys.argv[1:]))"
+    )
+    words = ["amp", script(tmp_path, "def transform(graph): return graph")]
+    found = subprocess.run([sys.executable, "-OO", "-c", code, *words], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{load_transform('amp').doc} {load_transform(words[1]).doc}\n"
+    bare = script(tmp_path, "def transform(graph): return graph", "bare.py", header="")
+    found = subprocess.run([sys.executable, "-OO", "-c", code, bare], capture_output=True, text=True, check=False)
+    assert "expected a docstring whose first line" in found.stderr
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

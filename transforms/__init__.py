@@ -1,1 +1,1 @@
-"""Optimizations, one script each: see ``whatif transforms`` and docs/transforms.md."""
+"""Optimizations, one script each: see ``whatif transforms``."""

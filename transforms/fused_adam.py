@@ -1,30 +1,37 @@
 """FusedAdam: update all parameters with one kernel instead of many.
 
 Source: Daydream (USENIX ATC 2020) §5.1 and Algorithm 4; NVIDIA Apex FusedAdam; torch.optim with fused=True.
-Model:  the optimizer's kernels and the calls that launch them go (Daydream sums *compute-intensive* ones in §5.1 and
-        all of them in Algorithm 4; here all but memsets). The fused kernel moves each parameter, gradient and moment
-        once: its time is that of the removed kernels above their start-up floor, times the ratio of memory accesses,
-        counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and _single_tensor_sgd with
-        momentum and weight decay (11 against 5). The range is half as much again either way.
-        The Python loop that collects the parameters stays.
+Model:  the kernels inside the optimizer's marks and the calls that launch them go (Daydream sums *compute-intensive*
+        ones in §5.1 and all of them in Algorithm 4; here all but memsets). The fused kernel moves each parameter,
+        gradient and moment once: its time is that of the removed kernels above their start-up floor, times the ratio
+        of memory accesses, counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and
+        _single_tensor_sgd with momentum and weight decay (11 against 5); SGD that is one addition moves what it moved.
+        The range is half as much again either way. The Python loop that collects the parameters stays.
 """
 
-from whatif import TaskGraph
-from whatif.optimizer import fuse_update
+from whatif import TaskGraph, WhatifError
+from whatif.optimizer import fuse_update, n_operations
 
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.
-ACCESSES = {"adam": (7, 18, 20), "sgd": (5, 11, 11)}
+ACCESSES = {"adam": (7, 18, 20), "adamw": (7, 18, 20), "sgd": (5, 11, 11)}
 
 
 def transform(graph: TaskGraph, *, speedup: float | None = None) -> TaskGraph:
     """Replace the update phase of every step; `speedup` of the kernels, if known, instead of the traffic model."""
-    kind = "sgd" if "sgd" in (graph.info.optimizer or "").lower() else "adam"
-    fused, unfused, unfused_cpu = ACCESSES[kind]
-    ratio = fused / (unfused if graph.on_gpu.any() else unfused_cpu) if speedup is None else 1 / speedup
-    spread = 1.5 if speedup is None else 1.0
-    if kind == "sgd":
-        graph = graph.note(
-            "fused_adam: the recorded optimizer is SGD, so this is the fused SGD (fused=True in torch.optim)"
+    optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
+    if speedup is not None:
+        if not speedup > 0:
+            raise WhatifError(f"fused_adam: expected a speedup above 0, got {speedup}.")
+        return fuse_update(graph, 1 / speedup, low=1 / speedup, high=1 / speedup)
+    if optimizer not in ACCESSES:
+        raise WhatifError(
+            f"fused_adam: expected Adam, AdamW or SGD, got {graph.info.optimizer}, whose traffic is not modelled; "
+            "fused_adam:speedup=2 says by how much its kernels would get faster."
         )
-    return fuse_update(graph, ratio, low=ratio / spread, high=ratio * spread)
+    fused, unfused, unfused_cpu = ACCESSES[optimizer]
+    ratio = fused / (unfused if graph.on_gpu.any() else unfused_cpu)
+    if optimizer == "sgd":
+        graph = graph.note("fused_adam: the recorded optimizer is SGD, so this is the fused SGD (fused=True)")
+        ratio = 1.0 if n_operations(graph) == 1 else ratio
+    return fuse_update(graph, ratio, low=ratio / 1.5, high=min(ratio * 1.5, 1.0))

@@ -31,7 +31,7 @@ class Breakdown:
 
 
 def breakdown(timeline: Timeline, clock: str) -> Breakdown:
-    """Give the breakdown of a timeline's steady steps, scaled to the step time that the clock reports."""
+    """Give the breakdown of the steady step that is closest to the median, scaled to the reported step."""
     graph = timeline.graph
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
     communication = graph.kind == TaskKind.COMMUNICATION

@@ -22,6 +22,9 @@ from whatif.types import (
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
 
+# Thirteen days: sums over 8,000 such tasks still fit in an int64.
+MAX_DURATION_NS = 2**50
+
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -33,7 +36,7 @@ def scale(graph: TaskGraph, tasks: Bool, factor: float, *, low: float | None, hi
 
     def scaled(column: Int64, by: float) -> Int64:
         new = column.copy()
-        new[tasks] = np.rint(column[tasks] * by).astype(np.int64)
+        new[tasks] = as_ns(column[tasks] * by)
         return new
 
     duration_ns = scaled(graph.duration_ns, factor)
@@ -56,7 +59,7 @@ def with_duration(
 
     def put(column: Int64, values: npt.ArrayLike) -> Int64:
         new = column.copy()
-        new[tasks] = np.rint(np.asarray(values, dtype=np.float64)).astype(np.int64)
+        new[tasks] = as_ns(values)
         return new
 
     duration = put(graph.duration_ns, duration_ns)
@@ -127,6 +130,16 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
     waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     dependencies = renumbered(graph.dependencies, place)
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), place
+
+
+def as_ns(values: npt.ArrayLike) -> Int64:
+    """Give whole nanoseconds. Raises WhatifError where a value is not finite or longer than a task can last."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if not np.all(np.abs(numbers) <= MAX_DURATION_NS):
+        raise WhatifError(
+            f"expected durations of 0 ns or more and below {MAX_DURATION_NS / 3.6e12:.0f} hours, got another one."
+        )
+    return np.rint(numbers).astype(np.int64)
 
 
 def as_mask(graph: TaskGraph, tasks: npt.NDArray[Any]) -> Bool:

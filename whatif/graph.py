@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 TASK_COLUMNS = (
     "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
     "correlation_id", "family", "dtype", "size_bytes", "flops",
+    "in_optimizer",
 )  # fmt: skip
 
 
@@ -97,6 +98,7 @@ class TaskGraph:
     dtype: Int8
     size_bytes: Int64
     flops: Int64
+    in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
 
     dependencies: Dependencies
     waits: Waits
@@ -308,6 +310,8 @@ class TaskGraph:
         if n and int(self.duration_ns.min()) < 0:
             worst = int(self.duration_ns.argmin())
             raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
+        if float(self.high_ns.sum(dtype=np.float64)) > 2**62:
+            raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
         if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
             raise WhatifError("graph: a duration lies outside its low and high bounds.")
         for dependencies in (self.dependencies, self.derived):

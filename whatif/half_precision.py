@@ -124,18 +124,30 @@ def _code(*dtypes: str) -> list[int]:
     return [DTYPES.index(dtype) for dtype in dtypes]
 
 
+def is_half(dtype: npt.NDArray[np.integer[Any]]) -> Bool:
+    """Select what computes in half precision or less, shape of `dtype` (positions in `kernels.DTYPES`)."""
+    return among(dtype, _code("fp16", "bf16", "fp8"))
+
+
+def runs_half_already(
+    family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration_ns: npt.NDArray[Any]
+) -> bool:
+    """Say whether matrix work spends more time in half precision than in fp32 or TF32: a step under autocast."""
+    matrix = among(family, MATRIX_FAMILIES)
+    single = among(dtype, _code("fp32", "tf32"))
+    return bool(duration_ns[matrix & is_half(dtype)].sum() > duration_ns[matrix & single].sum())
+
+
 def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
     """Select what autocast can change: fp32 and TF32 kernels, and unnamed ones of a step that is not half already."""
     single = among(dtype, _code("fp32", "tf32"))
-    matrix = among(family, MATRIX_FAMILIES)
-    half_time = duration[matrix & among(dtype, _code("fp16", "bf16", "fp8"))].sum()
-    already_half = half_time > duration[matrix & single].sum()
     # An unnamed attention kernel is taken for a half one: the libraries put the format of their fp32 variants into
     # the name.
     unnamed = among(dtype, _code("")) & (family != KernelFamily.ATTENTION)
     # A step that already runs under autocast keeps in fp32 what autocast left there; only a matrix kernel could still
     # change.
-    return single & matrix if already_half else single | unnamed
+    matrix = among(family, MATRIX_FAMILIES)
+    return single & matrix if runs_half_already(family, dtype, duration) else single | unnamed
 
 
 def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamily, gpu: Gpu | None) -> Bool:
@@ -212,8 +224,8 @@ def cpu_half_precision_ratio(
     """Return predicted / recorded duration of CPU operators under bf16 autocast, and a nominal 90 % range of it.
 
     All arrays have shape (n,). `rates` is what the recorder measured, `{"fp32_gflops": ..., "bf16_gflops": ...}` of a
-    large product; anything else counts as unknown. The speedup of an operator grows with the ratio of the rates as
-    on a GPU (`SPEEDUP_EXPONENT`).
+    product that fits a cache; anything else counts as unknown. The speedup of an operator grows with the ratio of the
+    rates as on a GPU (`SPEEDUP_EXPONENT`).
     """
     fp32, bf16 = (rates.get(key) if isinstance(rates, dict) else None for key in ("fp32_gflops", "bf16_gflops"))
     known = all(isinstance(rate, int | float) and 0 < rate < 1e9 for rate in (fp32, bf16))
@@ -222,8 +234,6 @@ def cpu_half_precision_ratio(
     centre, low, high = (np.ones(len(family)) for _ in range(3))
     single = among(dtype, _code("fp32", ""))
     matrix = single & among(family, MATRIX_FAMILIES)
-    if (among(dtype, _code("fp16", "bf16")) & among(family, MATRIX_FAMILIES)).sum() > matrix.sum():
-        return centre, low, high  # autocast is on already
     centre[matrix] = gain**-SPEEDUP_EXPONENT
     low[matrix], high[matrix] = best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW
     moved = (KernelFamily.ELEMENTWISE, KernelFamily.POOLING, KernelFamily.NORMALIZATION, KernelFamily.COPY)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whatif.edit import Columns, columns_of, renumbered, reorder
+from whatif.edit import Columns, as_ns, columns_of, renumbered, reorder
 from whatif.errors import WhatifError
 from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind, Waits
 
@@ -113,7 +113,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
     def column(value: npt.ArrayLike | None, default: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
         return np.broadcast_to(np.asarray(default if value is None else value), (count,)).astype(dtype)
 
-    duration = np.rint(np.broadcast_to(np.asarray(tasks.duration_ns, dtype=np.float64), (count,))).astype(np.int64)
+    duration = as_ns(np.broadcast_to(np.asarray(tasks.duration_ns, dtype=np.float64), (count,)))
     if duration.min() < 0:
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
     return {
@@ -132,6 +132,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "dtype": column(tasks.dtype, 0, np.int8),
         "size_bytes": column(tasks.size_bytes, -1, np.int64),
         "flops": column(tasks.flops, -1, np.int64),
+        "in_optimizer": np.zeros(count, dtype=np.bool_),
     }
 
 

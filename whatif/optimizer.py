@@ -11,19 +11,31 @@ from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # The shortest kernels take 1 to 2.5 us whatever they do (kernel floor of 18 traces, docs/design.md).
 KERNEL_FLOOR_NS = 2_000
-# Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed.
-FUSED_NAMES = r"(?i)fused_?(adam|adamw|sgd|lamb|adagrad)|FusedAdam|FusedOptimizer|multi_tensor_adam|_fused_"
+# Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
+FUSED_NAMES = r"(?i)fused_?(adamw?|sgd|lamb|adagrad)|FusedOptimizer|multi_tensor_adam"
+FUSED_NAME = "fused_adam (all parameters)"
 
 
 def step_kernels(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the GPU tasks of the update (CPU operators where there is no GPU)."""
+    """Give the mask, shape (n_tasks,), of the GPU tasks of the update (CPU operators where there is no GPU).
+
+    Those inside the optimizer's own marks; in a trace without marks, the update phase behind the backward pass, which
+    then includes what clips gradients.
+    """
     worker = graph.on_gpu if graph.on_gpu.any() else graph.select(kind=TaskKind.CPU_OP)
     update = worker & graph.select(phase=Phase.UPDATE) & among(graph.family, _ARITHMETIC)
+    if graph.in_optimizer.any():
+        return np.asarray(update & graph.in_optimizer, dtype=np.bool_)
     # Zeroing gradients is an update as well, but before the backward pass.
     backward = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD))
     last_backward = np.full(int(graph.step.max(initial=0)) + 2, -1, dtype=np.int64)
     np.maximum.at(last_backward, graph.step[backward] + 1, backward)
     return np.asarray(update & (np.arange(len(graph)) > last_backward[graph.step + 1]), dtype=np.bool_)
+
+
+def n_operations(graph: TaskGraph) -> int:
+    """Give the number of distinct kernels (or operators) of the update: one says that nothing is fused by fusing."""
+    return len(np.unique(graph.name[step_kernels(graph)]))
 
 
 _ARITHMETIC = (KernelFamily.ELEMENTWISE, KernelFamily.OPTIMIZER, KernelFamily.REDUCTION, KernelFamily.FUSED,
@@ -45,12 +57,15 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
     if (update & graph.select(name=FUSED_NAMES)).any():
         return graph.note("fused_adam: the optimizer is fused already; nothing changes")
     if not graph.on_gpu.any():
-        return graph.scale(update, ratio, low=low, high=max(high, ratio)).note(
+        fused = _renamed(graph.scale(update, ratio, low=low, high=max(high, ratio)), update)
+        return fused.note(
             f"fused_adam: {int(update.sum())} update operators of the recording move {1 / ratio:.1f} times less data"
         )
     launched = update & (graph.launch_of >= 0)
     groups = [np.flatnonzero(launched & (graph.step == step)) for step in graph.steps]
     groups = [tasks for tasks in groups if len(tasks)]
+    if groups and max(len(tasks) for tasks in groups) == 1:
+        return graph.note("fused_adam: one kernel does the whole update already; nothing changes")
     if not groups:
         raise WhatifError("fused_adam: the recording does not tell which calls launched the update's kernels.")
     return _with_one_kernel_each(graph, groups, ratio, low, high).note(
@@ -70,4 +85,12 @@ def _with_one_kernel_each(graph: TaskGraph, groups: list[Int64], ratio: float, l
         return np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns).astype(np.int64)
 
     graph = graph.with_duration(first, fused_ns(ratio), low_ns=fused_ns(low), high_ns=fused_ns(high))
+    graph = _renamed(graph, np.isin(np.arange(len(graph)), first))
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))
+
+
+def _renamed(graph: TaskGraph, tasks: Bool) -> TaskGraph:
+    """Give the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
+    names = graph.names if FUSED_NAME in graph.names else (*graph.names, FUSED_NAME)
+    code = names.index(FUSED_NAME)
+    return graph.replace(names=names, name=np.where(tasks, code, graph.name).astype(np.int32))

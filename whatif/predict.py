@@ -13,13 +13,15 @@ from whatif.breakdown import Breakdown, breakdown
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.simulator import Schedule, simulate, simulate_bounds
-from whatif.steps import default_clock, step_ns
+from whatif.steps import default_clock, steady, step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
 from whatif.types import BEFORE_NAME, TaskKind
 
 # Above this share of the span, time that no dependency explains makes every prediction doubtful.
 DOUBTFUL_WAIT_PCT = 2.0
+# Steps whose mean exceeds their median by more than this are not one kind of step.
+UNEVEN_STEPS = 1.1
 # A change below this is within what replays miss.
 NOTHING_PCT = 1.0
 
@@ -70,6 +72,12 @@ class Baseline:
         # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
         unexplained = (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
+
+    @property
+    def mean_over_median(self) -> float:
+        """The mean of the measured steady steps over their median: above 1 where some take much longer."""
+        times_ns = steady(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
+        return float(np.mean(times_ns) / np.median(times_ns)) if times_ns and np.median(times_ns) > 0 else 1.0
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -133,6 +141,11 @@ class Prediction:
             found.append(
                 f"{wait_pct:.0f} % of the span is waiting that nothing in the recording explains (other ranks, other "
                 "processes); the range counts it as free to vanish"
+            )
+        uneven = self.baseline.mean_over_median
+        if uneven > UNEVEN_STEPS:
+            found.append(
+                f"the steps differ (their mean is {uneven:.2f} times the median); all is told of the median one"
             )
         found += [note for note in self.graph.notes if note not in graph.notes]
         verdict = self.verdict

@@ -191,7 +191,7 @@ def _outgoing(graph: TaskGraph) -> tuple[Int64, Dependencies]:
 
 def _with_free_threads(graph: TaskGraph) -> Int64:
     if not use_compiled(8 * len(graph)):  # plain Python takes about eight times as long as for a sweep
-        return _with_schedule(graph, Frontier.earliest)
+        return _by_schedule(graph, Frontier.earliest)
     from whatif import compiled
 
     n = len(graph)
@@ -210,6 +210,22 @@ def _with_free_threads(graph: TaskGraph) -> Int64:
 
 
 def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
+    """Simulate with a schedule that somebody else wrote. Raises WhatifError, naming it, where it fails."""
+    try:
+        return _by_schedule(graph, schedule)
+    except (WhatifError, MemoryError):
+        raise
+    # Around the whole loop, because a handler for each pick would slow it down. What is not an int fails in the loop.
+    except (Exception, SystemExit) as error:
+        code = getattr(schedule, "__code__", None)
+        where = f" of {code.co_filename}" if code is not None else ""
+        raise WhatifError(
+            f"{getattr(schedule, '__name__', 'schedule')}(){where} failed: {type(error).__name__}: {error}; "
+            "it has to return one of the keys of frontier.ready_ns, and --debug shows where."
+        ) from error
+
+
+def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Algorithm 1 as the paper writes it: pick from the frontier, run, release the children."""
     n = len(graph)
     offsets_array, dependencies = _outgoing(graph)

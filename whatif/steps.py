@@ -59,10 +59,18 @@ def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int
     """Give the times of the steady steps: without the first and the last where there are enough."""
     if clock == "span" or len(times_ns) < MIN_STEPS - 1:
         return times_ns
+    begin = _first_steady(times_ns, graph, clock)
     first, last = graph.info.steady
+    return times_ns[begin : begin + last - first] or times_ns
+
+
+def _first_steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> int:
+    """The position of the first steady step among the times of a clock."""
+    if len(times_ns) < MIN_STEPS - 1:
+        return 0
     # Entry i of the gpu clock is the time between the ends of steps i and i + 1: the time of step i + 1.
-    shift = 1 if clock == "gpu" else 0
-    return times_ns[max(first - shift, 0) : last - shift] or times_ns
+    first = max(graph.info.steady[0] - (1 if clock == "gpu" else 0), 0)
+    return first if first < len(times_ns) else 0
 
 
 def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
@@ -79,18 +87,18 @@ def default_clock(graph: TaskGraph) -> str:
 
 
 def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
-    """Give the begin and end of the steady steps by a clock, ns."""
+    """Give the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
     if not len(graph):
         return 0, 0
-    if clock == "gpu":
-        ends = _last_gpu_ends(graph, end_ns)
-        first, last = graph.info.steady
-        if last - 1 < len(ends) and first >= 1 and last - 1 > first - 1:
-            return int(ends[first - 1]), int(ends[last - 1])
-    if clock == "mark":
-        marks = _marks(graph, start_ns, end_ns)
-        first, last = graph.info.steady
-        if last < len(marks) and last > first:
-            return int(marks[first]), int(marks[last])
+    if clock in ("gpu", "mark"):
+        edges = (
+            np.maximum.accumulate(_last_gpu_ends(graph, end_ns)) if clock == "gpu" else _marks(graph, start_ns, end_ns)
+        )
+        times_ns = tuple(np.diff(edges).tolist())
+        first = _first_steady(times_ns, graph, clock)
+        chosen = np.array(steady(times_ns, graph, clock))
+        if len(chosen):
+            at = first + int(np.abs(chosen - np.median(chosen)).argmin())
+            return int(edges[at]), int(edges[at + 1])
     chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
     return int(start_ns[chosen].min()), int(end_ns[chosen].max())

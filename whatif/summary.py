@@ -16,6 +16,8 @@ from whatif.types import Array, Bool, Phase, TaskKind
 
 # The largest replay error that real traces should have: DESIGN's target for the responsive graph.
 DOUBTFUL_REPLAY_PCT = 3.0
+# The recorded over the untraced step from which on the recording is of a slower program than the user's.
+DOUBTFUL_SLOWDOWN = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,21 @@ class Summary:
             return f"handle with care: {wait_pct:.0f} % of the time is waiting that nothing in the recording explains."
         if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
             return f"handle with care: the replay misses the recorded step by {error_pct:+.1f} %."
-        return f"sound: the replay meets the recorded step within {max(abs(error_pct), 0.01):.2f} %."
+        meets = f"the replay meets the recorded step within {max(abs(error_pct), 0.01):.2f} %"
+        doubts = self._doubts
+        return f"sound as far as it goes: {meets}, but {' and '.join(doubts)}." if doubts else f"sound: {meets}."
+
+    @property
+    def _doubts(self) -> list[str]:
+        """What the replay cannot show, because it meets what was recorded and not what happened."""
+        info = self.graph.info
+        found = []
+        if info.untraced_step_ns and self.baseline.clock != "span":
+            times = self.baseline.measured_ns / info.untraced_step_ns
+            if times > DOUBTFUL_SLOWDOWN:
+                found.append(f"the profiler made the step {times:.1f} times as long")
+        found += [quirk for quirk in info.quirks if " not read: " in quirk]
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Give the summary as a JSON object with the keys that scripts rely on."""

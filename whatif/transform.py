@@ -7,6 +7,7 @@ runs only when its user names it.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -34,6 +35,10 @@ BUILT_IN_PACKAGE = "whatif.transforms"
 
 # A comma ends an option only where another option follows, so regular expressions may contain commas.
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
+
+
+# Types whose values can be written as text.
+_TEXT_KINDS = (bool, int, float, str, Path)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Transform:
             result = self.function(graph, **self.options)
         except WhatifError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise WhatifError(
                 f"transform {self.name!r} ({self.source or 'a function'}) failed: {type(error).__name__}: {error}; "
                 "--debug shows where."
@@ -135,7 +140,7 @@ def plug_in_names() -> list[str]:
 
 def _load_module(name: str) -> types.ModuleType:
     if name.endswith(".py") or "/" in name or "\\" in name:
-        return _load_file(Path(name))
+        return _load_file(name)
     if name in built_in_names():
         return importlib.import_module(f"{BUILT_IN_PACKAGE}.{name}")
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -147,12 +152,13 @@ def _load_module(name: str) -> types.ModuleType:
     raise WhatifError(f"there is no transform {name!r}; {hint}")
 
 
-def _load_file(path: Path) -> types.ModuleType:
+def _load_file(name: str) -> types.ModuleType:
+    path = Path(name)
     if not path.is_file():
-        raise WhatifError(f"{path}: expected the path of a transform script, got no such file.")
+        raise WhatifError(f"{name}: expected the path of a transform script, got no such file.")
     spec = importlib.util.spec_from_file_location(f"whatif_user_transform_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise WhatifError(f"{path}: expected a Python file (.py).")
+        raise WhatifError(f"{name}: expected a transform script, whose name ends in .py, got another file.")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickle look their module up by name.
     sys.modules[spec.name] = module
@@ -162,6 +168,16 @@ def _load_file(path: Path) -> types.ModuleType:
         del sys.modules[spec.name]
         raise WhatifError(f"{path}: the transform script could not be run: {type(error).__name__}: {error}") from error
     return module
+
+
+def _docstring(module: types.ModuleType) -> str:
+    """The module's docstring; from its source where the interpreter was told to leave docstrings out (-OO)."""
+    if module.__doc__ is not None:
+        return inspect.cleandoc(module.__doc__)
+    try:
+        return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
+    except (OSError, TypeError, SyntaxError):  # there is no source
+        return ""
 
 
 def _as_module(name: str, loaded: Any) -> types.ModuleType:
@@ -189,14 +205,46 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
             f"{where}: expected transform(graph, *, option: type = default, ...), got transform{signature}; "
             "options are keyword-only, annotated and have defaults."
         )
+    for option in options:
+        _check_option(where, signature, option)
     schedule = getattr(module, "schedule", None)
     if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):
         raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {schedule!r}.")
-    doc = inspect.cleandoc(module.__doc__ or "")
+    doc = _docstring(module)
     if not doc:
         raise WhatifError(f"{where}: expected a docstring whose first line says what the transform models, found none.")
     short = Path(name).stem if name.endswith(".py") else name
     return Transform(short, doc.splitlines()[0], doc, function, schedule, source=where)
+
+
+def _check_option(where: str, signature: inspect.Signature, option: inspect.Parameter) -> None:
+    """Raise WhatifError where no text could become the option's value, or where its default is of another type."""
+    kinds = _alternatives(option.annotation)
+    if not any(_reads_text(kind) for kind in kinds):
+        raise WhatifError(
+            f"{where}: expected option {option.name!r} of type int, float, bool, str, Path or Literal, got "
+            f"transform{signature}; an option's value has to be written on a command line."
+        )
+    if not any(_is_of(option.default, kind) for kind in kinds):
+        raise WhatifError(
+            f"{where}: expected a default of the option's own type, got {option.name}={option.default!r} in "
+            f"transform{signature}."
+        )
+
+
+def _reads_text(kind: Any) -> bool:
+    return kind in _TEXT_KINDS or typing.get_origin(kind) is typing.Literal
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind is None:
+        return value is None
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    # A type that is no class says nothing that can be checked here.
+    return isinstance(value, int | float if kind is float else kind) if isinstance(kind, type) else True
 
 
 def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:

@@ -36,6 +36,7 @@ SYNC_NAME = "(waits for the GPU)"
 HANDOFF_NAME = "(waits for another thread)"
 UNEXPLAINED_NAME = "(unexplained wait)"
 BEFORE_NAME = "(before the first task)"
+IDLE_NAME = "(idle)"
 
 GPU_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET, TaskKind.COMMUNICATION)
 # Time in which a CPU thread works; a wait is not work.

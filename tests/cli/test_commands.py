@@ -176,6 +176,68 @@ def test_a_broken_plug_in_does_not_hide_the_others(
     assert "Scale: " in text
 
 
+def recorded(path: Path, cut: str = "", **metadata: Any) -> str:
+    """A recording with what `collect` writes beside the events; ``cut`` ends the file early."""
+    text = json.dumps({"whatif": metadata, "traceEvents": training()})
+    path.write_text(text[: text.rindex(cut)] if cut else text)
+    return str(path)
+
+
+def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    close = recorded(tmp_path / "close.json", untraced_step_ms={"median": 0.9})
+    assert report(capsys, "info", close)["trust"].startswith("sound: ")
+    slowed = recorded(tmp_path / "slowed.json", untraced_step_ms={"median": 0.5})
+    trust = report(capsys, "info", slowed)["trust"]
+    assert trust.startswith("sound as far as it goes: the replay meets")
+    assert trust.endswith("but the profiler made the step 2.0 times as long.")
+    cut = recorded(tmp_path / "cut.json", cut='"ts"', untraced_step_ms={"median": 0.5})
+    trust = report(capsys, "info", cut)["trust"]
+    assert "times as long and 1 event was not read: truncated file" in trust
+
+
+def test_a_version_that_is_not_known_is_a_quirk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for version, named in ((1, None), (99, "99"), ("x" * 1000, "unknown"), ([], "unknown")):
+        warnings = report(capsys, "info", recorded(tmp_path / "run.json", version=version))["warnings"]
+        told = [f"metadata has version {named}," in sentence for sentence in warnings]
+        assert told == ([True] if named else [])
+
+
+ODD = (
+    "text",
+    [],
+    {},
+    None,
+    True,
+    -5,
+    10**400,
+    1e300,
+    1e-300,
+    float("nan"),
+    float("inf"),
+    [1, None, {"a": []}],
+    "\x1b[31m",
+)
+ODD_FIELDS = ("version", "layers", "optimizer", "batch_size", "precision", "grad_ready_order", "rates", "gpu")
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:20])
+def test_metadata_may_be_anything(odd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = [{"name": odd, "parameters": odd, "gradient_bytes": odd}]
+    headers: list[dict[str, Any]] = [
+        {"whatif": odd, "deviceProperties": odd},
+        {"deviceProperties": [{"name": "Tesla V100-SXM2-32GB", "totalGlobalMem": odd}]},
+        {"whatif": dict.fromkeys(ODD_FIELDS, odd), "deviceProperties": [{"name": odd}]},
+        {"whatif": {"untraced_step_ms": {"median": odd}, "layers": layers, "rates": {"copy_gbyte_s": odd}}},
+    ]
+    for header in headers:
+        path = str(write_trace(tmp_path / "odd.json", training(), **header))
+        for words in (["info"], ["explain"], ["apply", "amp"]):
+            assert main([*words, path]) == 0
+            out, err = capsys.readouterr()
+            assert "\x1b" not in out + err
+            report(capsys, *words, path)
+
+
 HOSTILE = "[red]x[/red]\x1b[31m\x07\r\u202e:smile: <b>\x9b\u2028"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +132,28 @@ def test_changes_are_told_apart() -> None:
 
 def test_output_that_cannot_be_written(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path(trace).read_bytes()
+    os.mkfifo(tmp_path / "pipe")
     for output, sentence in (
         (trace, "expected another file than the trace itself"),
         (str(tmp_path), "got something that is no file"),
-        ("/dev/null", "got something that is no file"),
+        (str(tmp_path / "pipe"), "got something that is no file"),
         (str(tmp_path / "nowhere" / "out.json"), "expected a folder to write into"),
     ):
         assert main(["export", trace, "-o", output]) == 1
         assert sentence in capsys.readouterr().err
     assert Path(trace).read_bytes() == before
+
+
+def test_a_link_is_written_through(trace: str, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "target.json"
+    target.parent.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    for _ in ("a new file", "an old one"):
+        assert main(["export", trace, "-o", str(link)]) == 0
+        assert link.is_symlink()
+        assert load(target)
+    assert [path.name for path in target.parent.iterdir()] == ["target.json"]
 
 
 def test_a_failure_leaves_no_file_behind(trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

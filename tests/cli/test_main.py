@@ -135,6 +135,85 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
         main(words)
 
 
+def test_a_second_trace_is_told_so(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(tmp_path / "other")
+    Path(other).write_text("{}")
+    for words in (["apply", "amp", other, trace], ["export", trace, "amp", other, "-o", str(tmp_path / "out.json")]):
+        assert main(words) == 2
+        assert f"expected one trace, as the {'last' if words[0] == 'apply' else 'first'}" in (
+            err := capsys.readouterr().err
+        )
+        assert repr(other) in err
+
+
+def test_arguments_of_the_script_are_not_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collect"]) == 2
+    assert "the following arguments are required: SCRIPT.py;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["0", "-3", "x", "1", "9" * 5000, "120"])
+def test_any_page_width_shows_a_report(
+    columns: str, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["info", trace]) == 0
+    assert "Tasks" in (out := capsys.readouterr().out)
+    assert len(out) < 100_000
+
+
+class Full:
+    """A stream behind which the disk is full."""
+
+    encoding = "utf-8"
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def write(self, text: str) -> int:
+        if self._at == "write":
+            raise OSError(28, "No space left on device")
+        return len(text)
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise OSError("no file")
+
+
+@pytest.mark.parametrize("at", ["write", "flush"])
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["--help"]])
+def test_output_that_finds_no_space_is_one_sentence(
+    at: str, words: list[str], trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Full(at))
+    assert main([*words, trace]) == 1
+    assert capsys.readouterr().err == "whatif: expected to write the output, got 'No space left on device'.\n"
+
+
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["info", "nowhere.json"]])
+def test_a_closed_output_is_one_sentence(words: list[str], trace: str) -> None:
+    command = [sys.executable, "-m", "whatif", *words, *([trace] if len(words) < 2 or words[1] == "--json" else [])]
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (
+        1,
+        "whatif: expected a standard output to write to, got a closed one.\n",
+    )
+
+
+def test_closed_errors_do_not_end_up_in_the_output(trace: str) -> None:
+    command = [sys.executable, "-m", "whatif", "info", trace + ".none"]
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (found.returncode, found.stdout) == (1, "")
+
+
 def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(args: object) -> int:
         raise error

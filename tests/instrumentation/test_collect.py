@@ -1,11 +1,13 @@
 """`collect` on scripts that know nothing of it: finds the step and the model, says what is wrong in one sentence."""
 
+import gzip
 import importlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,54 @@ def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path:
         "    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException:\n        pass"
     )
     assert len(steps_of(record(tmp_path, guarded + "\nsys.exit(3)"))) == 3
+
+
+def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # Ctrl-C afterwards ends it, and is no failure.
+    forever = LOOP.replace(
+        "    optimizer.step()", "    try:\n        optimizer.step()\n    except SystemExit:\n        pass"
+    )
+    forever += "raise KeyboardInterrupt\n"
+    assert len(steps_of(record(tmp_path, forever))) == 3
+    assert capfd.readouterr().err.count("the script catches what stops it (SystemExit) and goes on; end it with") == 1
+
+
+def test_training_in_a_thread_ends_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.excepthook
+    body = textwrap.indent(LOOP, "    ")
+    text = f"import threading\ndef train():\n{body}\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+    assert len(steps_of(record(tmp_path, text))) == 3
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is before
+
+
+def test_only_a_recording_is_replaced(tmp_path: Path) -> None:
+    path = script(tmp_path, LOOP)
+    text = Path(path).read_text()
+    with pytest.raises(WhatifError, match="expected another file than the script itself"):
+        collect(path, [], Path(path), **QUICK)
+    assert Path(path).read_text() == text
+    notes = tmp_path / "notes.json.gz"
+    for content in (b"mine", b"\x1f\x8bmine", gzip.compress(b"mine")):
+        notes.write_bytes(content)
+        with pytest.raises(WhatifError, match="expected a new file or an older recording to replace, got another file"):
+            collect(path, [], notes, **QUICK)
+        assert notes.read_bytes() == content
+    notes.write_bytes(b"")
+    for _ in ("an empty file", "a recording"):
+        collect(path, [], notes, **QUICK)
+        assert json.loads(gzip.decompress(notes.read_bytes()))["whatif"]["version"] == 1
+
+
+def test_a_link_is_written_through_wherever_the_script_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run.json").symlink_to("elsewhere/target.json")
+    path = script(tmp_path, "import os\nos.chdir('/')\n" + LOOP)
+    monkeypatch.chdir(tmp_path)
+    assert collect(path, [], Path("run.json"), **QUICK) == Path("run.json")
+    assert (tmp_path / "run.json").is_symlink()
+    assert len(steps_of(json.loads((tmp_path / "elsewhere" / "target.json").read_text()))) == 3
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["target.json"]
 
 
 def test_a_crash_is_one_sentence_with_its_line(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_layer_that_raises_and_is_caught_closes_its_mark(tmp_path: Path) -> No
 
 def test_a_crash_leaves_the_old_file_and_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.json.gz"
-    path.write_bytes(b"the recording before")
+    path.write_bytes(b'{"whatif":"the recording before"}')
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recording = instrumentation.record(model, optimizer, path, **QUICK)
@@ -225,7 +225,7 @@ def test_a_crash_leaves_the_old_file_and_one_line(tmp_path: Path, capfd: pytest.
         crash()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("whatif:")]
     assert lines == ["whatif: no recording was written: the training raised ValueError (bad batch) in step 11 of 12."]
-    assert path.read_bytes() == b"the recording before"
+    assert path.read_bytes() == b'{"whatif":"the recording before"}'
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -260,7 +260,7 @@ def test_too_few_steps_are_refused(tmp_path: Path, options: dict[str, int]) -> N
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(WhatifError, match="expected an existing folder"):
+    with pytest.raises(WhatifError, match="expected a folder to write into"):
         record_steps(tmp_path / "nowhere" / "run.json")
     with pytest.raises(WhatifError, match="got a folder"):
         record_steps(tmp_path)

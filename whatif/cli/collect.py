@@ -20,10 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "whatif collect [--steps N] [-o FILE] SCRIPT.py [ARGS ...]"
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps to record (default: 5)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the recording to write (default: the script's name with .json.gz)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the recording to write (default: the script's name with .json.gz); replaces an older recording of that "
+        "name, and no other file",
     )
     parser.add_argument("script", metavar="SCRIPT.py", help="a training script, run as `python SCRIPT.py ARGS` runs it")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    own = parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    own.required = False  # some versions of argparse count them among what is missing
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import whatif
 from whatif.errors import WhatifError
@@ -44,6 +44,10 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; gives 0, 1 (could not do it), 2 (usage) or 130 (interrupted)."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if sys.stderr is None:  # closed: without this, messages would end up in the output
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        return _fail("expected a standard output to write to, got a closed one.", COULD_NOT)
     _never_fail_on_a_character()
     debug = False
     try:
@@ -72,6 +76,14 @@ def main(argv: list[str] | None = None) -> int:
         # Whoever read the output has had enough; the interpreter's own flush at exit must not complain either.
         _drop_stdout()
         return COULD_NOT
+    except OSError as error:
+        if debug:
+            raise
+        if error.filename is not None:
+            return _unexpected(error)
+        # Without a file's name it is the output: a full disk behind `> file`.
+        _drop_stdout()
+        return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
     except MemoryError:
         if debug:
             raise
@@ -79,8 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
+        return _unexpected(error)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, bool, list[str]]:
@@ -151,14 +162,24 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
 
 
+def _unexpected(error: Exception) -> int:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
+
+
 def _fail(sentence: str, status: int) -> int:
     from whatif.report.printable import printable
 
+    # Neither stream need take writing; a message that nobody can get is no reason to fail in another way.
     try:
-        sys.stdout.flush()
-        print(f"whatif: {printable(sentence)}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
         _drop_stdout()
+    try:
+        print(f"whatif: {printable(sentence)}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
     return status
 
 
@@ -171,5 +192,10 @@ def _never_fail_on_a_character() -> None:
 
 
 def _drop_stdout() -> None:
+    _drop(sys.stdout)
+
+
+def _drop(stream: TextIO) -> None:
+    """Send what the stream still holds nowhere, so that the interpreter's own flush at exit does not fail too."""
     with suppress(OSError, ValueError):  # no file descriptor: a notebook, a test
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

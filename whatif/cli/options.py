@@ -35,6 +35,11 @@ def names_then_trace(words: list[str]) -> tuple[list[str], str]:
     if early and not _is_trace(last):
         order = shlex.join([*(word for word in words if word != early[0]), early[0]])
         raise UsageError(f"apply: the trace comes last; try `whatif apply {order}`.")
+    if early:
+        raise UsageError(
+            f"apply: expected one trace, as the last argument, got another file {early[0]!r} before it; "
+            "a transform script's name ends in .py."
+        )
     if not names and _is_trace(last):
         raise UsageError(
             f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
@@ -55,6 +60,11 @@ def trace_then_names(words: list[str]) -> tuple[str, list[str]]:
     if late and not _is_trace(first):
         order = shlex.join([late[0], *(word for word in words if word != late[0])])
         raise UsageError(f"export: the trace comes first; try `whatif export {order} -o out.json`.")
+    if late:
+        raise UsageError(
+            f"export: expected one trace, as the first argument, got another file {late[0]!r} behind it; "
+            "a transform script's name ends in .py."
+        )
     if _is_transform(first):
         raise UsageError(f"export: expected a trace as the first argument, got the transform {first!r}.")
     return first, names

@@ -6,7 +6,7 @@ import numpy as np
 
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest import connect
-from whatif.ingest.build import Parts, Rows, cpu_rows, finish_phases, gpu_rows
+from whatif.ingest.build import Parts, Role, Rows, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING
 from whatif.ingest.waiting import ONE_TASK
@@ -15,6 +15,7 @@ from whatif.operators import classify_operator
 from whatif.types import (
     BEFORE_NAME,
     HANDOFF_NAME,
+    IDLE_NAME,
     SYNC_NAME,
     UNEXPLAINED_NAME,
     Array,
@@ -56,7 +57,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     kind = columns["kind"].astype(np.int8)
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
-    unexplained = (kind == TaskKind.WAIT) & (columns["role"] != 4)
+    unexplained = (kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE])
     correlation = np.where(columns["event"] >= 0, events.correlation[np.maximum(columns["event"], 0)], MISSING) \
         if len(events) else np.full(len(name), MISSING)  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
@@ -65,6 +66,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         name=name, kind=kind, thread=columns["thread"].astype(np.int32), duration_ns=duration_ns,
         low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
         start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
+        in_optimizer=columns["in_optimizer"].astype(np.bool_),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
         correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
         size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
@@ -75,21 +77,21 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
 def _no_rows() -> Rows:
     names = ("key_ns", "start_ns", "duration_ns", "thread", "name", "kind", "layer", "phase", "landmark", "call",
-             "operator", "event", "role", "sequence")  # fmt: skip
+             "operator", "event", "role", "sequence", "in_optimizer")  # fmt: skip
     return Rows({name: np.empty(0, dtype=np.int64) for name in names})
 
 
 def _stream_wait_rows(gpu: Rows, waits: connect.StreamWaits) -> Rows:
-    """Waits on streams that nothing explains (role 3), and the time before a stream's first task (role 4)."""
+    """Waits on streams that nothing explains, and the time before a stream's first task."""
     blocks = []
-    for held_ns, role, name in ((waits.unexplained_ns, 3, -3), (waits.lead_in_ns, 4, -4)):
+    for held_ns, role in ((waits.unexplained_ns, Role.UNEXPLAINED), (waits.lead_in_ns, Role.LEAD_IN)):
         at = np.flatnonzero(held_ns > 0)
         rows = {key: column[at] for key, column in gpu.columns.items()}
         rows |= {
             "duration_ns": held_ns[at],
             "start_ns": rows["start_ns"] - held_ns[at],
             "kind": np.full(len(at), TaskKind.WAIT),
-            "name": np.full(len(at), name),
+            "name": np.full(len(at), -role),
             "event": np.full(len(at), MISSING),
             "role": np.full(len(at), role),
             # Right ahead of the task that it holds back.
@@ -119,17 +121,17 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
         "start_ns": np.full(len(at), origin_ns),
         "key_ns": np.full(len(at), origin_ns),
         "kind": np.full(len(at), TaskKind.WAIT),
-        "name": np.full(len(at), -4),
+        "name": np.full(len(at), -Role.LEAD_IN),
         "event": np.full(len(at), MISSING),
-        "role": np.full(len(at), 4),
+        "role": np.full(len(at), Role.LEAD_IN),
         "sequence": columns["sequence"] - 0.5,
     }
     return Rows(columns)
 
 
 def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
-    extra = ["", SYNC_NAME, HANDOFF_NAME, UNEXPLAINED_NAME, BEFORE_NAME]
-    # Negative codes count from the end of the events' own table.
+    extra = ["", SYNC_NAME, HANDOFF_NAME, UNEXPLAINED_NAME, BEFORE_NAME, IDLE_NAME]
+    # In the order of Role: negative codes count from the end of the events' own table.
     return (*table, *extra), np.where(name < 0, len(table) - name, name).astype(np.int32)
 
 
@@ -181,7 +183,7 @@ def _dependencies(
     found.append(_held_dependencies(Dependencies.concatenate(found), gpu_place[waits.unexplained_ns > 0], held_place))
     found.append(_handoff_dependencies(parts, cpu, cpu_place))
 
-    behind = np.flatnonzero(cpu.columns["role"] == 1)
+    behind = np.flatnonzero(cpu.columns["role"] == Role.CALL_WAIT)
     call = cpu.columns["call"][behind].astype(np.int64)
     one = times.scope[call] == ONE_TASK if len(call) else np.empty(0, dtype=np.bool_)
     single = one & (times.target[call] >= 0) if len(call) else one
@@ -215,13 +217,13 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
     columns = cpu.columns
     if not len(cpu):
         return Dependencies.concatenate([])
-    main = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == 0))
+    main = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.TASK))
     main_start_ns = columns["start_ns"][main]
-    wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == 2))
+    wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.HANDOFF_WAIT))
     wait_ns = columns["start_ns"][wait]
     for handoffs in parts.handoffs:
         code = parts.tracks.index(handoffs.track)
-        mine = np.flatnonzero((columns["thread"] == code) & (columns["role"] == 0))
+        mine = np.flatnonzero((columns["thread"] == code) & (columns["role"] == Role.TASK))
         start_ns = columns["start_ns"][mine]
         order = np.argsort(start_ns, kind="stable")
         mine, start_ns = mine[order], start_ns[order]

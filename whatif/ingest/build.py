@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
 
 import numpy as np
 
@@ -11,12 +11,23 @@ from whatif.ingest import connect
 from whatif.ingest.cpu_side import CpuTasks, cut_thread, find_all_handoffs, find_cpu_tracks, idle_between
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Steps, find_steps
-from whatif.ingest.gpu_side import Calls, GpuSide, find_calls, find_gpu_side, of_calls
+from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.types import Array, Int64, Phase, TaskKind, Thread, ThreadKind
+
+
+class Role(IntEnum):
+    """What a row is besides a task of the recording; minus its value stands for the name in rows without an event."""
+
+    TASK = 0
+    CALL_WAIT = 1
+    HANDOFF_WAIT = 2
+    UNEXPLAINED = 3
+    LEAD_IN = 4
+    IDLE = 5
 
 
 @dataclass
@@ -91,8 +102,27 @@ def cpu_rows(parts: Parts) -> Rows:
         pieces = cut_thread(parts.events, parts.calls, track, parts.marks, by_operator=by_operator, edges_ns=edges,
                             extent_ns=extent, left_out=left_out)  # fmt: skip
         labels = parts.labeller.label(track, pieces.start_ns, worker=worker)
-        blocks.append(_thread_rows(parts, code, pieces, labels, left_out if code == 0 else None))
+        rows = _thread_rows(parts, code, pieces, labels, left_out if code == 0 else None)
+        if code:
+            _mark_idle(rows.columns, labels, handoff_of.get(track))
+        blocks.append(rows)
     return _concatenated(blocks)
+
+
+def _mark_idle(columns: dict[str, Array], labels: Labels, handoffs: Handoffs | None) -> None:
+    """On a thread beside the main one, a long time without operator or call is no work, in place.
+
+    Inside a hand-off it is: there the thread works for the main one, in Python or in a library without marks.
+    """
+    n = len(labels.operator)
+    idle = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
+    if handoffs is not None and len(handoffs.start_ns):
+        burst = np.searchsorted(handoffs.start_ns, columns["start_ns"], side="right") - 1
+        idle &= (burst < 0) | (columns["start_ns"] >= handoffs.end_ns[np.maximum(burst, 0)])
+    idle[n:] = False
+    columns["kind"][idle] = TaskKind.WAIT
+    columns["role"][idle] = Role.IDLE
+    columns["name"][idle] = -Role.IDLE
 
 
 def _merged(intervals: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
@@ -135,6 +165,7 @@ def _thread_rows(
         "layer": labels.layer,
         "phase": labels.phase,
         "landmark": labels.landmark,
+        "in_optimizer": labels.in_optimizer,
         "call": pieces.call,
         "operator": operator,
         "event": np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING),
@@ -144,15 +175,19 @@ def _thread_rows(
     blocks = [Rows(columns)]
     if has_calls and is_call.any():
         waiting = np.flatnonzero(is_call & times.can_wait[call])
-        blocks.append(_wait_rows(columns, waiting, pieces.end_ns[waiting], times.excess_ns[call[waiting]], 1))
+        blocks.append(
+            _wait_rows(columns, waiting, pieces.end_ns[waiting], times.excess_ns[call[waiting]], Role.CALL_WAIT)
+        )
     if handoffs is not None and len(handoffs[0]):
         behind = np.searchsorted(pieces.start_ns, handoffs[1], side="left") - 1
-        blocks.append(_wait_rows(columns, np.maximum(behind, 0), handoffs[1], np.zeros(len(behind), np.int64), 2))
+        blocks.append(
+            _wait_rows(columns, np.maximum(behind, 0), handoffs[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
+        )
     return _concatenated(blocks)
 
 
-def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns: Int64, role: int) -> Rows:
-    """Waits behind the tasks ``at``; role 1 belongs to a call, role 2 to a hand-off."""
+def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns: Int64, role: Role) -> Rows:
+    """Waits behind the tasks ``at``, of a call or of a hand-off."""
     rows = {name: column[at] for name, column in columns.items()}
     n = len(at)
     rows |= {
@@ -160,7 +195,7 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
         "start_ns": time_ns,
         "duration_ns": duration_ns,
         "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
-        "name": np.full(n, -1 if role == 1 else -2),
+        "name": np.full(n, -role),
         "event": np.full(n, MISSING),
         "role": np.full(n, role, dtype=np.int8),
         "landmark": np.zeros(n, dtype=np.bool_),
@@ -200,6 +235,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "layer": inherit("layer", 0),
         "phase": _guessed_phases(inherit("phase", int(Phase.UNKNOWN)).astype(np.int8), events.name[gpu.event]),
         "landmark": np.zeros(n, dtype=np.bool_),
+        "in_optimizer": inherit("in_optimizer", 0).astype(np.bool_),
         "call": gpu.call,
         "operator": inherit("operator", -1),
         "event": gpu.event,
@@ -244,12 +280,3 @@ def finish_phases(rows: Rows, parts: Parts) -> None:
     columns["phase"] = complete_phases(
         columns["phase"].astype(np.int8), columns["landmark"], columns["key_ns"], trains=trains
     )
-
-
-def header_number(header: dict[str, Any], *keys: str) -> int | None:
-    """Give the first of some header fields that is a number."""
-    for key in keys:
-        value = header.get(key)
-        if isinstance(value, int | float):
-            return int(value)
-    return None

@@ -32,7 +32,7 @@ _PATTERNS = (
     (r"^(cuda|hip)(Device|Ctx)Synchronize|^cuCtxSynchronize", CallKind.DEVICE_SYNC),
     (r"^(cuda|hip)StreamSynchronize|^cuStreamSynchronize", CallKind.STREAM_SYNC),
     (r"^(cuda|hip)EventSynchronize|^cuEventSynchronize", CallKind.EVENT_SYNC),
-    (r"^(cuda|hip)(Free|HostFree|HostUnregister)(_|$)|^cuMemFree", CallKind.FREE),
+    (r"^(cuda|hip)(Free|FreeHost|HostFree|FreeArray|HostUnregister)(_|$)|^cuMemFree(Host)?(_|$)", CallKind.FREE),
     (r"StreamWaitEvent", CallKind.STREAM_WAIT_EVENT),
     (r"EventRecord", CallKind.EVENT_RECORD),
     (r"EventQuery|StreamQuery", CallKind.POLL),

@@ -9,6 +9,7 @@ import numpy as np
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
+from whatif.ingest.sync_records import recorded_sources
 from whatif.ingest.waiting import CallTimes
 from whatif.types import Array, Int64
 
@@ -138,29 +139,27 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
 
 
 def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, Int64]:
-    """Waits that synchronisation records spell out: which stream waits for which event's record."""
-    none = np.empty(0, dtype=np.int64)
-    rows = np.flatnonzero(
-        (events.category == EventCategory.SYNC) & (events.wait_correlation > 0) & (events.stream >= 0)
-    )
-    if not len(rows) or not len(calls.event):
-        return none, none
-    call_of = {int(c): i for i, c in enumerate(events.correlation[calls.event].tolist()) if c > 0}
+    """Waits of a stream that synchronisation records spell out: its next task waits for the task ahead of the event."""
+    asking = {
+        int(c): int(s)
+        for c, s in zip(events.correlation[events.category == EventCategory.SYNC].tolist(),
+                        events.stream[events.category == EventCategory.SYNC].tolist(), strict=True)
+    }  # fmt: skip
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
     on_stream = [np.flatnonzero(gpu.stream == code) for code in range(len(gpu.streams))]
     launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
-    launched_by = [np.maximum.accumulate(launch_ns[tasks]) for tasks in on_stream]
+    launched_ns = [np.maximum.accumulate(launch_ns[tasks]) for tasks in on_stream]
     sources, targets = [], []
-    for row in rows.tolist():
-        asked, recorded = call_of.get(int(events.correlation[row])), call_of.get(int(events.wait_correlation[row]))
-        waiting, awaited = code_of.get(int(events.stream[row])), code_of.get(int(events.wait_stream[row]))
-        if asked is None or recorded is None or waiting is None or awaited is None or waiting == awaited:
+    for call, source in recorded_sources(events, calls, gpu):
+        waiting = code_of.get(asking.get(int(events.correlation[calls.event[call]]), MISSING))
+        if source < 0 or waiting is None or gpu.stream[source] == waiting:
             continue
-        before = int(np.searchsorted(launched_by[awaited], calls.start_ns[recorded], side="left")) - 1
-        after = int(np.searchsorted(launched_by[waiting], calls.start_ns[asked], side="right"))
-        if before < 0 or after >= len(on_stream[waiting]):
+        if calls.kind[call] != CallKind.STREAM_WAIT_EVENT:
             continue
-        source, target = int(on_stream[awaited][before]), int(on_stream[waiting][after])
+        after = int(np.searchsorted(launched_ns[waiting], calls.start_ns[call], side="right"))
+        if after >= len(on_stream[waiting]):
+            continue
+        target = int(on_stream[waiting][after])
         if gpu.end_ns[source] <= gpu.start_ns[target] + EVENT_EARLY_NS and gpu.start_ns[source] < gpu.start_ns[target]:
             sources.append(source)
             targets.append(target)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.handoff import Handoffs, find_handoffs
 from whatif.ingest.marks import NameMarks
-from whatif.types import Array, Bool, Int32, Int64, among
+from whatif.types import Bool, Int64, among
 
 CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
 
@@ -52,8 +53,16 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
 
 
 def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: NameMarks) -> list[Handoffs]:
-    """Give the hand-offs from the main thread to each other thread that launches or runs autograd."""
-    return [find_handoffs(events, calls, tracks[0], track, marks.autograd) for track in tracks[1:]]
+    """Give the hand-offs from the main thread to each thread that runs autograd, by its operators.
+
+    In a trace without operators any thread that launches is taken for one.
+    """
+    operators = events.category == EventCategory.CPU_OP
+    autograd = np.zeros(len(events.tracks), dtype=np.bool_)
+    autograd[events.track[operators & marks.autograd[events.name]]] = True
+    if not operators.any():
+        autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
+    return [find_handoffs(events, calls, tracks[0], track, marks.autograd) for track in tracks[1:] if autograd[track]]
 
 
 def cut_thread(
@@ -138,20 +147,3 @@ def idle_between(handoffs: Handoffs) -> tuple[Int64, Int64]:
     at = np.searchsorted(starts, handoffs.start_ns + 1, side="right") - 1
     idle_start_ns = np.where(at > 0, np.append(0, ends)[np.maximum(at, 0)], handoffs.start_ns)
     return np.minimum(idle_start_ns, handoffs.start_ns).astype(np.int64), handoffs.start_ns
-
-
-def track_name(events: Events, track: int) -> str:
-    """Give the name of a CPU thread as the trace spells it."""
-    return f"thread {events.tracks[track][1]}"
-
-
-def of_categories(events: Events, *categories: EventCategory) -> Array:
-    """Give the rows of some categories."""
-    return np.flatnonzero(among(events.category, categories))
-
-
-def thread_codes(tracks: list[int], n_tracks: int) -> Int32:
-    """Give the execution thread of every track, -1 for those that are none."""
-    codes = np.full(n_tracks, MISSING, dtype=np.int32)
-    codes[tracks] = np.arange(len(tracks), dtype=np.int32)
-    return codes

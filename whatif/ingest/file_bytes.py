@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from whatif.errors import WhatifError
 
@@ -18,6 +22,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 PIECE_BYTES = 4 << 20
 # Compressed input is read in smaller pieces: JSON traces shrink 10 to 20 times.
 _COMPRESSED_PIECE_BYTES = 256 << 10
+_SPOOLED_IN_MEMORY_BYTES = 64 << 20
 _GZIP_WBITS = 31
 
 _INFLATE_ERRORS: Any = (zlib.error, fast_zlib.error)
@@ -32,6 +37,7 @@ class FileBytes:
     def __init__(self, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self.damage: str | None = None
+        self.size_bytes = 0  # as it lies on the disk; known once the first piece is read
         self._progress = progress
 
     def __iter__(self) -> Iterator[bytes]:
@@ -39,8 +45,9 @@ class FileBytes:
         try:
             if self.path.is_dir():
                 raise WhatifError(f"{self.path}: expected a trace file, got a folder; name one file inside it")
-            with self.path.open("rb") as file:
-                self._total_bytes = self.path.stat().st_size
+            with self._open() as file:
+                self.size_bytes = file.seek(0, os.SEEK_END)
+                file.seek(0)
                 magic = file.read(len(GZIP_MAGIC))
                 file.seek(0)
                 yield from self._gzip_pieces(file) if magic == GZIP_MAGIC else self._plain_pieces(file)
@@ -50,17 +57,28 @@ class FileBytes:
         except ValueError as error:  # a NUL character in the path
             raise WhatifError(f"{str(self.path)!r}: expected a path, got '{error}'; check the path") from error
 
-    def _read(self, file: BinaryIO, size_bytes: int) -> bytes:
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        """Open the file; what cannot be read twice (a pipe) is copied first, because damage is looked at twice."""
+        with self.path.open("rb") as file:
+            if file.seekable():
+                yield file
+                return
+            with tempfile.SpooledTemporaryFile(_SPOOLED_IN_MEMORY_BYTES) as copy:
+                shutil.copyfileobj(file, copy)
+                yield copy
+
+    def _read(self, file: IO[bytes], size_bytes: int) -> bytes:
         data = file.read(size_bytes)
         if self._progress is not None:
-            self._progress(file.tell(), self._total_bytes)
+            self._progress(file.tell(), self.size_bytes)
         return data
 
-    def _plain_pieces(self, file: BinaryIO) -> Iterator[bytes]:
+    def _plain_pieces(self, file: IO[bytes]) -> Iterator[bytes]:
         while piece := self._read(file, PIECE_BYTES):
             yield piece
 
-    def _gzip_pieces(self, file: BinaryIO) -> Iterator[bytes]:
+    def _gzip_pieces(self, file: IO[bytes]) -> Iterator[bytes]:
         delivered_bytes = 0
         try:
             for piece in self._inflate(file, fast_zlib.decompressobj(_GZIP_WBITS)):
@@ -71,7 +89,7 @@ class FileBytes:
             file.seek(0)
             yield from _salvage(file, delivered_bytes)
 
-    def _inflate(self, file: BinaryIO, inflater: Any) -> Iterator[bytes]:
+    def _inflate(self, file: IO[bytes], inflater: Any) -> Iterator[bytes]:
         pending = b""
         while True:
             if not pending:
@@ -91,7 +109,7 @@ class FileBytes:
             self.damage = TRUNCATED
 
 
-def _salvage(file: BinaryIO, skip_bytes: int) -> Iterator[bytes]:
+def _salvage(file: IO[bytes], skip_bytes: int) -> Iterator[bytes]:
     """Yield what lies between the first ``skip_bytes`` and the damage.
 
     An inflater that fails keeps what it had inflated in that call, so the call is taken back and fed byte by byte.

@@ -12,6 +12,8 @@ from whatif.types import Bool, Int64
 
 # A period explains a trace when this share of the kernels equals the one a period later.
 REPEATS = 0.97
+# And when this share of its distinct kernels comes about once a period.
+KERNELS_IN_STEP = 0.9
 # A mark that holds less than this share of the usual one is a stub at the end of a recording.
 STUB_SHARE = 0.05
 
@@ -45,7 +47,7 @@ def find_steps(events: Events, marks: NameMarks, main: int, launch_ns: Int64, ke
     if len(optimizer[0]) >= 2:
         # A step ends with the optimizer; the first one began before the recording, or with it.
         first_ns = int(events.start_ns[events.track == main].min(initial=optimizer[0][0]))
-        edges_ns = optimizer[1]
+        edges_ns = _of_one_step_each(events, marks, *optimizer)
         if _first_is_whole(first_ns, edges_ns):
             edges_ns = np.append(first_ns, edges_ns)
         return Steps(edges_ns, "optimizer marks")
@@ -82,11 +84,27 @@ def _repetition(launch_ns: Int64, kernel: Int64) -> Int64:
     for period in _candidate_periods(kernel):
         if n < 2 * period:
             continue
-        if np.mean(kernel[:-period] == kernel[period:]) >= REPEATS:
+        if np.mean(kernel[:-period] == kernel[period:]) >= REPEATS and _holds_all(kernel, n // period):
             edges = np.append(launch_ns[::period][: n // period], launch_ns[-1] + 1 if n % period == 0 else
                               launch_ns[(n // period) * period])  # fmt: skip
             return np.maximum.accumulate(edges)
     return np.empty(0, dtype=np.int64)
+
+
+def _holds_all(kernel: Int64, n_steps: int) -> bool:
+    """Whether nearly every kernel comes once a step: layers repeat as well, but what is around them does not."""
+    count = np.bincount(kernel)
+    return bool(np.mean(count[count > 0] >= n_steps - 1) >= KERNELS_IN_STEP)
+
+
+def _of_one_step_each(events: Events, marks: NameMarks, start_ns: Int64, end_ns: Int64) -> Int64:
+    """The ends of the optimizer marks that end a step: two without a backward pass between them are one update."""
+    backward = marks.autograd[events.name] & (events.category == EventCategory.CPU_OP)
+    begins_ns = np.sort(events.start_ns[backward])
+    if not len(begins_ns):
+        return end_ns
+    passed = np.searchsorted(begins_ns, start_ns[1:]) > np.searchsorted(begins_ns, end_ns[:-1])
+    return np.asarray(end_ns[np.append(passed, True)], dtype=np.int64)
 
 
 def _candidate_periods(kernel: Int64) -> list[int]:

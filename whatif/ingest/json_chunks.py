@@ -87,7 +87,7 @@ class EventArray(Generic[E]):
             text = text[:1]  # so that a file of blanks takes no memory
         if not text:
             what = "only blanks" if self._file.damage is None else self._file.damage
-            what = "an empty file" if path.stat().st_size == 0 else what
+            what = "an empty file" if self._file.size_bytes == 0 else what
             raise WhatifError(f"{path}: expected a JSON trace, got {what}; record or copy the trace again")
         if text.startswith(b"["):
             inside = text[1:].lstrip()

@@ -25,6 +25,7 @@ class Labels:
     operator: Int64
     loading: Bool
     landmark: Bool  # tells the phase of what lies around it
+    in_optimizer: Bool  # inside an optimizer's own mark
 
 
 class Labeller:
@@ -124,14 +125,19 @@ class Labeller:
         annotation = (events.category == EventCategory.ANNOTATION) & on_track
         update = _inside(events, annotation & marks.update[events.name], time_ns)
         loading = _inside(events, annotation & marks.loading[events.name], time_ns)
+        # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
+        # the closure of an optimizer.
+        building = np.flatnonzero(on_track & self._operator & (events.sequence >= 0) & ~self._backward)
+        forward = self._nest(building).innermost(time_ns) >= 0
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
-        phase[backward | worker] = Phase.BACKWARD
         phase[update] = Phase.UPDATE
         phase[loading] = Phase.DATA
+        phase[forward & ~loading] = Phase.FORWARD
+        phase[backward | worker] = Phase.BACKWARD
         # Gradients are zeroed anywhere between an update and the next backward pass, so that tells nothing.
-        stepping = _inside(events, annotation & marks.optimizer[events.name], time_ns)
-        landmark = (phase == Phase.BACKWARD) | stepping | loading
-        return Labels(layer, phase, operator.astype(np.int64), loading, landmark)
+        stepping = _inside(events, annotation & marks.optimizer[events.name], time_ns) & (phase == Phase.UPDATE)
+        landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
+        return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping)
 
 
 def _layer_table(events: Events, marks: NameMarks) -> tuple[list[str], Int32]:

@@ -57,18 +57,3 @@ def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     group, ends = group_overlapping(start_ns, end_ns)
     first = np.searchsorted(group, np.arange(len(ends)))
     return start_ns[first], ends
-
-
-def overlap_ns(start_ns: Int64, end_ns: Int64, covers_start_ns: Int64, covers_end_ns: Int64) -> Int64:
-    """Give how much of each interval the disjoint, sorted ``covers`` cover, ns."""
-    if not len(covers_start_ns):
-        return np.zeros(len(start_ns), dtype=np.int64)
-    total = np.append(0, np.cumsum(covers_end_ns - covers_start_ns))
-
-    def covered_until(time_ns: Int64) -> Int64:
-        index = np.searchsorted(covers_start_ns, time_ns, side="right") - 1
-        at = np.maximum(index, 0)
-        inside = np.clip(time_ns - covers_start_ns[at], 0, covers_end_ns[at] - covers_start_ns[at])
-        return np.where(index >= 0, total[at] + inside, 0)
-
-    return np.asarray(covered_until(end_ns) - covered_until(start_ns), dtype=np.int64)

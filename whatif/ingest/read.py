@@ -13,6 +13,7 @@ from whatif.errors import WhatifError
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.find_steps import steady_range
 from whatif.ingest.kineto import read_kineto
@@ -46,8 +47,9 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         step_source=parts.steps.source,
         steady=steady_range(n_steps, n_steps > 0),
         optimizer=_optimizer(parts.marks.optimizer, events),
-        launch_lag_ns=parts.gpu.launch_lag_ns,
-        queue_depth=parts.gpu.queue_depth,
+        launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
+        queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
+        quirks=(*info.quirks, *_graph_launches(parts)),
     )
     graph = assemble(parts, info).check()
     return _with_measured_steps(graph, parts)
@@ -97,14 +99,30 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     untraced_ms = metadata.get("untraced_step_ms")
     median_ms = untraced_ms.get("median") if isinstance(untraced_ms, dict) else None
     batch = metadata.get("batch_size")
+    version, known_version = metadata.get("version", 1), 1
+    if version != known_version:
+        named = version if isinstance(version, int) else "unknown"
+        quirks.append(
+            f"the recording's metadata has version {named}, and this whatif knows {known_version}: what it says beside "
+            "the events may be misread"
+        )
     return GraphInfo(
         path=path,
         gpu=device[0],
-        gpu_memory_bytes=device[1],
+        gpu_memory_bytes=device[1] if 0 < (device[1] or 0) < 2**53 else None,
         untraced_step_ns=round(median_ms * 1e6) if _positive(median_ms) else None,
-        batch_size=batch if isinstance(batch, int) and batch > 0 else None,
+        batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
         quirks=tuple(quirks),
         metadata=metadata,
+    )
+
+
+def _graph_launches(parts: Parts) -> list[str]:
+    """Say how many GPU tasks CUDA graphs launched: one call for all, so that what they were for is not recorded."""
+    call = parts.gpu.call[parts.gpu.call >= 0]
+    count = int((parts.calls.kind[call] == CallKind.GRAPH_LAUNCH).sum())
+    return (
+        [f"{count} GPU tasks were launched by CUDA graphs: all have the phase and layer of the launch"] if count else []
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
+from whatif.ingest.sync_records import recorded_sources
 from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64, among
 
 # A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
@@ -99,23 +100,23 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
         return can_wait, scope, target, done_ns
     launched_ns = _launch_order(calls, gpu)
     known = _recorded_streams(events, calls, gpu)
-    syncs = np.flatnonzero(
-        among(calls.kind, [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.FREE])
-    )
-    can_wait[syncs] = True
+    waiting = [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.FREE]
+    syncs = np.flatnonzero(among(calls.kind, waiting))
     last = _last_launched(launched_ns, gpu, calls.start_ns[syncs])
-    ends = np.where(last >= 0, gpu.end_ns[np.maximum(last, 0)], 0)
+    ends = np.where(last >= 0, gpu.end_ns[np.maximum(last, 0)], LONG_AGO_NS)
     everything = among(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
-    possible = ends <= calls.end_ns[syncs][:, None] + EARLY_NS
+    possible = (last >= 0) & (ends <= calls.end_ns[syncs][:, None] + EARLY_NS)
     # Of one stream: the one told, else the one whose last task ends latest without outlasting the call.
-    best = np.where(possible, ends, -1).argmax(axis=1)
     told = known[syncs]
-    best = np.where(told >= 0, told, best)
+    best = np.where(told >= 0, told, np.where(possible, ends, LONG_AGO_NS).argmax(axis=1))
     picked = np.arange(len(syncs))
+    # A call that returns while every stream is still busy waited for none of them.
+    can_wait[syncs] = everything | (told >= 0) | possible.any(axis=1)
     scope[syncs] = np.where(everything, ALL_STREAMS, best)
-    latest = np.where(everything, np.where(possible, ends, 0).max(axis=1), np.where(possible, ends, 0)[picked, best])
+    seen = np.where(possible, ends, 0)
+    latest = np.where(everything, seen.max(axis=1, initial=0), seen[picked, best])
     done_ns[syncs] = np.minimum(latest, calls.end_ns[syncs])
-    _event_targets(calls, gpu, launched_ns, scope, target, done_ns)
+    _event_targets(events, calls, gpu, launched_ns, can_wait, scope, target, done_ns)
     _copy_targets(events, calls, gpu, can_wait, scope, target, done_ns)
     return can_wait, scope, target, done_ns
 
@@ -156,16 +157,35 @@ def _recorded_streams(events: Events, calls: Calls, gpu: GpuSide) -> Int64:
     return known
 
 
-def _event_targets(calls: Calls, gpu: GpuSide, launched_ns: Int64, scope: Int64, target: Int64, done_ns: Int64) -> None:
-    """An event may have been recorded long before the last launch: take the latest task that fits, in place."""
-    for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC):
-        fits = (launched_ns < calls.start_ns[call]) & (gpu.end_ns <= calls.end_ns[call] + EARLY_NS)
-        if not fits.any():
-            continue
-        candidates = np.flatnonzero(fits)
-        target[call] = candidates[gpu.end_ns[candidates].argmax()]
-        scope[call] = ONE_TASK
-        done_ns[call] = min(int(gpu.end_ns[target[call]]), int(calls.end_ns[call]))
+def _event_targets(
+    events: Events,
+    calls: Calls,
+    gpu: GpuSide,
+    launched_ns: Int64,
+    can_wait: Bool,
+    scope: Int64,
+    target: Int64,
+    done_ns: Int64,
+) -> None:
+    """Bind event synchronisations to the task ahead of the event, in place.
+
+    A synchronisation record tells which event. Without one: an event may have been recorded long before the last
+    launch, so it is the latest task that ended while the call waited; a call that did not wait tells nothing.
+    """
+    told = {call: source for call, source in recorded_sources(events, calls, gpu) if source >= 0}
+    by_end = np.argsort(gpu.end_ns, kind="stable")
+    ends = gpu.end_ns[by_end]
+    for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC).tolist():
+        begin_ns, end_ns = int(calls.start_ns[call]), int(calls.end_ns[call])
+        source = told.get(call, MISSING)
+        if source < 0:
+            first, last = np.searchsorted(ends, [begin_ns, end_ns + EARLY_NS], side="right")
+            fits = by_end[first:last][launched_ns[by_end[first:last]] < begin_ns]
+            source = int(fits[-1]) if len(fits) else MISSING
+        if source >= 0 and gpu.end_ns[source] <= end_ns + EARLY_NS:
+            can_wait[call] = True
+            target[call], scope[call] = source, ONE_TASK
+            done_ns[call] = min(int(gpu.end_ns[source]), end_ns)
 
 
 def _copy_targets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from whatif.report.printable import printable
 
 # Wide enough for a kernel's name beside three numbers, where no terminal says how wide it is.
 PIPED_WIDTH = 100
+MIN_WIDTH, MAX_WIDTH = 20, 1000
 BAR_CELLS = 20
 INDENT, COLUMN_GAP = 2, 3
 # A name cut shorter than this says nothing.
@@ -25,12 +27,20 @@ MIN_NAME = 12
 @contextmanager
 def report() -> Iterator[Console]:
     """Give a console that shows text as it is (no markup, no emoji codes); what it prints goes to stdout at the end."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    out = Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
+    out = Console(file=sys.stdout, width=_page_width(), markup=False, emoji=False, highlight=False)
     with out.capture() as captured:
         yield out
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def _page_width() -> int:
+    """The terminal's width, or what the user says it is; a terminal that does not know its own says 0."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and len(asked) < 6 and int(asked):
+        return min(max(int(asked), MIN_WIDTH), MAX_WIDTH)
+    columns = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns if sys.stdout.isatty() else PIPED_WIDTH
+    return columns if MIN_WIDTH <= columns <= MAX_WIDTH else PIPED_WIDTH
 
 
 def plain(text: str, style: str = "") -> Text:

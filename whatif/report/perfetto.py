@@ -18,6 +18,7 @@ import whatif
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.kernels import KernelFamily
+from whatif.output_file import output_file
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
 from whatif.timeline import Timeline
 from whatif.types import Bool, Int64, Phase, TaskKind
@@ -51,12 +52,8 @@ def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | N
 
 def check_output(path: str | Path, trace: str | Path) -> None:
     """Raise WhatifError where writing to ``path`` must fail or would destroy the trace itself."""
-    path = Path(path)
-    if path.is_dir() or (path.exists() and not path.is_file()):
-        raise WhatifError(f"{path}: expected the name of a file to write, got something that is no file; name another.")
-    if not path.parent.is_dir():
-        raise WhatifError(f"{path}: expected a folder to write into, got none at {path.parent}; create it first.")
-    if path.exists() and Path(trace).exists() and path.samefile(trace):
+    target = output_file(path)
+    if target.exists() and Path(trace).exists() and target.samefile(trace):
         raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
 
 
@@ -151,8 +148,8 @@ def _us(time_ns: int) -> str:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
     """Give a function that writes to what takes the place of ``path`` once all is written, and otherwise of nothing."""
-    check_output(path, "")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = output_file(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as raw:
             if path.name.endswith(".gz"):
@@ -161,7 +158,7 @@ def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
                     yield lambda text: packed.write(text.encode("ascii"))
             else:
                 yield lambda text: raw.write(text.encode("ascii"))
-        os.replace(part, path)
+        os.replace(part, target)
     except OSError as error:
         raise WhatifError(f"{path}: expected to write the timeline, got '{error.strerror or error}'.") from error
     finally:

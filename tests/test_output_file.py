@@ -1,0 +1,40 @@
+"""Where a file is really written: through links, and never onto what is no file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from whatif.errors import WhatifError
+from whatif.output_file import output_file
+
+
+def test_a_link_stands_for_what_it_leads_to(tmp_path: Path) -> None:
+    target = tmp_path / "real" / "out.json"
+    target.parent.mkdir()
+    (tmp_path / "link.json").symlink_to(target)
+    (tmp_path / "second.json").symlink_to("link.json")
+    assert output_file(tmp_path / "second.json") == Path(os.path.realpath(target))  # new
+    target.write_text("old")
+    assert output_file(tmp_path / "link.json") == Path(os.path.realpath(target))
+
+
+# Only asked about: nothing here is written.
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/null", "/dev/new.json", "/proc/self/fd/1", "/tmp/../dev/fd/1"])
+def test_devices_and_streams_are_refused(path: str) -> None:
+    with pytest.raises(WhatifError, match="got something that is no file"):
+        output_file(path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to pipe").symlink_to("pipe")
+    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "to stream").symlink_to("/proc/self/fd/1")
+    for name in ("pipe", "to pipe", "round", "to stream", "."):
+        with pytest.raises(WhatifError, match="got something that is no file"):
+            output_file(tmp_path / name)
+    with pytest.raises(WhatifError, match="expected a folder to write into, got none"):
+        output_file(tmp_path / "nowhere" / "out.json")
