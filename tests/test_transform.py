@@ -189,8 +189,8 @@ MALFORMED = {
     "a default of another type": (HEADER, "def transform(graph, *, n: int = 'x'): return graph",
                                   r"default of the option's own type, got n='x' in transform\(graph, \*, n: int"),
     "a default that is no choice": (HEADER, "from typing import Literal as L\n"
-                                    "def transform(graph, *, n: L['a', 'b'] = 'c'): return graph", "own type, got n='c'"),
-    "a default that is none": (HEADER, "def transform(graph, *, n: float = None): return graph", "own type, got n=None"),
+                                    "def transform(graph, *, n: L['a'] = 'c'): return graph", "own type, got n='c'"),
+    "a default that is none": (HEADER, "def transform(graph, *, n: float = None): return 1", "own type, got n=None"),
     "a schedule without frontier": (HEADER, "def transform(graph): return graph\ndef schedule(): return 0",
                                     r"expected schedule\(frontier\) -> int"),
     "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3",

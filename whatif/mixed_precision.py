@@ -16,7 +16,7 @@ from whatif.insert import NewTasks
 from whatif.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
-# The shortest kernels take 1 to 2.5 us whatever they do (kernel floor of 18 traces, docs/design.md).
+# The shortest kernels take 1 to 2.5 us whatever they do (recordings of docs/accuracy.md).
 KERNEL_FLOOR_NS = 2_000
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8

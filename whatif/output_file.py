@@ -9,6 +9,8 @@ from whatif.errors import WhatifError
 
 # What lies there is the kernel's: a file renamed onto one of its names would take the place of a device or a link.
 NO_STORAGE = (Path("/dev"), Path("/proc"))
+# What Linux follows before it calls a chain of links endless.
+MOST_LINKS = 40
 
 
 def output_file(path: str | Path) -> Path:
@@ -17,15 +19,8 @@ def output_file(path: str | Path) -> Path:
     A file is written beside its target and then renamed, so without this a link would be replaced instead of written
     through. Raises WhatifError where ``path`` leads to a folder, a device, a pipe or nowhere.
     """
-    named = Path(os.path.abspath(path))
-    target = Path(os.path.realpath(named))
-    if any(file.is_relative_to(folder) for file in (named, target) for folder in NO_STORAGE):
-        raise WhatifError(
-            f"{path}: expected the name of a file to write, got something that is no file (a device or a stream); "
-            "name another."
-        )
-    # What is still a link once all are followed is a link that leads back to itself.
-    if target.is_symlink() or (target.exists() and not target.is_file()):
+    target = _followed(Path(path))
+    if target is None or (target.exists() and not target.is_file()):
         raise WhatifError(f"{path}: expected the name of a file to write, got something that is no file; name another.")
     if not target.parent.is_dir():
         raise WhatifError(f"{path}: expected a folder to write into, got none at {target.parent}; create it first.")
@@ -34,3 +29,18 @@ def output_file(path: str | Path) -> Path:
             f"{path}: expected a folder that can be written to, got a read-only one at {target.parent}; choose another."
         )
     return target
+
+
+def _followed(path: Path) -> Path | None:
+    """Where the links lead; None where they pass through what is no storage, or never end.
+
+    Link by link, because a link to a stream leads on to whatever the stream is redirected to.
+    """
+    for _ in range(MOST_LINKS):
+        path = Path(os.path.realpath(path.parent)) / path.name
+        if any(path.is_relative_to(folder) for folder in NO_STORAGE):
+            return None
+        if not path.is_symlink():
+            return path
+        path = path.parent / os.readlink(path)
+    return None

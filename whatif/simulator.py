@@ -19,8 +19,8 @@ from whatif.order import outgoing
 from whatif.timeline import Timeline
 from whatif.types import Array, Dependencies, Int32, Int64
 
-# Tasks simulated in plain Python before the compiled loops take over: they need 0.6 s to load, plain Python 0.7 us a
-# task (measured, docs/performance.md).
+# Tasks simulated in plain Python before the compiled loops take over: they need 0.6 s to load, plain Python 0.3 to
+# 0.7 us a task (docs/performance.md).
 PLAIN_TASKS = 600_000
 _plain_tasks_done = 0
 

@@ -17,7 +17,7 @@ from whatif.types import Int64
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
 
-# Fewer steps leave no steady one between the first and the last, facts from 35 traces: docs/design.md.
+# Fewer steps leave too few between the first, which CPU run-ahead shrinks, and the last, which the profiler flushes.
 MIN_STEPS = 4
 
 

@@ -184,7 +184,8 @@ def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path, cap
 def test_training_in_a_thread_ends_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = threading.excepthook
     body = textwrap.indent(LOOP, "    ")
-    text = f"import threading\ndef train():\n{body}\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+    text = f"import threading\ndef train():\n{body}\nthread = threading.Thread(target=train)\nthread.start()\n"
+    text += "thread.join()\n"
     assert len(steps_of(record(tmp_path, text))) == 3
     assert "Traceback" not in capfd.readouterr().err
     assert threading.excepthook is before

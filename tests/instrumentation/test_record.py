@@ -262,7 +262,7 @@ def test_too_few_steps_are_refused(tmp_path: Path, options: dict[str, int]) -> N
 def test_a_path_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(WhatifError, match="expected a folder to write into"):
         record_steps(tmp_path / "nowhere" / "run.json")
-    with pytest.raises(WhatifError, match="got a folder"):
+    with pytest.raises(WhatifError, match="got something that is no file"):
         record_steps(tmp_path)
 
 

@@ -52,14 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     debug = False
     try:
         command, debug, rest = _split(arguments)
-        if command is None:
-            return 0
-        module = importlib.import_module(f"whatif.cli.{command}")
-        args = _parse(command, module, rest)
-        if args is None:
-            return 0
-        debug = debug or args.debug
-        status = int(module.run(args))
+        module = importlib.import_module(f"whatif.cli.{command}") if command else None
+        args = _parse(str(command), module, rest) if module else None
+        status = 0  # help was asked for
+        if module and args:
+            debug = debug or args.debug
+            status = int(module.run(args))
         sys.stdout.flush()
         return status
     except UsageError as error:

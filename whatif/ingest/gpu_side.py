@@ -17,7 +17,7 @@ GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMS
 # inter-kernel gap seen on a busy stream (facts from 18 traces, docs/design.md).
 LATE_NS = 20_000
 # Launch to start on an idle stream, and end to start on a busy one, where a trace has too few samples of its own
-# (medians of 18 traces: 1 to 3 us and 1 to 2 us).
+# (medians of other traces: 1 to 3 us and 1 to 2 us, docs/design.md).
 DEFAULT_LAUNCH_LAG_NS = 2_000
 # Longer ones are no property of the machine: 33 us after the call's start was the most (MI300).
 MAX_LAUNCH_LAG_NS = 50_000

@@ -17,6 +17,7 @@ from whatif.report.printable import printable
 
 # Wide enough for a kernel's name beside three numbers, where no terminal says how wide it is.
 PIPED_WIDTH = 100
+PAGE_HEIGHT = 25  # no report depends on it
 MIN_WIDTH, MAX_WIDTH = 20, 1000
 BAR_CELLS = 20
 INDENT, COLUMN_GAP = 2, 3
@@ -27,7 +28,8 @@ MIN_NAME = 12
 @contextmanager
 def report() -> Iterator[Console]:
     """Give a console that shows text as it is (no markup, no emoji codes); what it prints goes to stdout at the end."""
-    out = Console(file=sys.stdout, width=_page_width(), markup=False, emoji=False, highlight=False)
+    # With both sizes given, the environment's are not looked at: whatever they say, a report is shown.
+    out = Console(file=sys.stdout, width=_page_width(), height=PAGE_HEIGHT, markup=False, emoji=False, highlight=False)
     with out.capture() as captured:
         yield out
     for line in captured.get().splitlines():

@@ -1,0 +1,131 @@
+"""The transforms that come with the package: applied twice, at the edges, and where they must not invent a gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.helpers import Event, launched, mark, op, read_events
+from whatif import TaskGraph, WhatifError
+
+RESNET, TRANSFORMER = "resnet18_cifar_cpu.json.gz", "transformer_cpu.json.gz"
+
+
+@cache
+def graph_of(path: Path) -> TaskGraph:
+    return whatif.read(path)
+
+
+@pytest.fixture
+def own(own_traces: Path) -> Callable[[str], TaskGraph]:
+    return lambda name: graph_of(own_traces / name)
+
+
+@pytest.mark.parametrize(("transform", "name"), [("amp", RESNET), ("fused_adam", TRANSFORMER)])
+def test_twice_is_once(own: Callable[[str], TaskGraph], transform: str, name: str) -> None:
+    once, twice = whatif.apply(own(name), transform), whatif.apply(own(name), transform, transform)
+    assert once.predicted_ms < once.baseline_ms
+    assert twice.predicted_ms == once.predicted_ms
+    assert any("already" in warning for warning in twice.warnings)
+
+
+def test_twice_is_once_on_a_gpu(shared_traces: Path) -> None:
+    graph = graph_of(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    for transform in ("amp", "fused_adam"):
+        once, twice = whatif.apply(graph, transform), whatif.apply(graph, transform, transform)
+        assert twice.predicted_ms == once.predicted_ms
+
+
+@pytest.mark.parametrize("name", [RESNET, TRANSFORMER, "resnet18_cifar_cpu_loader2.json.gz"])
+def test_removing_trivial_loading_slows_nothing(own: Callable[[str], TaskGraph], name: str) -> None:
+    baseline = whatif.predict.Baseline.of(own(name))
+    predicted = [whatif.apply(baseline, f"data_loading:time_ms={ms}").predicted_ms for ms in (0, 0.1, 0.5, 1)]
+    assert predicted == sorted(predicted)
+    assert predicted[0] <= baseline.step_ns / 1e6
+
+
+def test_the_recorded_loading_time_changes_nothing(own: Callable[[str], TaskGraph]) -> None:
+    graph = own("resnet18_cifar_cpu_loader0.json.gz")
+    note = whatif.apply(graph, "data_loading").graph.notes[0]
+    assert "74.5 ms a step in the recording" in note
+    prediction = whatif.apply(graph, "data_loading:time_ms=74.5")
+    assert prediction.predicted_ms == pytest.approx(prediction.baseline_ms, rel=1e-3)
+
+
+def test_loading_can_come_back(own: Callable[[str], TaskGraph]) -> None:
+    free = whatif.apply(own(RESNET), "scale:kind=data,factor=0").predicted_ms
+    back = whatif.apply(own(RESNET), "scale:kind=data,factor=0", "data_loading:time_ms=5").predicted_ms
+    assert back == pytest.approx(free + 5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "data_loading:time_ms=nan", "data_loading:time_ms=inf", "data_loading:time_ms=-1", "data_loading:time_ms=1e300",
+        "scale:factor=1e300", "scale:factor=nan", "scale:factor=-1", "scale:factor=1e12", "fused_adam:speedup=0",
+        "fused_adam:speedup=1e-300", "amp:matrix_speedup=0", "amp:memory_speedup=-2", "scale:layer=nosuchlayer",
+        "scale:name=(", "bandwidth:factor=0", "bandwidth", "kernels",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_options_that_make_no_sense_are_one_sentence(own: Callable[[str], TaskGraph], spec: str) -> None:
+    with pytest.raises(WhatifError) as error:
+        whatif.apply(own(TRANSFORMER), spec)
+    assert "\n" not in str(error.value)
+
+
+def updates(kernel: str, count: int, optimizer: str) -> list[Event]:
+    """Three steps of a forward product, a backward one and ``count`` kernels of an update; times in us."""
+    events: list[Event] = []
+    for i in range(4):
+        at, corr = 1000 * i, 100 * i + 1
+        events += [mark(f"ProfilerStep#{i}", at, 1000), op("aten::mm", at, 50, **{"Sequence number": i}),
+                   *launched("sgemm", at + 10, 5, at + 20, 100, corr),
+                   op("autograd::engine::evaluate_function: MmBackward0", at + 60, 50),
+                   *launched("sgemm", at + 70, 5, at + 125, 100, corr + 1),
+                   op("aten::linalg_vector_norm", at + 120, 20),
+                   *launched("at::native::reduce_kernel<norm>", at + 125, 5, at + 230, 20, corr + 2),
+                   mark(f"Optimizer.step#{optimizer}.step", at + 200, 300)]  # fmt: skip
+        for k in range(count):
+            events.append(op("aten::add_", at + 210 + 20 * k, 15))
+            events += launched(kernel, at + 212 + 20 * k, 5, at + 260 + 22 * k, 20, corr + 10 + k)
+    return events
+
+
+def update_time_ns(graph: TaskGraph) -> int:
+    return int(graph.duration_ns[graph.on_gpu & graph.in_optimizer].sum())
+
+
+def test_the_norm_of_clipping_is_not_fused(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, updates("elementwise_kernel<addcdiv>", 5, "Adam"))
+    fused = whatif.apply(graph, "fused_adam").graph
+    norm = [code for code, name in enumerate(fused.names) if "norm" in name and "reduce" in name]
+    assert np.isin(fused.name, norm).sum() == 4
+    assert fused.on_gpu.sum() == 4 * (2 + 1 + 1)
+
+
+def test_plain_sgd_moves_the_same_bytes_fused(tmp_path: Path) -> None:
+    """One addition a parameter: fusing saves launches and start-up floors, no traffic."""
+    graph = read_events(tmp_path, updates("elementwise_kernel<add>", 5, "SGD"))
+    fused = whatif.apply(graph, "fused_adam").graph
+    # 5 x 20 us, of which 2 us each is the floor: 5 x 18 + 2.
+    assert set(fused.duration_ns[fused.on_gpu & (fused.phase == whatif.Phase.UPDATE) & fused.in_optimizer]) == {92_000}
+
+
+def test_one_update_kernel_stays(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, updates("elementwise_kernel<add>", 1, "SGD"))
+    prediction = whatif.apply(graph, "fused_adam")
+    assert prediction.predicted_ms == prediction.baseline_ms
+    assert any("already" in warning for warning in prediction.warnings)
+
+
+def test_an_optimizer_that_is_not_modelled_is_refused(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, updates("elementwise_kernel<add>", 3, "Adagrad"))
+    with pytest.raises(WhatifError, match="Adagrad"):
+        whatif.apply(graph, "fused_adam")
+    assert whatif.apply(graph, "fused_adam:speedup=2").speedup >= 1
