@@ -23,7 +23,7 @@ bench: $(VENV)/.ready
 $(DEMO_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install -q --upgrade pip
-	$(DEMO_VENV)/bin/python -m pip install -q -e .
+	$(DEMO_VENV)/bin/python -m pip install -q .
 	touch $@
 
 $(VENV)/.ready: pyproject.toml tests/constraints.txt
