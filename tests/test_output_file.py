@@ -22,7 +22,7 @@ def test_a_link_stands_for_what_it_leads_to(tmp_path: Path) -> None:
 
 
 # Only asked about: nothing here is written.
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/null", "/dev/new.json", "/proc/self/fd/1", "/tmp/../dev/fd/1"])
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/null", "/dev/new.json", "/proc/self/fd/1", "/dev/../dev/fd/1"])
 def test_devices_and_streams_are_refused(path: str) -> None:
     with pytest.raises(WhatifError, match="got something that is no file"):
         output_file(path)

@@ -115,7 +115,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path, read: Callable[[bytes], Even
     for content in (text_of(10), whole, damaged):
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
-        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
         writer.start()
         done: list[tuple[int, int]] = []
         found, expected = read_kineto(pipe, progress=lambda *at, done=done: done.append(at)), read(content)
@@ -128,7 +128,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path, read: Callable[[bytes], Even
 
 def test_an_empty_pipe_is_an_empty_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"",))
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"",), daemon=True)
     writer.start()
     with pytest.raises(WhatifError, match="got an empty file"):
         read_kineto(tmp_path / "pipe")
