@@ -743,3 +743,20 @@ def test_pandas_spells_the_names_out() -> None:
     assert table["kind"].tolist()[:3] == ["RUNTIME", "GAP", "KERNEL"]
     assert table["phase"].tolist()[2] == "FORWARD"
     assert table["layer"].tolist()[2] == "layer0"
+
+
+def test_a_kernel_that_falls_to_an_earlier_call_does_not_wait_for_itself() -> None:
+    """Two threads launch in turn, the queue holds two. Without its own launch k2 is launched by k0's::
+
+    CPU A   |L0|    |L2|
+    CPU B       |L1|
+    stream  |k0|k1|k2|
+    """
+    build = Build(CPU, CPU, STREAM, queue_depth=2)
+    first = build.launch(1, 1, cpu=0, stream=2)
+    build.launch(1, 1, cpu=1, stream=2)
+    third = build.launch(1, 1, cpu=0, stream=2)
+    graph = build.graph().remove(np.array([third[0]])).check()
+    assert len(graph) == 5
+    assert graph.launch_of[np.flatnonzero(graph.on_gpu)].tolist().count(first[0]) == 2
+    simulate(graph)

@@ -74,8 +74,8 @@ def _back_pressure(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) ->
     for _, tasks, _ in streams:
         launch = graph.launch_of[tasks]
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
-        first = np.ones(len(tasks), dtype=np.bool_)
-        first[1:] = (launch[1:] != launch[:-1]) | (launch[1:] < 0)
+        first = launch < 0
+        first[np.unique(launch, return_index=True)[1]] = True
         tasks, launch = tasks[first], launch[first]
         if len(tasks) <= depth:
             continue

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from whatif.edit import Columns, as_ns, columns_of, renumbered, reorder
 from whatif.errors import WhatifError
-from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind, Waits
+from whatif.types import GPU_KINDS, Dependencies, DependencyKind, Int32, Int64, TaskKind, Waits, among
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -28,7 +28,7 @@ class NewTasks:
 
     after: npt.ArrayLike
     name: str
-    kind: TaskKind
+    kind: TaskKind | npt.NDArray[Any]
     duration_ns: npt.ArrayLike
     thread: npt.ArrayLike | None = None
     low_ns: npt.ArrayLike | None = None
@@ -103,6 +103,9 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
         dependencies = Dependencies.concatenate([dependencies, launch])
     waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     edited = graph.replace(**columns, names=tuple(names), dependencies=dependencies, waits=waits, attached=attached)
+    if not among(new["kind"], GPU_KINDS).any():
+        # CPU tasks fit where they are put; only what the GPU runs can change who waits for whom.
+        return Inserted(edited, ids, launches, moved)
     edited, again = reorder(edited)
     return Inserted(edited, again[ids], again[launches], again[moved])
 
@@ -118,7 +121,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
     return {
         "name": column(name_id, 0, np.int32),
-        "kind": column(int(tasks.kind), 0, np.int8),
+        "kind": column(tasks.kind, 0, np.int8),
         "thread": column(tasks.thread, graph.thread[after], np.int32),
         "duration_ns": duration,
         "low_ns": np.minimum(column(tasks.low_ns, duration, np.int64), duration),

@@ -24,12 +24,14 @@ def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: s
     ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first
     insertion change.
     """
-    calls = insert(graph, NewTasks(after, name, TaskKind.RUNTIME, call_ns))
-    waits = insert(calls.graph, NewTasks(calls.ids, name, TaskKind.WAIT, 0))
-    old = waits.graph.waits
+    places = np.atleast_1d(np.asarray(after))
+    kinds = np.tile([TaskKind.RUNTIME, TaskKind.WAIT], len(places))
+    inserted = insert(graph, NewTasks(np.repeat(places, 2), name, kinds, np.where(kinds == TaskKind.WAIT, 0, call_ns)))
+    waits = inserted.ids[kinds == TaskKind.WAIT]
+    old = inserted.graph.waits
     table = Waits(
-        np.concatenate([old.task, waits.ids]).astype(np.int32),
-        np.concatenate([old.scope, np.full(len(waits.ids), stream)]).astype(np.int32),
-        np.concatenate([old.lag_ns, np.full(len(waits.ids), RETURN_NS)]),
+        np.concatenate([old.task, waits]).astype(np.int32),
+        np.concatenate([old.scope, np.full(len(waits), stream)]).astype(np.int32),
+        np.concatenate([old.lag_ns, np.full(len(waits), RETURN_NS)]),
     )
-    return reorder(waits.graph.replace(waits=table))[0]
+    return reorder(inserted.graph.replace(waits=table))[0]
