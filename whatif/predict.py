@@ -22,6 +22,8 @@ from whatif.types import BEFORE_NAME, TaskKind
 DOUBTFUL_WAIT_PCT = 2.0
 # Steps whose mean exceeds their median by more than this are not one kind of step.
 UNEVEN_STEPS = 1.1
+# A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
+HOST_BOUND_PCT = 50.0
 # A change below this is within what replays miss.
 NOTHING_PCT = 1.0
 
@@ -161,7 +163,8 @@ class Prediction:
         if not self.baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not self.baseline_ms:
             return ""
         busy_pct = 100.0 * before.gpu_busy_ms / self.baseline_ms
-        if after.gpu_busy_ms < 0.99 * before.gpu_busy_ms and busy_pct < 90:
+        shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
+        if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
             return (
                 f"host-bound: the GPU is busy {busy_pct:.0f} % of the step ({before.gpu_busy_ms:.2f} of "
                 f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
