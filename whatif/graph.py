@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TASK_COLUMNS = (
     "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
     "correlation_id", "family", "dtype", "size_bytes", "flops",
-    "in_optimizer",
+    "operator", "in_optimizer",
 )  # fmt: skip
 
 
@@ -98,6 +98,7 @@ class TaskGraph:
     dtype: Int8
     size_bytes: Int64
     flops: Int64
+    operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
 
     dependencies: Dependencies

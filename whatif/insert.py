@@ -135,6 +135,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "dtype": column(tasks.dtype, 0, np.int8),
         "size_bytes": column(tasks.size_bytes, -1, np.int64),
         "flops": column(tasks.flops, -1, np.int64),
+        "operator": np.full(count, -1, dtype=np.int32),
         "in_optimizer": np.zeros(count, dtype=np.bool_),
     }
 

@@ -47,10 +47,11 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
 
     Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
     before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
-    a value instead of 8. Backward: as many, of the gradients. The weights' bytes are spread over their casts; where the
-    recording does not tell them a cast is as short as a kernel gets, and its upper bound ten times that.
+    a value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread
+    over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
+    ten times that.
     """
-    first = np.flatnonzero(_first_of_run(graph, matrix))
+    first = _first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
     backward = first[graph.phase[first] == Phase.BACKWARD]
     if not len(forward):
@@ -143,16 +144,12 @@ def operator_cost_ns(graph: TaskGraph) -> int:
     return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps, 25) if len(gaps) else 0))
 
 
-def _first_of_run(graph: TaskGraph, matrix: Bool) -> Bool:
-    """Of matrix tasks that follow one another on a thread only the first: one operator runs several kernels."""
-    working = np.flatnonzero(graph.on_gpu | (graph.kind == TaskKind.CPU_OP))
-    working = working[np.argsort(graph.thread[working], kind="stable")]
-    inner = matrix[working].copy()
-    inner[1:] &= matrix[working[:-1]] & (graph.thread[working[1:]] == graph.thread[working[:-1]])
-    inner[:1] = False
-    first = matrix.copy()
-    first[working[inner]] = False
-    return first
+def _first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
+    """Give the first task of each operator among the matrix tasks: one operator runs several kernels."""
+    tasks = np.flatnonzero(matrix)
+    known = graph.operator[tasks] >= 0
+    first = np.unique(graph.operator[tasks[known]], return_index=True)[1]
+    return np.sort(np.concatenate([tasks[known][first], tasks[~known]]))
 
 
 def is_matrix(graph: TaskGraph) -> Bool:

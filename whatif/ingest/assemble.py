@@ -66,7 +66,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         name=name, kind=kind, thread=columns["thread"].astype(np.int32), duration_ns=duration_ns,
         low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
         start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
-        in_optimizer=columns["in_optimizer"].astype(np.bool_),
+        operator=columns["operator"].astype(np.int32), in_optimizer=columns["in_optimizer"].astype(np.bool_),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
         correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
         size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
