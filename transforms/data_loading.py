@@ -6,7 +6,8 @@ Model:  the loading tasks of every step last `time_ms` together, as the median s
         processes take CPU time and memory bandwidth from the training process: its CPU work grows, by an amount that
         no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the backward thread where four
         workers took over the loading of ResNet-50 on a V100). The range runs from no growth to `cpu_growth` where all
-        loading goes away, never more than the loading saved, and the prediction lies in its middle.
+        loading goes away, never more than the loading saved, and the prediction lies in its middle. Where loading
+        takes longer than recorded, workers may have come or gone: the range is as wide to both sides.
 """
 
 import numpy as np
@@ -36,6 +37,9 @@ def transform(graph: TaskGraph, *, time_ms: float = 0.0, cpu_growth: float = 0.1
         graph = graph.with_duration(ids[np.unique(graph.step[ids], return_index=True)[1]], time_ms * 1e6)
     if growth > 0:
         graph = graph.scale(graph.on_cpu & ~loading, 1 + growth / 2, low=1.0, high=1 + growth)
+    elif time_ms * 1e6 > usual_ns:
+        spread = min(cpu_growth * (1 - usual_ns / (time_ms * 1e6)), 1.0)
+        graph = graph.scale(graph.on_cpu & ~loading, 1.0, low=1 - spread, high=1 + spread)
     return graph.note(f"data_loading: {usual_ns / 1e6:.1f} ms a step in the recording, {time_ms:g} ms now")
 
 
