@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
 from whatif.types import among
 
 Float64 = npt.NDArray[np.float64]
@@ -39,11 +39,8 @@ _TENSOR_FEED = (0.7, 0.95, 0.45)
 _TENSOR_FEED_FROM_TF32 = (0.9, 1.0, 0.6)
 # aiconfigurator's speed-of-light model: t = max(flops / peak, bytes / bandwidth) / 0.8 + 3 us; 11-22 % MAPE on bf16
 # products of A100-B200.
-_BANDWIDTH_SHARE = 0.8
+BANDWIDTH_SHARE = 0.8
 _MATRIX_FLOOR_NS = 3000.0
-# The shortest kernels in recordings take 1 to 2.5 us whatever they do (graph-replayed minimum 1.65-2.5 us in
-# aiconfigurator's data).
-_KERNEL_FLOOR_NS = 2000.0
 
 
 class _Shrink(NamedTuple):
@@ -160,7 +157,7 @@ def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamil
 
 def _above_floor(duration: Float64, factor: float) -> Float64:
     """Shrink only the time above the floor: a kernel that is all latency gains nothing."""
-    fixed = np.minimum(duration, _KERNEL_FLOOR_NS)
+    fixed = np.minimum(duration, KERNEL_FLOOR_NS)
     return (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0) if len(duration) else duration
 
 
@@ -194,7 +191,7 @@ def _matrix_ratios(
     fast = gpu.matrix_tflops(target) * 1e3
     efficiency = work / recorded / slow
     half_bytes = np.maximum(size_bytes[known], 0) / 2
-    memory_ns = half_bytes / (gpu.memory_gbyte_s * _BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
+    memory_ns = half_bytes / (gpu.memory_gbyte_s * BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
     for position, feed in enumerate(_TENSOR_FEED_FROM_TF32 if tf32 else _TENSOR_FEED):
         # Fast algorithms (Winograd) do fewer operations than counted: their efficiency passes 1, and the ceiling
         # holds it.

@@ -11,20 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph import TaskGraph
+from whatif.half_precision import BANDWIDTH_SHARE
 from whatif.hardware import Gpu
 from whatif.insert import NewTasks
-from whatif.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
 from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
-# The shortest kernels take 1 to 2.5 us whatever they do (recordings of docs/accuracy.md).
-KERNEL_FLOOR_NS = 2_000
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8
 # What a core copies where the recording does not say, GB/s: one channel of DDR4-3200 carries 25.6 at its peak, and a
 # copy moves every byte twice.
 CPU_COPY_GBYTE_S = 10.0
-# What a GPU reaches of its memory bandwidth in a copy (aiconfigurator's speed-of-light model divides by 0.8).
-BANDWIDTH_SHARE = 0.8
 CAST_NAME = "cast (autocast)"
 # Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8

@@ -6,11 +6,9 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
-from whatif.kernels import KernelFamily
+from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
 from whatif.types import Bool, Int64, Phase, TaskKind, among
 
-# The shortest kernels take 1 to 2.5 us whatever they do (recordings of docs/accuracy.md).
-KERNEL_FLOOR_NS = 2_000
 # Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
 FUSED_NAMES = r"(?i)fused_?(adamw?|sgd|lamb|adagrad)|FusedOptimizer|multi_tensor_adam"
 FUSED_NAME = "fused_adam (all parameters)"

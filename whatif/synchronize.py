@@ -14,7 +14,8 @@ from whatif.types import TaskKind, Waits
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
 
-# Median return of a synchronisation after the GPU is done, over the traces of docs/design.md (5 to 15 us).
+# How long after the GPU is done a waiting call returns, where a trace shows none: 5 to 15 us in the recordings of
+# docs/accuracy.md.
 RETURN_NS = 8_000
 
 

@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-Int8 = npt.NDArray[np.int8]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
+from whatif.types import Int8, Int32, Int64
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
-from whatif.ingest.events import MISSING, EventCategory, Events, Flows, Int64
+from whatif.ingest.events import MISSING, EventCategory, Events, Flows
 from whatif.ingest.kineto_fields import (
     CATEGORIES,
     LAYER_ANNOTATION,
@@ -27,6 +27,7 @@ from whatif.ingest.kineto_fields import (
     as_text,
     dtype_bytes,
 )
+from whatif.types import Int64
 
 DROPPED_TIMESTAMP = {
     TimeStatus.ABSENT: "no timestamp",

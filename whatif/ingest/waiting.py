@@ -10,6 +10,7 @@ from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
 from whatif.ingest.sync_records import recorded_sources
+from whatif.synchronize import RETURN_NS
 from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64, among
 
 # A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
@@ -19,8 +20,6 @@ EARLY_NS = 3_000
 STAGED_BYTES = 65_536
 # How long a synchronisation works that finds nothing to wait for, where a trace shows no such call (2 to 6 us seen).
 DEFAULT_ISSUE_NS = 4_000
-# How long after the GPU is done a waiting call returns, where a trace shows none (5 to 15 us seen).
-DEFAULT_RETURN_NS = 8_000
 
 # What a waiting call waits for: a scope of Waits, or one task.
 ONE_TASK = -2
@@ -81,7 +80,7 @@ def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: I
     # A staged copy returns while its last piece is still on the way: its lag is negative.
     back_ns = end_ns - np.maximum(done, start_ns + work_ns)
     late = waited & (done > start_ns + work_ns)
-    lag_ns = int(np.median(back_ns[late])) if late.any() else DEFAULT_RETURN_NS
+    lag_ns = int(np.median(back_ns[late])) if late.any() else RETURN_NS
     excess_ns = np.where(late, np.maximum(back_ns - lag_ns, 0), 0)
     frees = calls.kind[mine] == CallKind.FREE
     times.work_ns[mine] = work_ns
