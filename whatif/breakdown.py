@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.intervals import union
 from whatif.steps import step_ns, window_ns
 from whatif.timeline import Timeline
 from whatif.types import Bool, Int64, TaskKind
@@ -64,13 +65,7 @@ def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[I
     start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns)
     end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns)
     order = np.argsort(start_ns, kind="stable")
-    start_ns, end_ns = start_ns[order], end_ns[order]
-    if not len(start_ns):
-        return start_ns, end_ns
-    reach = np.maximum.accumulate(end_ns)
-    opens = np.append(True, start_ns[1:] > reach[:-1])
-    first = np.flatnonzero(opens)
-    return start_ns[first], reach[np.append(first[1:] - 1, len(start_ns) - 1)]
+    return union(start_ns[order], end_ns[order])
 
 
 def _states(sets: list[tuple[Int64, Int64]], low_ns: int, high_ns: int) -> tuple[Int64, list[Bool]]:

@@ -50,7 +50,7 @@ TASK_COLUMNS = (
 
 # The fields that say which task waits for which, and what is kept of them once it has been asked for.
 _STRUCTURE = {"kind", "thread", "dependencies", "waits", "threads", "info"}
-_OF_STRUCTURE = {"on_gpu", "on_cpu", "launch_of", "by_thread", "derived", "incoming"}
+_OF_STRUCTURE = {"on_gpu", "on_cpu", "launch_of", "by_thread", "neighbours", "derived", "incoming"}
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,14 @@ class TaskGraph:
         return np.argsort(narrow, kind="stable")
 
     @cached_property
-    def steps(self) -> list[int]:
-        """The steps that have tasks, ascending; -1 for tasks outside all steps where there are any."""
-        return [int(step) for step in np.unique(self.step)]
+    def neighbours(self) -> tuple[Int32, Int32]:
+        """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 where there is none."""
+        order = self.by_thread.astype(np.int32)
+        same = self.thread[order][1:] == self.thread[order][:-1]
+        previous, following = (np.full(len(self), -1, dtype=np.int32) for _ in range(2))
+        previous[order[1:][same]] = order[:-1][same]
+        following[order[:-1][same]] = order[1:][same]
+        return previous, following
 
     # -- dependencies ------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def add_loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> TaskGraph:
     count = parameters(graph)
     unscale_ns = max((count or 0) * UNSCALE_BYTES / _gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
     before = _task_before(graph, begins)
-    last_kernel = np.array([_last_gpu_before(graph, int(task)) for task in begins])
+    last_kernel = _last_gpu_before(graph, begins)
     unscaled = graph.insert(
         NewTasks(
             last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
@@ -133,10 +133,8 @@ def operator_cost_ns(graph: TaskGraph) -> int:
     launches = launches[launches >= 0]
     if not len(launches):
         return 10_000
-    order = graph.by_thread
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    behind = order[np.minimum(place[launches] + 1, len(order) - 1)]
+    behind = graph.neighbours[1][launches]
+    behind = behind[behind >= 0]
     gaps = graph.duration_ns[behind][graph.kind[behind] == TaskKind.GAP]
     return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps, 25) if len(gaps) else 0))
 
@@ -165,16 +163,17 @@ def _gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
 
 def _task_before(graph: TaskGraph, tasks: Array) -> Int64:
     """The task before each one on its thread; the task itself where it is the first."""
-    order = graph.by_thread
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    before = order[np.maximum(place[tasks] - 1, 0)]
-    return np.where(graph.thread[before] == graph.thread[tasks], before, tasks).astype(np.int64)
+    before = graph.neighbours[0][tasks]
+    return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
-def _last_gpu_before(graph: TaskGraph, task: int) -> int:
-    """The last GPU task that was launched before a CPU task."""
+def _last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
+    """The last GPU task that was launched before each CPU task; the first one where none was."""
     gpu = np.flatnonzero(graph.on_gpu)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
-    earlier = gpu[launched < task]
-    return int(earlier[launched[launched < task].argmax()]) if len(earlier) else int(gpu[0])
+    order = np.argsort(launched, kind="stable")
+    launched = launched[order]
+    latest = launched[np.maximum(np.searchsorted(launched, tasks, side="left") - 1, 0)]
+    # Of one launch the first task.
+    found = gpu[order[np.searchsorted(launched, latest, side="left")]]
+    return np.where(latest < tasks, found, gpu[0]).astype(np.int64)

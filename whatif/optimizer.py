@@ -59,13 +59,13 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
         return fused.note(
             f"fused_adam: {int(update.sum())} update operators of the recording move {1 / ratio:.1f} times less data"
         )
-    launched = update & (graph.launch_of >= 0)
-    groups = [np.flatnonzero(launched & (graph.step == step)) for step in graph.steps]
-    groups = [tasks for tasks in groups if len(tasks)]
-    if groups and max(len(tasks) for tasks in groups) == 1:
-        return graph.note("fused_adam: one kernel does the whole update already; nothing changes")
-    if not groups:
+    launched = np.flatnonzero(update & (graph.launch_of >= 0))
+    if not len(launched):
         raise WhatifError("fused_adam: the recording does not tell which calls launched the update's kernels.")
+    launched = launched[np.argsort(graph.step[launched], kind="stable")]
+    groups = np.split(launched, np.flatnonzero(np.diff(graph.step[launched])) + 1)
+    if max(len(tasks) for tasks in groups) == 1:
+        return graph.note("fused_adam: one kernel does the whole update already; nothing changes")
     return _with_one_kernel_each(graph, groups, ratio, low, high).note(
         f"fused_adam: {len(groups[0])} kernels of an update become one"
     )

@@ -173,16 +173,6 @@ def plain_sweep(
     return times
 
 
-def _neighbours(graph: TaskGraph) -> tuple[Array, Array]:
-    order = graph.by_thread.astype(np.int32)
-    same = graph.thread[order][1:] == graph.thread[order][:-1]
-    previous = np.full(len(graph), -1, dtype=np.int32)
-    following = np.full(len(graph), -1, dtype=np.int32)
-    previous[order[1:][same]] = order[:-1][same]
-    following[order[:-1][same]] = order[1:][same]
-    return previous, following
-
-
 def _outgoing(graph: TaskGraph) -> tuple[Int64, Dependencies]:
     dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
     offsets, rows = outgoing(len(graph), dependencies)
@@ -197,7 +187,7 @@ def _with_free_threads(graph: TaskGraph) -> Int64:
     n = len(graph)
     offsets, dependencies = _outgoing(graph)
     times = np.zeros(2 * n, dtype=np.int64)
-    previous, following = _neighbours(graph)
+    previous, following = graph.neighbours
     done = compiled.frontier_simulation(
         graph.thread, graph.duration_ns, previous, following,
         np.array([thread.ordered for thread in graph.threads], dtype=np.bool_),
@@ -235,7 +225,7 @@ def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
         zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
     )
     ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
-    previous, following_array = _neighbours(graph)
+    previous, following_array = graph.neighbours
     missing_array = np.bincount(dependencies.target, minlength=n) + (ordered[graph.thread] & (previous >= 0))
     following: list[int] = np.where(ordered[graph.thread], following_array, -1).tolist()
     missing: list[int] = missing_array.tolist()

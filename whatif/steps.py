@@ -25,13 +25,17 @@ def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) 
     """Give the time of each step in ns; the ``gpu`` clock has one entry less than steps, the span one in all."""
     if not len(graph):
         return ()
-    if clock == "span":
-        chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
-        return (int(end_ns[chosen].max() - start_ns[chosen].min()),)
+    return tuple(np.diff(_edges(graph, start_ns, end_ns, clock)).tolist())
+
+
+def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int64:
+    """The times between which a clock's steps lie, ns, ascending."""
     if clock == "mark":
-        return tuple(int(t) for t in np.diff(_marks(graph, start_ns, end_ns)))
-    ends = _last_gpu_ends(graph, end_ns)
-    return tuple(int(t) for t in np.diff(np.maximum.accumulate(ends)))
+        return _marks(graph, start_ns, end_ns)
+    if clock == "gpu":
+        return np.maximum.accumulate(_last_gpu_ends(graph, end_ns))
+    counted = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+    return np.array([start_ns[counted].min(), end_ns[counted].max()])
 
 
 def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:
@@ -90,15 +94,12 @@ def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> t
     """Give the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
     if not len(graph):
         return 0, 0
-    if clock in ("gpu", "mark"):
-        edges = (
-            np.maximum.accumulate(_last_gpu_ends(graph, end_ns)) if clock == "gpu" else _marks(graph, start_ns, end_ns)
-        )
-        times_ns = tuple(np.diff(edges).tolist())
-        first = _first_steady(times_ns, graph, clock)
-        chosen = np.array(steady(times_ns, graph, clock))
-        if len(chosen):
-            at = first + int(np.abs(chosen - np.median(chosen)).argmin())
-            return int(edges[at]), int(edges[at + 1])
-    chosen = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
-    return int(start_ns[chosen].min()), int(end_ns[chosen].max())
+    edges = _edges(graph, start_ns, end_ns, clock)
+    times_ns = tuple(np.diff(edges).tolist())
+    chosen = np.array(steady(times_ns, graph, clock))
+    if not len(chosen):
+        edges, at = _edges(graph, start_ns, end_ns, "span"), 0
+    else:
+        at = int(np.abs(chosen - np.median(chosen)).argmin())
+        at += 0 if clock == "span" else _first_steady(times_ns, graph, clock)
+    return int(edges[at]), int(edges[at + 1])

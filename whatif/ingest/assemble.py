@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest import connect
-from whatif.ingest.build import Parts, Role, Rows, cpu_rows, finish_phases, gpu_rows
+from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING
+from whatif.ingest.rows import Role, Rows, rows_of_calls
 from whatif.ingest.waiting import ONE_TASK
 from whatif.kernels import DTYPES, KernelFamily, classify_kernel
 from whatif.operators import classify_operator
@@ -40,8 +43,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     held = _stream_wait_rows(gpu, waits)
     lead = _lead_in_rows(cpu, parts, origin_ns)
     blocks = [cpu, gpu, held, lead]
-    shared = [name for name in cpu.columns if name != "launch_row"]
-    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b) or b is cpu]) for name in shared}
+    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b) or b is cpu]) for name in cpu.columns}
     order = np.lexsort((columns["sequence"], columns["thread"], columns["key_ns"]))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -157,7 +159,7 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
 
 def _step_time(columns: dict[str, Array], cpu: Rows, gpu: Rows, order: Int64) -> Int64:
     """The time that decides a task's step: its own start on the CPU, its launch's on the GPU."""
-    launch = gpu.columns.get("launch_row", np.empty(0, dtype=np.int64))
+    launch = gpu.columns["launch_row"]
     launched = np.where(launch >= 0, cpu.columns["start_ns"][np.maximum(launch, 0)], gpu.columns["start_ns"]) \
         if len(cpu) else gpu.columns["start_ns"]  # fmt: skip
     result = columns["start_ns"].astype(np.int64).copy()
@@ -171,7 +173,7 @@ def _dependencies(
 ) -> tuple[Dependencies, Waits]:
     calls, times = parts.calls, parts.call_times
     found = []
-    row_of_call = connect.rows_of_calls(cpu.columns, len(calls.event)) if len(cpu) else np.empty(0, np.int64)
+    row_of_call = rows_of_calls(cpu.columns, len(calls.event)) if len(cpu) else np.empty(0, np.int64)
     launched = np.flatnonzero(parts.gpu.call >= 0)
     launch_row = row_of_call[parts.gpu.call[launched]] if len(launched) else launched
     known = launch_row >= 0
@@ -244,8 +246,6 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
 
 def _forward_only(graph: TaskGraph) -> TaskGraph:
     """Leave out dependencies that contradict the recorded times, and say how many."""
-    from dataclasses import replace
-
     dependencies = graph.dependencies
     forward = dependencies.source < dependencies.target
     dropped = int((~forward).sum())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
-from whatif.ingest import connect
 from whatif.ingest.cpu_side import CpuTasks, cut_thread, find_all_handoffs, find_cpu_tracks, idle_between
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Steps, find_steps
@@ -15,19 +13,9 @@ from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
+from whatif.ingest.rows import Role, Rows, rows_of_calls, running_maximum
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.types import Array, Int64, Phase, TaskKind, Thread, ThreadKind
-
-
-class Role(IntEnum):
-    """What a row is besides a task of the recording; minus its value stands for the name in rows without an event."""
-
-    TASK = 0
-    CALL_WAIT = 1
-    HANDOFF_WAIT = 2
-    UNEXPLAINED = 3
-    LEAD_IN = 4
-    IDLE = 5
 
 
 @dataclass
@@ -44,16 +32,6 @@ class Parts:
     labeller: Labeller
     call_times: CallTimes
     threads: list[Thread] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Tasks before they are put in order, as columns of shape (n_rows,); ``key_ns`` orders them."""
-
-    columns: dict[str, Array]
-
-    def __len__(self) -> int:
-        return len(self.columns["key_ns"])
 
 
 def find_parts(events: Events, *, is_amd: bool) -> Parts:
@@ -104,22 +82,20 @@ def cpu_rows(parts: Parts) -> Rows:
         labels = parts.labeller.label(track, pieces.start_ns, worker=worker)
         rows = _thread_rows(parts, code, pieces, labels, left_out if code == 0 else None)
         if code:
-            _mark_idle(rows.columns, labels, handoff_of.get(track))
+            _mark_idle(rows.columns, handoff_of.get(track))
         blocks.append(rows)
     return _concatenated(blocks)
 
 
-def _mark_idle(columns: dict[str, Array], labels: Labels, handoffs: Handoffs | None) -> None:
+def _mark_idle(columns: dict[str, Array], handoffs: Handoffs | None) -> None:
     """On a thread beside the main one, a long time without operator or call is no work, in place.
 
     Inside a hand-off it is: there the thread works for the main one, in Python or in a library without marks.
     """
-    n = len(labels.operator)
     idle = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
     if handoffs is not None and len(handoffs.start_ns):
         burst = np.searchsorted(handoffs.start_ns, columns["start_ns"], side="right") - 1
         idle &= (burst < 0) | (columns["start_ns"] >= handoffs.end_ns[np.maximum(burst, 0)])
-    idle[n:] = False
     columns["kind"][idle] = TaskKind.WAIT
     columns["role"][idle] = Role.IDLE
     columns["name"][idle] = -Role.IDLE
@@ -208,7 +184,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
     """Give the GPU tasks with the labels of the calls that launched them."""
     gpu, events = parts.gpu, parts.events
     n = len(gpu.event)
-    row_of_call = connect.rows_of_calls(cpu.columns, len(parts.calls.event))
+    row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
     launch_row = _inherited(of_calls(row_of_call, gpu.call, -1), gpu.stream)
     known = launch_row >= 0
     at = np.maximum(launch_row, 0)
@@ -224,7 +200,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
     )
     # A stream runs in order: a task never sorts before its launch or before the task ahead of it.
     key_ns = np.maximum(gpu.start_ns, of_calls(parts.call_times.key_ns, gpu.call, gpu.start_ns))
-    key_ns = connect.running_maximum(key_ns, gpu.stream)
+    key_ns = running_maximum(key_ns, gpu.stream)
     return Rows({
         "key_ns": key_ns,
         "start_ns": gpu.start_ns,

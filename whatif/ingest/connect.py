@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
+from whatif.ingest.events import MISSING, Events
+from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, launch_order, of_calls
 from whatif.ingest.sync_records import recorded_sources
 from whatif.ingest.waiting import CallTimes
-from whatif.types import Array, Int64
+from whatif.types import Int64
 
 # A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
 EVENT_EARLY_NS = 3_000
@@ -20,23 +20,6 @@ STRUCTURAL_EARLY_NS = 500
 IN_FLIGHT = 64
 # Rows looked at together: their table stays in the cache.
 _BLOCK = 1_024
-
-
-def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
-    """Give the row of each call's own task, -1 where the call is on no execution thread."""
-    rows = np.full(n_calls, MISSING, dtype=np.int64)
-    own = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == 0))
-    rows[columns["call"][own]] = own
-    return rows
-
-
-def running_maximum(values: Int64, group: Array) -> Int64:
-    """Give the running maximum within runs of equal ``group``."""
-    result = values.copy()
-    bounds = np.flatnonzero(np.diff(group)) + 1
-    for part in np.split(np.arange(len(values)), bounds):
-        result[part] = np.maximum.accumulate(values[part])
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +123,17 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
 
 def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, Int64]:
     """Waits of a stream that synchronisation records spell out: its next task waits for the task ahead of the event."""
-    asking = {
-        int(c): int(s)
-        for c, s in zip(events.correlation[events.category == EventCategory.SYNC].tolist(),
-                        events.stream[events.category == EventCategory.SYNC].tolist(), strict=True)
-    }  # fmt: skip
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
     on_stream = [np.flatnonzero(gpu.stream == code) for code in range(len(gpu.streams))]
-    launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
-    launched_ns = [np.maximum.accumulate(launch_ns[tasks]) for tasks in on_stream]
+    launched_ns = launch_order(calls, gpu)
     sources, targets = [], []
-    for call, source in recorded_sources(events, calls, gpu):
-        waiting = code_of.get(asking.get(int(events.correlation[calls.event[call]]), MISSING))
+    for call, stream, source in recorded_sources(events, calls, gpu):
+        waiting = code_of.get(stream)
         if source < 0 or waiting is None or gpu.stream[source] == waiting:
             continue
         if calls.kind[call] != CallKind.STREAM_WAIT_EVENT:
             continue
-        after = int(np.searchsorted(launched_ns[waiting], calls.start_ns[call], side="right"))
+        after = int(np.searchsorted(launched_ns[on_stream[waiting]], calls.start_ns[call], side="right"))
         if after >= len(on_stream[waiting]):
             continue
         target = int(on_stream[waiting][after])

@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.nest import group_overlapping
+from whatif.intervals import group_overlapping
 from whatif.types import Array, Bool, Int8, Int32, Int64, among
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
@@ -147,6 +147,16 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
         call=call, before_ns=before_ns, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns, queue_depth=depth,
         through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
     )  # fmt: skip
+
+
+def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
+    """Give when each GPU task was launched, ns, shape (n_gpu,); without a record, with the one before it."""
+    launched = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
+    result = launched.copy()
+    for code in range(len(gpu.streams)):
+        mine = gpu.stream == code
+        result[mine] = np.maximum.accumulate(launched[mine])
+    return result
 
 
 def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:

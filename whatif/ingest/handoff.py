@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.nest import union
+from whatif.intervals import union
 from whatif.types import Bool, Int64
 
 # Clocks of two threads are read at slightly different moments.

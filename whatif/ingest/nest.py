@@ -40,20 +40,3 @@ class Nest:
         # Intervals that cross instead of nesting can mislead the count: then say nothing.
         inside = (depth >= 0) & (self._start_ns[found] <= time_ns) & (time_ns < self._end_ns[found])
         return np.where(inside, self._order[found], -1).astype(np.int64)
-
-
-def group_overlapping(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Number the groups of overlapping intervals (sorted by start): the group of each, and the end of each group."""
-    if not len(start_ns):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    reach = np.maximum.accumulate(end_ns)
-    opens = np.append(True, start_ns[1:] >= reach[:-1])
-    last = np.append(np.flatnonzero(opens)[1:] - 1, len(start_ns) - 1)
-    return np.cumsum(opens) - 1, reach[last]
-
-
-def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Give the starts and ends of the union of intervals that are sorted by start."""
-    group, ends = group_overlapping(start_ns, end_ns)
-    first = np.searchsorted(group, np.arange(len(ends)))
-    return start_ns[first], ends

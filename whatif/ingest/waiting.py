@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, of_calls
+from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, launch_order
 from whatif.ingest.sync_records import recorded_sources
 from whatif.synchronize import RETURN_NS
 from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64, among
@@ -97,7 +97,7 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     done_ns = np.zeros(n, dtype=np.int64)
     if not len(gpu.event):
         return can_wait, scope, target, done_ns
-    launched_ns = _launch_order(calls, gpu)
+    launched_ns = launch_order(calls, gpu)
     known = _recorded_streams(events, calls, gpu)
     waiting = [CallKind.DEVICE_SYNC, CallKind.STREAM_SYNC, CallKind.FREE]
     syncs = np.flatnonzero(among(calls.kind, waiting))
@@ -118,16 +118,6 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     _event_targets(events, calls, gpu, launched_ns, can_wait, scope, target, done_ns)
     _copy_targets(events, calls, gpu, can_wait, scope, target, done_ns)
     return can_wait, scope, target, done_ns
-
-
-def _launch_order(calls: Calls, gpu: GpuSide) -> Int64:
-    """When each GPU task was launched; one without a recorded launch came with the one before it."""
-    launched = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
-    result = launched.copy()
-    for code in range(len(gpu.streams)):
-        mine = gpu.stream == code
-        result[mine] = np.maximum.accumulate(launched[mine])
-    return result
 
 
 def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
@@ -171,7 +161,7 @@ def _event_targets(
     A synchronisation record tells which event. Without one: an event may have been recorded long before the last
     launch, so it is the latest task that ended while the call waited; a call that did not wait tells nothing.
     """
-    told = {call: source for call, source in recorded_sources(events, calls, gpu) if source >= 0}
+    told = {call: source for call, _, source in recorded_sources(events, calls, gpu) if source >= 0}
     by_end = np.argsort(gpu.end_ns, kind="stable")
     ends = gpu.end_ns[by_end]
     for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC).tolist():

@@ -1,0 +1,49 @@
+"""Tasks on the way to a graph: rows that are not yet in order, and what each of them is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from whatif.ingest.events import MISSING
+from whatif.types import Array, Int64
+
+
+class Role(IntEnum):
+    """What a row is besides a task of the recording; minus its value stands for the name in rows without an event."""
+
+    TASK = 0
+    CALL_WAIT = 1
+    HANDOFF_WAIT = 2
+    UNEXPLAINED = 3
+    LEAD_IN = 4
+    IDLE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tasks before they are put in order, as columns of shape (n_rows,); ``key_ns`` orders them."""
+
+    columns: dict[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.columns["key_ns"])
+
+
+def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
+    """Give the row of each call's own task, -1 where the call is on no execution thread."""
+    rows = np.full(n_calls, MISSING, dtype=np.int64)
+    own = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == Role.TASK))
+    rows[columns["call"][own]] = own
+    return rows
+
+
+def running_maximum(values: Int64, group: Array) -> Int64:
+    """Give the running maximum within runs of equal ``group``."""
+    result = values.copy()
+    bounds = np.flatnonzero(np.diff(group)) + 1
+    for part in np.split(np.arange(len(values)), bounds):
+        result[part] = np.maximum.accumulate(values[part])
+    return result
