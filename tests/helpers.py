@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 import whatif
-from whatif import Anchor, Dependencies, DependencyKind, GraphInfo, TaskGraph, TaskKind, Thread, ThreadKind, Timeline
+from whatif import (
+    Anchor,
+    Dependencies,
+    DependencyKind,
+    GraphInfo,
+    Phase,
+    TaskGraph,
+    TaskKind,
+    Thread,
+    ThreadKind,
+    Timeline,
+)
 from whatif.graph import TASK_COLUMNS
 from whatif.types import ALL_STREAMS, Waits
 
@@ -172,3 +183,50 @@ def write_trace(path: Path, events: Sequence[Event], **header: Any) -> Path:
 def read_events(folder: Path, events: Sequence[Event], **header: Any) -> TaskGraph:
     """The task graph of some events."""
     return whatif.read(write_trace(folder / "trace.json", events, **header))
+
+
+# -- the step that every edit is tried on ---------------------------------------------------------------------------
+
+OTHER = Thread("stream 8", ThreadKind.STREAM, 0, 8)
+
+
+def step(*, copies: int = 3) -> TaskGraph:
+    """Launch lag 2; every call is followed by a gap.
+
+    ::
+
+        ns      0         10        20        30        40
+        CPU     |l0|g0|l1|g1|l2|g2|s|................w|
+        stream       |k0--------|k1--------|k2--------|
+    """
+    build = Build(CPU, STREAM, launch_lag_ns=2)
+    for i in range(copies):
+        call = build.task(0, 3, f"l{i}")
+        build.task(0, 2, f"g{i}", TaskKind.GAP)
+        kernel = build.task(1, 10, f"k{i}", layer=f"layer{i}", phase=Phase.FORWARD, step=4, size_bytes=100, flops=7)
+        build.edge(call, kernel, 2, DependencyKind.LAUNCH)
+    build.sync(1)
+    return build.graph()
+
+
+def id_of(graph: TaskGraph, name: str) -> int:
+    (found,) = np.flatnonzero(graph.select(name=f"^{name}$")).tolist()
+    return int(found)
+
+
+def ids_of(graph: TaskGraph, *wanted: str) -> np.ndarray[Any, Any]:
+    return np.array([id_of(graph, name) for name in wanted], dtype=np.int64)
+
+
+def ends(timeline: Timeline) -> dict[str, int]:
+    return dict(zip(names(timeline.graph), timeline.end_ns.tolist(), strict=True))
+
+
+def equal(a: TaskGraph, b: TaskGraph) -> bool:
+    columns = all(np.array_equal(getattr(a, c), getattr(b, c)) for c in TASK_COLUMNS)
+    rows = all(
+        np.array_equal(getattr(a.dependencies, c), getattr(b.dependencies, c))
+        for c in ("source", "target", "kind", "lag_ns", "anchor")
+    )
+    waits = all(np.array_equal(getattr(a.waits, c), getattr(b.waits, c)) for c in ("task", "scope", "lag_ns"))
+    return columns and rows and waits and a.names == b.names and a.threads == b.threads

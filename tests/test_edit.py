@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import numpy as np
@@ -11,69 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import CPU, STREAM, Build, names, starts
+from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, starts, step
 from whatif import (
     Anchor,
     Dependencies,
     DependencyKind,
-    Frontier,
     NewTasks,
     Phase,
     TaskGraph,
     TaskKind,
-    Thread,
-    ThreadKind,
-    Timeline,
     WhatifError,
+    simulate,
 )
-from whatif.edit import add_thread, reorder
+from whatif.edit import reorder
 from whatif.graph import TASK_COLUMNS
 from whatif.types import Waits
-
-simulate: Any = __import__(Frontier.__module__, fromlist=["simulate"]).simulate
-OTHER = Thread("stream 8", ThreadKind.STREAM, 0, 8)
-
-
-def step(*, copies: int = 3) -> TaskGraph:
-    """Launch lag 2; every call is followed by a gap.
-
-    ::
-
-        ns      0         10        20        30        40
-        CPU     |l0|g0|l1|g1|l2|g2|s|................w|
-        stream       |k0--------|k1--------|k2--------|
-    """
-    build = Build(CPU, STREAM, launch_lag_ns=2)
-    for i in range(copies):
-        call = build.task(0, 3, f"l{i}")
-        build.task(0, 2, f"g{i}", TaskKind.GAP)
-        kernel = build.task(1, 10, f"k{i}", layer=f"layer{i}", phase=Phase.FORWARD, step=4, size_bytes=100, flops=7)
-        build.edge(call, kernel, 2, DependencyKind.LAUNCH)
-    build.sync(1)
-    return build.graph()
-
-
-def id_of(graph: TaskGraph, name: str) -> int:
-    (found,) = np.flatnonzero(graph.select(name=f"^{name}$")).tolist()
-    return int(found)
-
-
-def ids_of(graph: TaskGraph, *wanted: str) -> np.ndarray[Any, Any]:
-    return np.array([id_of(graph, name) for name in wanted], dtype=np.int64)
-
-
-def ends(timeline: Timeline) -> dict[str, int]:
-    return dict(zip(names(timeline.graph), timeline.end_ns.tolist(), strict=True))
-
-
-def equal(a: TaskGraph, b: TaskGraph) -> bool:
-    columns = all(np.array_equal(getattr(a, c), getattr(b, c)) for c in TASK_COLUMNS)
-    rows = all(
-        np.array_equal(getattr(a.dependencies, c), getattr(b.dependencies, c))
-        for c in ("source", "target", "kind", "lag_ns", "anchor")
-    )
-    waits = all(np.array_equal(getattr(a.waits, c), getattr(b.waits, c)) for c in ("task", "scope", "lag_ns"))
-    return columns and rows and waits and a.names == b.names and a.threads == b.threads
 
 
 def test_the_step_before_any_edit() -> None:
@@ -134,208 +85,6 @@ def test_with_duration_refuses_what_is_no_duration(duration: Any) -> None:
     graph = step()
     with pytest.raises(WhatifError, match="0 ns or more"):
         graph.with_duration(graph.on_gpu, duration)
-
-
-# -- remove --------------------------------------------------------------------------------------------------------
-
-
-def test_removing_the_middle_kernel_takes_its_launch_and_gap_and_keeps_the_order() -> None:
-    """
-    ::
-
-        CPU     |l0|g0|l2|g2|s|......w|
-        stream       |k0--------|k2--------|
-    """
-    graph = step()
-    left = graph.remove(graph.select(name="^k1$")).check()
-    assert starts(simulate(left)) == {
-        "l0": 0, "g0": 3, "l2": 5, "g2": 8, "sync": 10, "k0": 5, "k2": 15, "wait": 25,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("gone", [["k0"], ["k2"], ["k0", "k2"], ["k0", "k1", "k2"]])
-def test_removing_kernels_is_as_if_they_had_never_been(gone: list[str]) -> None:
-    graph = step()
-    left = graph.remove(ids_of(graph, *gone)).check()
-    build = Build(CPU, STREAM, launch_lag_ns=2)
-    for i in range(3):
-        if f"k{i}" not in gone:
-            call = build.task(0, 3, f"l{i}")
-            build.task(0, 2, f"g{i}", TaskKind.GAP)
-            build.edge(call, build.task(1, 10, f"k{i}"), 2, DependencyKind.LAUNCH)
-    build.sync(1)
-    assert starts(simulate(left)) == starts(simulate(build.graph()))
-
-
-def test_a_call_that_launches_several_kernels_stays_until_the_last_is_gone() -> None:
-    build = Build(CPU, STREAM)
-    call = build.task(0, 3, "graph launch")
-    for name in "ab":
-        build.edge(call, build.task(1, 10, name), 0, DependencyKind.LAUNCH)
-    graph = build.graph()
-    assert names(graph.remove(graph.select(name="^a$"))) == ["graph launch", "b"]
-    assert names(graph.remove(graph.on_gpu)) == []
-
-
-def test_removing_a_copy_removes_the_wait_of_its_call() -> None:
-    """The copy's call waits for it; without the copy there is neither call nor wait, nor the gap behind them."""
-    build = Build(CPU, STREAM)
-    _, copy = build.launch(3, 10, "copy")
-    wait = build.task(0, 0, "wait", TaskKind.WAIT)
-    build.edge(copy, wait, 1, DependencyKind.SYNC)
-    build.task(0, 2, "gap", TaskKind.GAP)
-    build.task(0, 4, "next")
-    graph = build.graph()
-    assert starts(simulate(graph))["next"] == 16
-    assert starts(simulate(graph.remove(graph.select(name="^copy$")).check())) == {"next": 0}
-
-
-def test_removing_a_call_keeps_its_kernel_behind_what_came_before_the_call() -> None:
-    """What waited for a removed task waits for the task before it: the kernel cannot run ahead of its program.
-
-    ::
-
-        before  |first--|call|          after   |first--|
-                             |k--|                      |k--|
-    """
-    build = Build(CPU, STREAM)
-    build.task(0, 8, "first")
-    build.launch(3, 5, "k")
-    graph = build.graph()
-    left = graph.remove(graph.select(name="^launch k$")).check()
-    assert starts(simulate(left))["k"] == 8
-
-
-def test_removing_a_task_bridges_events_between_streams() -> None:
-    """A -> x -> B over streams, x alone on its own: without x, B still waits for A::
-
-    stream 7   |A---|
-    stream 8        |x--|
-    stream 9            |B--|
-    """
-    build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9))
-    a, x, b = build.task(1, 5, "A"), build.task(2, 4, "x"), build.task(3, 3, "B")
-    build.edge(a, x, kind=DependencyKind.EVENT)
-    build.edge(x, b, kind=DependencyKind.EVENT)
-    graph = build.graph()
-    left = graph.remove(np.array([x])).check()
-    assert starts(simulate(left)) == {"A": 0, "B": 5}
-
-
-def test_removing_neighbours_bridges_events_through_all_of_them() -> None:
-    """A -> x -> y -> B with x and y one behind the other on a stream, or on two: without both, B still waits for A."""
-    for y_thread in (2, 3):
-        build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9), dataclasses.replace(OTHER, stream=10))
-        a, x = build.task(1, 5, "A"), build.task(2, 4, "x")
-        y, b = build.task(y_thread, 4, "y"), build.task(4, 3, "B")
-        build.edge(a, x, kind=DependencyKind.EVENT)
-        if y_thread != 2:
-            build.edge(x, y, kind=DependencyKind.EVENT)
-        build.edge(y, b, kind=DependencyKind.EVENT)
-        left = build.graph().remove(np.array([x, y])).check()
-        assert starts(simulate(left)) == {"A": 0, "B": 5}, f"x and y on {'one stream' if y_thread == 2 else 'two'}"
-
-
-def test_removing_a_task_never_makes_a_lag_that_it_had_hold_back_others() -> None:
-    build = Build(CPU, STREAM)
-    call, x = build.launch(3, 10, "x")
-    end = build.task(0, 4, "end")
-    build.edge(x, end, 50)
-    graph = build.graph()
-    assert starts(simulate(graph))["end"] == 63
-    assert starts(simulate(graph.remove(np.array([x])).check())) == {"end": 0}
-    assert call == 0
-
-
-# -- insert --------------------------------------------------------------------------------------------------------
-
-
-def test_an_inserted_kernel_brings_its_launch() -> None:
-    """A kernel of 6 behind k0, launched behind g0 by a call of 4::
-
-    CPU     |l0|g0|new-|l1|g1|l2|g2|s|
-    stream       |k0--------|new---|k1--------|k2--------|
-    """
-    graph = step()
-    done = graph.insert(
-        NewTasks(ids_of(graph, "k0"), "new", TaskKind.KERNEL, 6, launched_after=ids_of(graph, "g0"), launch_ns=4)
-    )
-    assert starts(simulate(done.graph.check())) == {
-        "l0": 0, "g0": 3, "cudaLaunchKernel": 5, "l1": 9, "g1": 12, "l2": 14, "g2": 17, "sync": 19,
-        "k0": 5, "new": 15, "k1": 21, "k2": 31, "wait": 41,
-    }  # fmt: skip
-    (new,), (launch,) = done.ids.tolist(), done.launches.tolist()
-    assert done.graph.launch_of[new] == launch
-    assert (done.graph.layer[new], done.graph.phase[new], done.graph.step[new]) == (
-        graph.layer[id_of(graph, "k0")],
-        Phase.FORWARD,
-        4,
-    )
-    assert done.graph.start_ns[new] == -1
-    assert names(done.graph)[done.moved[id_of(graph, "k2")]] == "k2"
-
-
-def test_several_inserted_tasks_keep_the_order_given() -> None:
-    graph = step()
-    at = id_of(graph, "g0")
-    done = graph.insert(NewTasks([at, at, at], "new", TaskKind.CPU_OP, [1, 20, 3]))
-    order = np.argsort(done.ids)
-    assert order.tolist() == [0, 1, 2]
-    assert ends(simulate(done.graph.check()))["l1"] == 5 + 24 + 3
-    assert len(done.launches) == 0
-
-
-def test_inserting_on_a_new_thread_needs_no_neighbour_there() -> None:
-    graph, channel = add_thread(step(), Thread("network", ThreadKind.CHANNEL))
-    done = graph.insert(NewTasks(ids_of(graph, "k0"), "all-reduce", TaskKind.COMMUNICATION, 50, thread=channel))
-    joined = done.graph.add_dependencies(done.moved[ids_of(graph, "k0")], done.ids, lag_ns=5)
-    assert starts(simulate(joined.check()))["all-reduce"] == 20
-
-
-def test_inserting_nothing_gives_the_same_graph() -> None:
-    graph = step()
-    assert graph.insert(NewTasks([], "new", TaskKind.KERNEL, 1)).graph is graph
-
-
-@pytest.mark.parametrize("after", [[-1], [10**6]])
-def test_insert_refuses_places_that_do_not_exist(after: list[int]) -> None:
-    with pytest.raises(WhatifError, match="ids of tasks in 0"):
-        step().insert(NewTasks(after, "new", TaskKind.KERNEL, 1))
-    with pytest.raises(WhatifError, match="ids of tasks in 0"):
-        step().insert(NewTasks([0], "new", TaskKind.KERNEL, 1, launched_after=after))
-
-
-def test_insert_refuses_a_negative_duration() -> None:
-    with pytest.raises(WhatifError, match="0 ns or more"):
-        step().insert(NewTasks([0], "new", TaskKind.KERNEL, -1))
-
-
-def test_removing_what_was_inserted_gives_the_old_timeline_back() -> None:
-    graph = step()
-    done = graph.insert(NewTasks(ids_of(graph, "k0", "k2"), "new", TaskKind.KERNEL, 6,
-                                 launched_after=ids_of(graph, "g0", "g2"), launch_ns=4))  # fmt: skip
-    back = done.graph.remove(done.ids).check()
-    assert starts(simulate(back)) == starts(simulate(graph))
-
-
-def test_a_hundred_thousand_insertions_in_one_call_stay_linear() -> None:
-    """Ten times as many tasks may take thirty times as long at most; a quadratic insertion takes a hundred."""
-    build = Build(CPU, STREAM, launch_lag_ns=2)
-    build.launch(3, 10, "k")
-    build.sync(1)
-    graph = build.graph()
-
-    def cpu_time(n: int) -> float:
-        new = NewTasks(np.ones(n, np.int64), "new", TaskKind.KERNEL, 6, launched_after=np.zeros(n), launch_ns=4)
-        best = float("inf")
-        for _ in range(3):
-            before = time.process_time()
-            done = graph.insert(new)
-            best = min(best, time.process_time() - before)
-            assert len(done.graph) == 4 + 2 * n
-        return best
-
-    assert cpu_time(100_000) < 30 * cpu_time(10_000)
 
 
 # -- split, attach, dependencies -----------------------------------------------------------------------------------

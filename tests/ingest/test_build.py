@@ -26,9 +26,8 @@ from tests.helpers import (
     read_events,
     write_trace,
 )
-from whatif import DependencyKind, Frontier, Phase, TaskGraph, TaskKind, WhatifError, read
+from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, read, simulate
 
-simulate: Any = __import__(Frontier.__module__, fromlist=["simulate"]).simulate
 US = 1_000
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from tests.helpers import CPU, STREAM, Build, starts
-from whatif import Frontier, TaskGraph, TaskKind, Thread, ThreadKind
+from whatif import TaskGraph, TaskKind, Thread, ThreadKind, simulate
 
-simulate: Any = __import__(Frontier.__module__, fromlist=["simulate"]).simulate
 NETWORK = Thread("network", ThreadKind.CHANNEL)
 
 
