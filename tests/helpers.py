@@ -32,7 +32,7 @@ CPU = Thread("CPU", ThreadKind.CPU)
 STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)
 CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
 
-_UNKNOWN = {"start_ns": -1, "correlation_id": -1, "family": -1, "size_bytes": -1, "flops": -1}
+_UNKNOWN = {"start_ns": -1, "correlation_id": -1, "family": -1, "size_bytes": -1, "flops": -1, "measured": -1}
 _CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
 
 

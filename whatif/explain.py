@@ -79,6 +79,7 @@ class Explanation:
             "measured_ms": self.baseline.measured_ns / 1e6 or None,
             "baseline_ms": self.baseline_ms,
             "replay_error_pct": self.baseline.replay_error_pct,
+            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
             "gpu_busy_ms": self.breakdown.gpu_busy_ms,
             "breakdown": self.breakdown.to_dict(),
             "critical_path_ms": {kind: round(ms, 6) for kind, ms in self.critical_path_ms.items()},

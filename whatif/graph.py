@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TASK_COLUMNS = (
     "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
     "correlation_id", "family", "dtype", "size_bytes", "flops",
-    "operator", "in_optimizer",
+    "operator", "in_optimizer", "measured", "profiler_events",
 )  # fmt: skip
 
 
@@ -70,6 +70,7 @@ class GraphInfo:
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None
     optimizer: str | None = None  # its class, from the optimizer's marks
+    execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
     metadata: dict[str, Any] = field(default_factory=dict)  # what the recorder wrote, as it wrote it
 
@@ -100,6 +101,10 @@ class TaskGraph:
     flops: Int64
     operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
+    measured: (
+        Int32  # row of `whatif.measured.OperatorTimes` with the time of its operator alone; -1 where none is known
+    )
+    profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
 
     dependencies: Dependencies
     waits: Waits

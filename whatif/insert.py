@@ -137,6 +137,8 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "flops": column(tasks.flops, -1, np.int64),
         "operator": np.full(count, -1, dtype=np.int32),
         "in_optimizer": np.zeros(count, dtype=np.bool_),
+        "measured": np.full(count, -1, dtype=np.int32),
+        "profiler_events": np.zeros(count, dtype=np.int32),
     }
 
 

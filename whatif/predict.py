@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from whatif.breakdown import Breakdown, breakdown
+from whatif.calibrate import Calibration, calibrate
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.simulator import Schedule, simulate, simulate_bounds
@@ -32,15 +33,22 @@ AnyTransform = Transform | str | Callable[[TaskGraph], TaskGraph]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A graph, its simulated timeline and how well that meets the recording."""
+    """A graph, its simulated timeline and how well that meets the recording.
+
+    The graph is the recorded one, or where ``calibration`` is given that one without the profiler.
+    """
 
     graph: TaskGraph
     timeline: Timeline
     clock: str
+    calibration: Calibration | None = None  # None where the recording tells no step without the profiler
 
     @staticmethod
-    def of(graph: TaskGraph, clock: str | None = None) -> Baseline:
-        """Simulate ``graph`` as it was recorded. Raises WhatifError on a clock that the recording does not have."""
+    def of(graph: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> Baseline:
+        """Simulate ``graph``, corrected to the step without the profiler where the recording tells it.
+
+        With ``calibrated=False`` as it was recorded. Raises WhatifError on a clock that the recording does not have.
+        """
         chosen = clock or default_clock(graph)
         if chosen not in ("gpu", "mark", "span"):
             raise WhatifError(f"expected the step clock gpu, mark or span, got {chosen!r}.")
@@ -49,7 +57,10 @@ class Baseline:
                 f"{graph.info.path}: this recording has no steps by the clock {chosen!r}; "
                 f"it has: {', '.join(graph.info.measured_step_ns) or 'none'}."
             )
-        return Baseline(graph, simulate(graph), chosen)
+        if not calibrated:
+            return Baseline(graph, simulate(graph), chosen)
+        found = calibrate(graph, chosen)
+        return Baseline(found.graph, found.timeline, chosen, found if found.untraced or found.reason else None)
 
     @property
     def step_ns(self) -> float:
@@ -62,9 +73,14 @@ class Baseline:
         return step_ns(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
 
     @property
+    def replayed_ns(self) -> float:
+        """The simulated step of the graph as it was recorded, before any calibration, ns."""
+        return self.calibration.replayed_ns if self.calibration else self.step_ns
+
+    @property
     def replay_error_pct(self) -> float:
-        """Simulated against measured step, percent, signed."""
-        return 100.0 * (self.step_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
+        """Simulated against measured step of the recording, percent, signed: both with the profiler in them."""
+        return 100.0 * (self.replayed_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
 
     @cached_property
     def unexplained_wait_pct(self) -> float:
@@ -138,6 +154,8 @@ class Prediction:
         """What to know before trusting the numbers: the recording's quirks, the model's doubts, the verdict."""
         graph = self.baseline.graph
         found = list(graph.info.quirks)
+        if self.baseline.calibration and self.baseline.calibration.reason:
+            found.append(self.baseline.calibration.reason)
         wait_pct = self.baseline.unexplained_wait_pct
         if wait_pct > DOUBTFUL_WAIT_PCT:
             found.append(
@@ -193,10 +211,13 @@ class Prediction:
             "breakdown": {"baseline": self.baseline.breakdown.to_dict(), "predicted": self.breakdown.to_dict()},
             "warnings": list(self.warnings),
         }
-        if info.batch_size and self.baseline_ms and self.predicted_ms:
+        if self.baseline.calibration:
+            result["calibration"] = self.baseline.calibration.to_dict()
+        changed_batch = self.graph.info.batch_size
+        if info.batch_size and changed_batch and self.baseline_ms and self.predicted_ms:
             result["samples_per_s"] = {
                 "baseline": 1e3 * info.batch_size / self.baseline_ms,
-                "predicted": 1e3 * info.batch_size / self.predicted_ms,
+                "predicted": 1e3 * changed_batch / self.predicted_ms,
             }
         return result
 
@@ -205,13 +226,16 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in options.items()}
 
 
-def apply(graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | None = None) -> Prediction:
+def apply(
+    graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | None = None, calibrated: bool = True
+) -> Prediction:
     """Give the prediction for a graph under transforms, applied left to right.
 
-    A transform is a name with options as text, a loaded ``Transform`` or a function from graph to graph. Raises
-    WhatifError where a script fails its checks, breaks the graph, or where two of them override the schedule.
+    A transform is a name with options as text, a loaded ``Transform`` or a function from graph to graph. ``clock`` and
+    ``calibrated`` are those of ``Baseline.of``, for a graph that is no baseline yet. Raises WhatifError where a script
+    fails its checks, breaks the graph, or where two of them override the schedule.
     """
-    baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock)
+    baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock, calibrated=calibrated)
     loaded = tuple(_as_transform(t) for t in transforms)
     schedule = single_schedule(loaded)
     changed = baseline.graph
@@ -222,11 +246,12 @@ def apply(graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | N
     timeline = simulate(changed, schedule)
     # What the model misses on the recording itself it may miss here as well.
     missed = abs(baseline.replay_error_pct) / 100
+    lower, higher = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
     low, high = (
         step_ns(bound.step_times_ns(baseline.clock), changed, baseline.clock)
         for bound in simulate_bounds(changed, schedule)
     )
-    return Prediction(baseline, loaded, timeline, max(low * (1 - missed), 0.0), high * (1 + missed))
+    return Prediction(baseline, loaded, timeline, max(low * (1 - missed - lower), 0.0), high * (1 + missed + higher))
 
 
 def single_schedule(transforms: tuple[Transform, ...]) -> Schedule | None:

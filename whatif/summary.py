@@ -18,6 +18,8 @@ from whatif.types import Array, Bool, Phase, TaskKind
 DOUBTFUL_REPLAY_PCT = 3.0
 # The recorded over the untraced step from which on the recording is of a slower program than the user's.
 DOUBTFUL_SLOWDOWN = 1.2
+# A correction of the CPU's pace by more than this is no correction but another program.
+DOUBTFUL_PACE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,12 @@ class Summary:
     @property
     def _doubts(self) -> list[str]:
         """What the replay cannot show, because it meets what was recorded and not what happened."""
-        info = self.graph.info
+        info, calibration = self.graph.info, self.baseline.calibration
         found = []
-        if info.untraced_step_ns and self.baseline.clock != "span":
+        if calibration and calibration.met:
+            if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
+                found.append(f"without the profiler the CPU's work is taken at {calibration.own_pace:.2f} of its time")
+        elif info.untraced_step_ns and self.baseline.clock != "span":
             times = self.baseline.measured_ns / info.untraced_step_ns
             if times > DOUBTFUL_SLOWDOWN:
                 found.append(f"the profiler made the step {times:.1f} times as long")
@@ -94,6 +99,7 @@ class Summary:
             "batch_size": info.batch_size,
             "steps": info.n_steps,
             "step_source": info.step_source,
+            "execution": list(info.execution),
             "step_clock": self.baseline.clock,
             "steady_steps": self.steady_steps,
             "measured_ms": self.baseline.measured_ns / 1e6 or None,
@@ -115,6 +121,7 @@ class Summary:
             "dtypes_pct": self.dtypes_pct,
             "launch_lag_us": info.launch_lag_ns / 1e3,
             "queue_depth": info.queue_depth,
+            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
             "trust": self.trust,
             "warnings": list(self.warnings),
         }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_clock, add_json, names_then_trace
+from whatif.cli.options import add_calibration, add_clock, add_json, names_then_trace
 from whatif.cli.reading import read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif apply``."""
-    parser.usage = "whatif apply NAME[:option=value,...] [NAME ...] TRACE [--json] [--clock {gpu,mark,span}] [--debug]"
+    parser.usage = (
+        "whatif apply NAME[:option=value,...] [NAME ...] TRACE [--json] [--clock {gpu,mark,span}] [--no-calibration] "
+        "[--debug]"
+    )
     parser.add_argument(
         "words",
         nargs="+",
@@ -18,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what-ifs (see `whatif transforms`, or the path of a .py file), then the trace",
     )
     add_clock(parser)
+    add_calibration(parser)
     add_json(parser)
 
 
@@ -29,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     # A misspelled name is told before a large trace is read.
     transforms = [load_transform(name) for name in names]
-    prediction = apply(read_trace(path), *transforms, clock=args.clock)
+    prediction = apply(read_trace(path), *transforms, clock=args.clock, calibrated=args.calibrated)
     if args.json:
         from whatif.report.as_json import print_json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_clock, add_json, add_trace
+from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
 from whatif.cli.reading import read_trace, warn
 
 
@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace(parser)
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
     add_clock(parser)
+    add_calibration(parser)
     add_json(parser)
 
 
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.explain import explain
     from whatif.predict import Baseline
 
-    explanation = explain(Baseline.of(graph, args.clock), top=args.top)
+    explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
     if args.json:
         from whatif.report.as_json import print_json
 

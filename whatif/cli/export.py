@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from whatif.cli.options import trace_then_names
+from whatif.cli.options import add_calibration, trace_then_names
 from whatif.cli.reading import read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif export``."""
-    parser.usage = "whatif export TRACE [NAME[:option=value,...] ...] -o OUT.json[.gz] [--debug]"
+    parser.usage = "whatif export TRACE [NAME[:option=value,...] ...] -o OUT.json[.gz] [--no-calibration] [--debug]"
     parser.add_argument(
         "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then the what-ifs to show beside it"
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="the file to write; compressed where its name ends in .gz"
     )
+    add_calibration(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_output(args.output, path)
     transforms = [load_transform(name) for name in names]
-    baseline = Baseline.of(read_trace(path))
+    baseline = Baseline.of(read_trace(path), calibrated=args.calibrated)
     if not transforms:
         write_perfetto(args.output, baseline.timeline, None)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_clock, add_json, add_trace
+from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
 from whatif.cli.reading import read_trace
 
 
@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif info``."""
     add_trace(parser)
     add_clock(parser)
+    add_calibration(parser)
     add_json(parser)
 
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.predict import Baseline
     from whatif.summary import summarize
 
-    summary = summarize(Baseline.of(graph, args.clock))
+    summary = summarize(Baseline.of(graph, args.clock, calibrated=args.calibrated))
     if args.json:
         from whatif.report.as_json import print_json
 

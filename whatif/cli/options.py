@@ -11,7 +11,8 @@ from whatif.cli.main import UsageError
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
     """Add the positional TRACE."""
-    parser.add_argument("trace", metavar="TRACE", help="a recording or a Kineto / Chrome trace (.json, .json.gz)")
+    what = "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite"
+    parser.add_argument("trace", metavar="TRACE", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,16 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
         "--clock",
         choices=("gpu", "mark", "span"),
         help="what a step is: ends of the GPU's work, profiler marks, the whole span (default: what the trace allows)",
+    )
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add --no-calibration, as ``calibrated``."""
+    parser.add_argument(
+        "--no-calibration",
+        dest="calibrated",
+        action="store_false",
+        help="leave the profiler's own cost in: all times as recorded",
     )
 
 

@@ -11,6 +11,7 @@ from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING
+from whatif.ingest.measured import measured_rows
 from whatif.ingest.rows import Role, Rows, rows_of_calls
 from whatif.ingest.waiting import ONE_TASK
 from whatif.kernels import DTYPES, KernelFamily, classify_kernel
@@ -69,6 +70,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
         start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
         operator=columns["operator"].astype(np.int32), in_optimizer=columns["in_optimizer"].astype(np.bool_),
+        measured=measured_rows(events, columns["operator"], info.metadata),
+        profiler_events=columns["profiler_events"].astype(np.int32),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
         correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
         size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
@@ -79,7 +82,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
 def _no_rows() -> Rows:
     names = ("key_ns", "start_ns", "duration_ns", "thread", "name", "kind", "layer", "phase", "landmark", "call",
-             "operator", "event", "role", "sequence", "in_optimizer")  # fmt: skip
+             "operator", "event", "role", "sequence", "in_optimizer", "profiler_events")  # fmt: skip
     return Rows({name: np.empty(0, dtype=np.int64) for name in names})
 
 
@@ -122,6 +125,7 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
         "duration_ns": columns["start_ns"] - origin_ns,
         "start_ns": np.full(len(at), origin_ns),
         "key_ns": np.full(len(at), origin_ns),
+        "profiler_events": np.zeros(len(at), dtype=np.int64),
         "kind": np.full(len(at), TaskKind.WAIT),
         "name": np.full(len(at), -Role.LEAD_IN),
         "event": np.full(len(at), MISSING),

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from whatif.ingest.cpu_side import CpuTasks, cut_thread, find_all_handoffs, find_cpu_tracks, idle_between
+from whatif.ingest.cpu_side import (
+    CpuTasks,
+    count_profiler_events,
+    cut_thread,
+    find_all_handoffs,
+    find_cpu_tracks,
+    idle_between,
+)
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Steps, find_steps
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
@@ -142,6 +149,7 @@ def _thread_rows(
         "phase": labels.phase,
         "landmark": labels.landmark,
         "in_optimizer": labels.in_optimizer,
+        "profiler_events": count_profiler_events(events, parts.tracks[code], pieces),
         "call": pieces.call,
         "operator": operator,
         "event": np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING),
@@ -175,6 +183,7 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
         "event": np.full(n, MISSING),
         "role": np.full(n, role, dtype=np.int8),
         "landmark": np.zeros(n, dtype=np.bool_),
+        "profiler_events": np.zeros(n, dtype=np.int64),
         "sequence": rows["sequence"] + 0.5,
     }
     return Rows(rows)
@@ -212,6 +221,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "phase": _guessed_phases(inherit("phase", int(Phase.UNKNOWN)).astype(np.int8), events.name[gpu.event]),
         "landmark": np.zeros(n, dtype=np.bool_),
         "in_optimizer": inherit("in_optimizer", 0).astype(np.bool_),
+        "profiler_events": np.zeros(n, dtype=np.int64),
         "call": gpu.call,
         "operator": inherit("operator", -1),
         "event": gpu.event,

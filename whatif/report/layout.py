@@ -136,5 +136,10 @@ CLOCK_LABELS = {
     "mark": "mark to mark",
     "span": "first to last task",
 }
+# The step without the profiler, by the clock that measured it.
+UNTRACED_LABELS = {
+    "wall": "the step without the profiler",
+    "cpu": "the CPU time of the step without the profiler",
+}
 # What a report's times are of, by the clock.
 CLOCK_SUBJECTS = {"gpu": "a step", "mark": "a step", "span": "the whole span"}

@@ -11,6 +11,7 @@ from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
     CLOCK_SUBJECTS,
+    UNTRACED_LABELS,
     ms_format,
     plain,
     print_table,
@@ -42,6 +43,10 @@ def print_prediction(prediction: Prediction) -> None:
             out.print(plain(f"  {rates['baseline']:,.1f} → {rates['predicted']:,.1f} samples/s"))
         out.print()
         out.print(_footnote(prediction, ms))
+        untraced = baseline.calibration.untraced if baseline.calibration else None
+        if untraced:
+            what = UNTRACED_LABELS[untraced.clock]
+            out.print(plain(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim"))
 
 
 def _spelled(name: str, options: dict[str, object]) -> str:

@@ -39,7 +39,9 @@ def print_explanation(explanation: Explanation) -> None:
     both = [gpu, cpu, critical] if has_gpu else [cpu, critical]
     with report() as out:
         out.print(plain(explanation.verdict, "bold"))
-        out.print(plain(f"{name}: {what} takes {ms(step_ms)} ms ({CLOCK_LABELS[baseline.clock]})", "dim"))
+        corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
+        recorded = f", recorded with the profiler {ms(baseline.measured_ns / 1e6)} ms" if corrected else ""
+        out.print(plain(f"{name}: {what} takes {ms(step_ms)} ms ({CLOCK_LABELS[baseline.clock]}){recorded}", "dim"))
         if has_gpu:
             parts = explanation.breakdown.to_dict()
             shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]

@@ -8,7 +8,18 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from whatif.report.layout import CLOCK_LABELS, KIND_LABELS, bar, ms_format, pct, plain, print_table, print_title, report
+from whatif.report.layout import (
+    CLOCK_LABELS,
+    KIND_LABELS,
+    UNTRACED_LABELS,
+    bar,
+    ms_format,
+    pct,
+    plain,
+    print_table,
+    print_title,
+    report,
+)
 from whatif.summary import Summary
 
 # Families below the eighth take a percent or less.
@@ -60,15 +71,23 @@ def _print_steps(out: Console, summary: Summary) -> None:
     how = f"{clock}, median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else clock
     rows = [
         ("recorded", f"{ms(baseline.measured_ns / 1e6)} ms", how),
-        ("replayed", f"{ms(baseline.step_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
+        ("replayed", f"{ms(baseline.replayed_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
         ("unexplained wait", f"{baseline.unexplained_wait_pct:.1f} % ", "of the whole recording"),
     ]
     if info.untraced_step_ns:
         rows.insert(
             0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")
         )
+    calibration = baseline.calibration
+    if calibration and calibration.untraced:
+        meets = (
+            f"within {max(abs(100 * calibration.missed), 0.01):.2f} % of {UNTRACED_LABELS[calibration.untraced.clock]}"
+        )
+        rows.insert(3, ("calibrated", f"{ms(calibration.corrected_ns / 1e6)} ms", meets))
     print_title(out, "Whole span" if baseline.clock == "span" else "Step")
     print_table(out, ["", "", " "], rows, gives_way=2)
+    if calibration:
+        out.print(Padding(plain(calibration.sentence, "dim"), (0, 0, 0, 2)))
 
 
 def _print_shares(out: Console, summary: Summary) -> None:
