@@ -6,24 +6,47 @@ Model:  the kernels inside the optimizer's marks and the calls that launch them 
         gradient and moment once: its time is that of the removed kernels above their start-up floor, times the ratio
         of memory accesses, counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and
         _single_tensor_sgd with momentum and weight decay (11 against 5); SGD that is one addition moves what it moved.
-        The range is half as much again either way. The Python loop that collects the parameters stays.
+        The range is half as much again either way. The Python loop that collects the parameters stays. With
+        `to=foreach` each operation becomes one kernel for all parameters and moves what it moved. On a CPU whose
+        update was measured alone in every form (`whatif collect --measure-operators`) that ratio decides.
 """
 
+from typing import Literal
+
 from whatif import TaskGraph, WhatifError
-from whatif.optimizer import fuse_update, n_operations
+from whatif.optimizer import (
+    batch_update,
+    fuse_update,
+    implementation,
+    measured_update_ratio,
+    n_operations,
+    scale_update,
+    step_kernels,
+)
 
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.
 ACCESSES = {"adam": (7, 18, 20), "adamw": (7, 18, 20), "sgd": (5, 11, 11)}
 
 
-def transform(graph: TaskGraph, *, speedup: float | None = None) -> TaskGraph:
+def transform(
+    graph: TaskGraph, *, to: Literal["fused", "foreach"] = "fused", speedup: float | None = None
+) -> TaskGraph:
     """Replace the update phase of every step; `speedup` of the kernels, if known, instead of the traffic model."""
-    optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
     if speedup is not None:
         if not speedup > 0:
             raise WhatifError(f"fused_adam: expected a speedup above 0, got {speedup}.")
         return fuse_update(graph, 1 / speedup, low=1 / speedup, high=1 / speedup)
+    measured = measured_update_ratio(graph, to)
+    if measured is not None and implementation(graph) != to and step_kernels(graph).any():
+        return scale_update(graph, measured, to).note(
+            f"fused_adam: the update alone takes {measured:.2f} of its time as {to}"
+        )
+    if to == "foreach":
+        if graph.on_gpu.any():
+            return batch_update(graph)
+        return graph.note("fused_adam: what to=foreach saves on a CPU needs `whatif collect --measure-operators`")
+    optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
     if optimizer not in ACCESSES:
         raise WhatifError(
             f"fused_adam: expected Adam, AdamW or SGD, got {graph.info.optimizer}, whose traffic is not modelled; "

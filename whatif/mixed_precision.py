@@ -7,6 +7,8 @@ gradients and reads on the CPU whether one is infinite, once a step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,9 @@ from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8
+# On a CPU the rate counts the bytes that a copy of fp32 writes: 4 of the 12 that it moves, because the line that is
+# overwritten is fetched first. A cast moves 4 + 2 + 2.
+CPU_CAST_BYTES = 4 * 8 / 12
 # What a core copies where the recording does not say, GB/s: one channel of DDR4-3200 carries 25.6 at its peak, and a
 # copy moves every byte twice.
 CPU_COPY_GBYTE_S = 10.0
@@ -32,11 +37,25 @@ _FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.RE
 def parameters(graph: TaskGraph) -> int | None:
     """Give the number of parameters of the model, from the recording's layer table; None where it has none."""
     layers = graph.info.metadata.get("layers")
-    counts = (
-        [layer.get("parameters") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-    )
-    total = sum(count for count in counts if isinstance(count, int) and 0 <= count < 10**13)
-    return total or None
+    rows = layers if isinstance(layers, list) else []
+    return _total([layer.get("parameters") for layer in rows if isinstance(layer, dict)])
+
+
+def product_parameters(graph: TaskGraph) -> int | None:
+    """Give the number of parameters that products read, and autocast casts: not those of embeddings and norms.
+
+    A linear layer without parameters of its own shares an embedding's (tied weights), which then counts.
+    """
+    layers = graph.info.metadata.get("layers")
+    rows = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    tied = any(row.get("type") == "Linear" and row.get("parameters") == 0 for row in rows)
+    others = ("Norm",) if tied else ("Norm", "Embedding")
+    counts = [row.get("parameters") for row in rows if not any(word in str(row.get("type")) for word in others)]
+    return _total(counts)
+
+
+def _total(counts: list[Any]) -> int | None:
+    return sum(count for count in counts if isinstance(count, int) and 0 <= count < 10**13) or None
 
 
 def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
@@ -53,9 +72,10 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
     backward = first[graph.phase[first] == Phase.BACKWARD]
     if not len(forward):
         return graph
-    count = parameters(graph)
+    count = product_parameters(graph)
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
-    weight_ns = count * CAST_BYTES / _gbyte_s(graph, gpu) / per_step if count else 0.0
+    cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
+    weight_ns = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
     before = _task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
@@ -92,9 +112,9 @@ def add_loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> TaskGraph:
     if not len(begins) or not graph.on_gpu.any():
         return graph
     count = parameters(graph)
-    unscale_ns = max((count or 0) * UNSCALE_BYTES / _gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
+    unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
     before = _task_before(graph, begins)
-    last_kernel = _last_gpu_before(graph, begins)
+    last_kernel = last_gpu_before(graph, begins)
     unscaled = graph.insert(
         NewTasks(
             last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
@@ -152,8 +172,8 @@ def is_matrix(graph: TaskGraph) -> Bool:
     return among(graph.family, MATRIX_FAMILIES)
 
 
-def _gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
-    """Bytes moved per ns when copying."""
+def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
+    """Give the rate of memory, GB/s: on a GPU of all bytes moved, on a CPU of those that a copy writes."""
     if graph.on_gpu.any():
         return (gpu.memory_gbyte_s if gpu else 900.0) * BANDWIDTH_SHARE
     rates = graph.info.metadata.get("rates")
@@ -167,7 +187,7 @@ def _task_before(graph: TaskGraph, tasks: Array) -> Int64:
     return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
-def _last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
+def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
     """The last GPU task that was launched before each CPU task; the first one where none was."""
     gpu = np.flatnonzero(graph.on_gpu)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)

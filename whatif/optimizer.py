@@ -11,7 +11,11 @@ from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
 FUSED_NAMES = r"(?i)fused_?(adamw?|sgd|lamb|adagrad)|FusedOptimizer|multi_tensor_adam"
-FUSED_NAME = "fused_adam (all parameters)"
+# Those that work on lists of tensors (foreach=True).
+FOREACH_NAMES = r"_foreach_|multi_tensor_apply"
+# In a step the update meets gradients that left the cache: our estimate of what that changes.
+MEASURED_SPREAD = 0.15
+FUSED_NAME, FOREACH_NAME = "fused_adam (all parameters)", "multi_tensor_apply (one operation, all parameters)"
 
 
 def step_kernels(graph: TaskGraph) -> Bool:
@@ -29,6 +33,35 @@ def step_kernels(graph: TaskGraph) -> Bool:
     last_backward = np.full(int(graph.step.max(initial=0)) + 2, -1, dtype=np.int64)
     np.maximum.at(last_backward, graph.step[backward] + 1, backward)
     return np.asarray(update & (np.arange(len(graph)) > last_backward[graph.step + 1]), dtype=np.bool_)
+
+
+def implementation(graph: TaskGraph) -> str:
+    """Give how the recorded update runs: "fused", "foreach" (lists of tensors) or "for_loop" (one after the other)."""
+    for found, pattern in (("fused", FUSED_NAMES), ("foreach", FOREACH_NAMES)):
+        if (step_kernels(graph) & graph.select(name=pattern)).any():
+            return found
+    return "for_loop"
+
+
+def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
+    """Give the time of the update alone as ``to`` over that as recorded; None where the recording did not measure it.
+
+    On a CPU only: on a GPU the time of an update alone is that of its launches or its kernels, whichever is longer.
+    """
+    times = graph.info.metadata.get("update_times_ns")
+    if graph.on_gpu.any() or not isinstance(times, dict):
+        return None
+    before, after = times.get(implementation(graph)), times.get(to)
+    if not all(isinstance(time, int | float) and 0 < time < 1e15 for time in (before, after)):
+        return None
+    return float(after) / float(before)  # type: ignore[arg-type]
+
+
+def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
+    """Give the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time."""
+    update = graph.on_cpu & graph.in_optimizer
+    graph = _renamed(graph, step_kernels(graph), FUSED_NAME if to == "fused" else FOREACH_NAME)
+    return graph.scale(update, ratio, low=ratio * (1 - MEASURED_SPREAD), high=ratio * (1 + MEASURED_SPREAD))
 
 
 def n_operations(graph: TaskGraph) -> int:
@@ -71,7 +104,30 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
     )
 
 
-def _with_one_kernel_each(graph: TaskGraph, groups: list[Int64], ratio: float, low: float, high: float) -> TaskGraph:
+def batch_update(graph: TaskGraph) -> TaskGraph:
+    """Give the graph in which each operation of an update is one kernel for all parameters (foreach=True), on a GPU.
+
+    They move what they moved. Raises WhatifError where there is no update; a foreach or fused one is left as it is.
+    """
+    update = step_kernels(graph)
+    if implementation(graph) != "for_loop":
+        return graph.note("fused_adam: the optimizer works on lists of tensors already; nothing changes")
+    launched = np.flatnonzero(update & (graph.launch_of >= 0))
+    if not len(launched):
+        raise WhatifError("fused_adam: expected update kernels and the calls that launched them, got none.")
+    order = np.lexsort((launched, graph.name[launched], graph.step[launched]))
+    launched = launched[order]
+    same = (np.diff(graph.step[launched]) == 0) & (np.diff(graph.name[launched]) == 0)
+    groups = np.split(launched, np.flatnonzero(~same) + 1)
+    return _with_one_kernel_each(graph, groups, 1.0, 1.0, 1.0, FOREACH_NAME).note(
+        f"fused_adam: {len(launched) // max(graph.info.n_steps, 1)} kernels of an update become "
+        f"{len(groups) // max(graph.info.n_steps, 1)}"
+    )
+
+
+def _with_one_kernel_each(
+    graph: TaskGraph, groups: list[Int64], ratio: float, low: float, high: float, new_name: str = FUSED_NAME
+) -> TaskGraph:
     """Keep the first kernel of each group with its launch, with the time of the fused one; remove the others."""
     first = np.array([tasks[0] for tasks in groups])
     above_floor_ns = np.array(
@@ -83,12 +139,12 @@ def _with_one_kernel_each(graph: TaskGraph, groups: list[Int64], ratio: float, l
         return np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns).astype(np.int64)
 
     graph = graph.with_duration(first, fused_ns(ratio), low_ns=fused_ns(low), high_ns=fused_ns(high))
-    graph = _renamed(graph, np.isin(np.arange(len(graph)), first))
+    graph = _renamed(graph, np.isin(np.arange(len(graph)), first), new_name)
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))
 
 
-def _renamed(graph: TaskGraph, tasks: Bool) -> TaskGraph:
+def _renamed(graph: TaskGraph, tasks: Bool, new_name: str = FUSED_NAME) -> TaskGraph:
     """Give the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
-    names = graph.names if FUSED_NAME in graph.names else (*graph.names, FUSED_NAME)
-    code = names.index(FUSED_NAME)
+    names = graph.names if new_name in graph.names else (*graph.names, new_name)
+    code = names.index(new_name)
     return graph.replace(names=names, name=np.where(tasks, code, graph.name).astype(np.int32))

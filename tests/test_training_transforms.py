@@ -1,0 +1,186 @@
+"""Batch size, accumulation, checkpointing, layout and batch norm: by hand on small steps, and on real recordings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.helpers import Event, launched, mark, op, read_events
+from whatif import Phase, TaskGraph, TaskKind, WhatifError
+from whatif.predict import Baseline
+from whatif.segments import RECOMPUTED_NAME, repeated_blocks, segments
+
+RESNET = "resnet18_cifar_cpu.json.gz"
+
+
+def gpu_steps(folder: Path, **metadata: Any) -> TaskGraph:
+    """Four GPU-bound steps of two layers: forward 200 us each, backward 300 us each, an update of 50 us, one stream."""
+    events: list[Event] = []
+    for i in range(4):
+        at, corr = 2000 * i, 100 * i + 1
+        events += [mark(f"ProfilerStep#{i}", at, 2000), mark("whatif::layer::net", at, 90)]
+        for k in range(2):
+            start = at + 5 + 40 * k
+            events += [
+                mark(f"whatif::layer::net.{k}", start, 38), mark(f"whatif::layer::net.{k}.fc", start + 2, 34),
+                op("aten::mm", start + 3, 30, **{"Sequence number": 10 * i + k}),
+                *launched("sgemm", start + 8, 5, at + 50 + 200 * k, 200, corr + k),
+            ]  # fmt: skip
+        for k in (1, 0):
+            start = at + 100 + 40 * (1 - k)
+            events += [
+                op("autograd::engine::evaluate_function: MmBackward0", start, 38, **{"Sequence number": 10 * i + k}),
+                op("aten::mm", start + 3, 30, **{"Sequence number": 10 * i + k, "Fwd thread id": 1}),
+                *launched("sgemm_bwd", start + 8, 5, at + 450 + 300 * (1 - k), 300, corr + 10 + k),
+            ]
+        events += [mark("Optimizer.step#SGD.step", at + 200, 40), op("aten::add_", at + 205, 20),
+                   *launched("elementwise_kernel<add>", at + 208, 5, at + 1050, 50, corr + 20)]  # fmt: skip
+    return read_events(folder, events, whatif={"version": 1, "batch_size": 4, **metadata})
+
+
+def gpu_us(graph: TaskGraph, phase: Phase, step: int = 1) -> float:
+    return float(graph.duration_ns[graph.on_gpu & (graph.phase == phase) & (graph.step == step)].sum()) / 1e3
+
+
+def test_the_hand_made_step_is_what_it_should_be(tmp_path: Path) -> None:
+    graph = gpu_steps(tmp_path)
+    assert [gpu_us(graph, phase) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)] == [400, 600, 50]
+    assert set(graph.layers) >= {"net", "net.0", "net.1", "net.0.fc", "net.1.fc"}
+
+
+def test_batch_size_keeps_the_update_and_the_start_of_each_kernel(tmp_path: Path) -> None:
+    graph = gpu_steps(tmp_path)
+    doubled = whatif.apply(graph, "batch_size:factor=2").graph
+    # 2 us of each kernel do not grow: 2 x (2 + 198 x 2) and 2 x (2 + 298 x 2).
+    assert [gpu_us(doubled, p) for p in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)] == [796, 1196, 50]
+    assert doubled.info.batch_size == 8
+    assert (doubled.duration_ns[doubled.on_cpu] == graph.duration_ns[graph.on_cpu]).all()
+
+
+def test_the_samples_a_second_of_a_larger_batch_count_its_samples(tmp_path: Path) -> None:
+    prediction = whatif.apply(gpu_steps(tmp_path), "batch_size:size=8")
+    rates = prediction.to_dict()["samples_per_s"]
+    assert rates["baseline"] == pytest.approx(4e3 / prediction.baseline_ms)
+    assert rates["predicted"] == pytest.approx(8e3 / prediction.predicted_ms)
+
+
+def test_accumulation_repeats_the_passes_and_adds_gradients(tmp_path: Path) -> None:
+    gradients = [{"name": f"p{k}", "layer": "net", "bytes": 90_000_000} for k in range(2)]
+    graph = gpu_steps(tmp_path, grad_ready_order=gradients)
+    changed = whatif.apply(graph, "gradient_accumulation:passes=3").graph
+    assert gpu_us(changed, Phase.FORWARD) == 1200
+    assert gpu_us(changed, Phase.UPDATE) == 50
+    # An unknown GPU moves 0.8 x 900 GB/s: 3 accesses of 180 MB take 750 us, twice.
+    assert gpu_us(changed, Phase.BACKWARD) == pytest.approx(1800 + 2 * 750)
+    assert changed.info.batch_size == 12
+    assert whatif.apply(graph, "gradient_accumulation:passes=1").graph is graph
+
+
+def test_accumulation_says_when_the_gradients_are_unknown(tmp_path: Path) -> None:
+    prediction = whatif.apply(gpu_steps(tmp_path), "gradient_accumulation")
+    assert any("gradients" in warning for warning in prediction.warnings)
+
+
+def test_checkpointing_runs_the_forward_pass_of_each_segment_again(tmp_path: Path) -> None:
+    graph = gpu_steps(tmp_path)
+    changed = whatif.apply(graph, "activation_checkpoint").graph
+    again = changed.select(name=r"^recomputed") & changed.on_gpu & (changed.step == 1)
+    assert changed.duration_ns[again].tolist() == [200_000, 200_000]
+    # Before the backward work of its own segment: layer net.1 first, as the backward pass goes.
+    order = np.flatnonzero(changed.on_gpu & (changed.step == 1))
+    found = [(changed.names[changed.name[t]].split(" ")[0], changed.layers[changed.layer[t]]) for t in order]
+    assert found[2:6] == [("recomputed", "net.1.fc"), ("sgemm_bwd", "net.1.fc"), ("recomputed", "net.0.fc"),
+                          ("sgemm_bwd", "net.0.fc")]  # fmt: skip
+    # The CPU bounds the step (2,000 us against 1,050), so what it costs is 2 x 38 us of launching.
+    assert whatif.apply(graph, "activation_checkpoint").predicted_ms == pytest.approx(2.076)
+    # Ten times faster it is ahead, and the GPU's 2 x 200 us count.
+    fast = [whatif.apply(graph, "scale:kind=cpu,factor=0.1", *more) for more in ((), ("activation_checkpoint",))]
+    assert fast[1].predicted_ms - fast[0].predicted_ms == pytest.approx(0.4, abs=0.002)
+
+
+def test_checkpointing_what_is_named(tmp_path: Path) -> None:
+    graph = gpu_steps(tmp_path)
+    one = whatif.apply(graph, r"activation_checkpoint:layers=net\.1").graph
+    assert (one.select(name="^recomputed") & one.on_gpu & (one.step == 1)).sum() == 1
+    with pytest.raises(WhatifError, match="layers named"):
+        whatif.apply(graph, "activation_checkpoint:layers=nosuch")
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks"),
+    [
+        (("", "layer1", "layer1.0", "layer1.0.conv", "layer1.1", "layer1.1.conv"), ["layer1.0", "layer1.1"]),
+        (("", "h.0", "h.0.mlp.0", "h.0.mlp.0.x", "h.0.mlp.1", "h.0.mlp.1.x", "h.1", "h.1.a"), ["h.0", "h.1"]),
+        (("", "features.0", "features.1"), []),
+        (("", "fc1", "fc1.weight_norm"), []),
+    ],
+)
+def test_blocks_are_the_outermost_numbered_layers_that_repeat(layers: tuple[str, ...], blocks: list[str]) -> None:
+    assert repeated_blocks(layers) == blocks
+
+
+def test_segments_do_not_lie_in_one_another(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / RESNET)
+    chosen = segments(graph, "blocks.*")
+    assert not any(a != b and a.startswith(b + ".") for a in chosen for b in chosen)
+
+
+@pytest.mark.parametrize(
+    "spec", ["batch_size:factor=2", "gradient_accumulation:passes=2", "activation_checkpoint", "batch_norm_eval",
+             "channels_last"],
+)  # fmt: skip
+def test_on_a_real_recording(own_traces: Path, spec: str) -> None:
+    graph = whatif.read(own_traces / RESNET)
+    prediction = whatif.apply(graph, spec)
+    assert prediction.low_ms <= prediction.predicted_ms <= prediction.high_ms
+    slower = spec.split(":")[0] in ("batch_size", "gradient_accumulation", "activation_checkpoint")
+    assert (prediction.predicted_ms > prediction.baseline_ms) == slower
+    update = graph.select(phase=Phase.UPDATE) & graph.on_cpu
+    new_update = prediction.graph.select(phase=Phase.UPDATE) & prediction.graph.on_cpu
+    before = Baseline.of(graph).graph
+    assert prediction.graph.duration_ns[new_update].sum() == before.duration_ns[update].sum()
+
+
+def test_recomputed_time_is_the_forward_time_of_the_blocks(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / RESNET)
+    changed = whatif.load_transform(r"activation_checkpoint:layers=blocks\.3")(graph)
+    again = changed.select(name=RECOMPUTED_NAME.replace("(", r"\(").replace(")", r"\)"))
+    inside = graph.select(layer=r"^blocks\.3(\.|$)", phase=Phase.FORWARD) & graph.on_cpu & (graph.step >= 0)
+    assert again.sum() == graph.info.n_steps
+    assert changed.duration_ns[again].sum() == graph.duration_ns[inside].sum()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["batch_size", "batch_size:factor=0", "batch_size:factor=nan", "batch_size:factor=1,size=2", "batch_size:size=0",
+     "gradient_accumulation:passes=0", "gradient_accumulation:passes=100000", "activation_checkpoint:layers=(",
+     "data_loading:workers=-1", "data_loading:workers=2,time_ms=3"],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_one_sentence(own_traces: Path, spec: str) -> None:
+    with pytest.raises(WhatifError) as error:
+        whatif.apply(whatif.read(own_traces / "resnet18_cifar_cpu_loader0.json.gz"), spec)
+    assert "\n" not in str(error.value)
+
+
+def test_inference_has_nothing_to_accumulate(tmp_path: Path) -> None:
+    events = [op("aten::mm", 10 * i, 8) for i in range(5)]
+    with pytest.raises(WhatifError, match="backward"):
+        whatif.apply(read_events(tmp_path, events), "gradient_accumulation")
+
+
+def test_workers_share_the_cores_that_training_leaves(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / "resnet18_cifar_cpu_loader0.json.gz")
+    one, two = (whatif.apply(graph, f"data_loading:workers={n}") for n in (1, 2))
+    assert two.predicted_ms == one.predicted_ms  # both fit behind the rest of the step
+    assert json.dumps(two.to_dict())
+    loading = two.graph.select(kind=TaskKind.DATA_LOADING)
+    assert (
+        0
+        < two.graph.duration_ns[loading].sum()
+        < 0.1 * graph.duration_ns[graph.select(kind=TaskKind.DATA_LOADING)].sum()
+    )

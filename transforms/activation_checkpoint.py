@@ -1,0 +1,23 @@
+"""Activation checkpointing: what if some layers kept no activations and computed them again in the backward pass?
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3; torch.utils.checkpoint with
+        use_reentrant=False.
+Model:  before the backward work of each segment its forward work comes again, with all its kernels, launches and
+        Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Ignored: the
+        end of a segment that no activation depends on (PyTorch stops early), the hooks that take the place of saving.
+"""
+
+from whatif import TaskGraph, WhatifError
+from whatif.segments import recompute, segments
+
+
+def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
+    """Recompute the segments; `layers` is a regular expression that matches whole layer names."""
+    chosen = segments(graph, layers)
+    if not chosen:
+        wanted = "repeated blocks" if layers is None else f"layers named {layers!r}"
+        raise WhatifError(
+            f"activation_checkpoint: expected {wanted} in the recording, got {len(graph.layers) - 1} layers; name "
+            "some as in activation_checkpoint:layers=encoder.layer.[0-9]+ (`whatif collect` records layers)."
+        )
+    return recompute(graph, chosen).note(f"activation_checkpoint: {len(chosen)} segments, {chosen[0]} … {chosen[-1]}")

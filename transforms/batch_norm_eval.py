@@ -1,0 +1,31 @@
+"""Batch norm in eval mode: normalize with the running statistics instead of those of the batch (frozen batch norm).
+
+Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015, §3.1 (inference normalizes with fixed statistics);
+        torch.nn.BatchNorm2d.eval().
+Model:  where the recording has its operators measured alone (`whatif collect --measure-operators`), each batch
+        normalization by the ratio of its two measurements. Elsewhere by accesses of one value per activation: forward
+        training reads twice and writes once, eval reads and writes once; backward training reads input and gradient
+        twice and writes once, eval reads both once and the gradient again and writes once. Counting the batches goes.
+"""
+
+import numpy as np
+
+from whatif import Phase, TaskGraph
+from whatif.kernels import KernelFamily
+from whatif.measured import form_ratio, scale_measured
+
+FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
+
+
+def transform(graph: TaskGraph) -> TaskGraph:
+    """Shorten every batch normalization of the forward and the backward pass."""
+    norm = (graph.family == KernelFamily.NORMALIZATION) & ~graph.select(phase=Phase.UPDATE)
+    ratio, spread = form_ratio(graph, "eval")
+    known = np.isfinite(ratio) & ~graph.select(phase=Phase.UPDATE)
+    if not (norm | known).any():
+        return graph.note("batch_norm_eval: the recording has no batch normalization; nothing changes")
+    forward = norm & ~known & graph.select(phase=Phase.FORWARD)
+    backward = norm & ~known & graph.select(phase=Phase.BACKWARD)
+    graph = scale_measured(graph, known, ratio, spread)
+    graph = graph.scale(forward, FORWARD_RATIO, low=FORWARD_RATIO**2, high=1.0)
+    return graph.scale(backward, BACKWARD_RATIO, low=BACKWARD_RATIO**2, high=1.0)

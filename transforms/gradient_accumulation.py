@@ -1,0 +1,31 @@
+"""Gradient accumulation: what if several forward and backward passes were made for each update?
+
+Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is kept as it is, every later one is
+        added to it; Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform", §III (a step is its passes
+        and one update).
+Model:  loading, forward and backward pass take `passes` times as long, each of a whole recorded batch; the update
+        happens once. Every pass but the first adds its gradients to those before: two reads and one write of each, at
+        the machine's memory rate, one operator a parameter tensor. Ignored: all-reduces that are left out (no_sync).
+"""
+
+import numpy as np
+
+from whatif import Phase, TaskGraph, WhatifError
+from whatif.batch import with_batch_size
+from whatif.gradients import add_gradients, backward_ends
+
+
+def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
+    """Repeat the passes of each step, and add up their gradients."""
+    if not 1 <= passes <= 10_000:
+        raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
+    if not len(backward_ends(graph)):
+        raise WhatifError("gradient_accumulation: expected steps with a backward pass to repeat, got none.")
+    if passes == 1:
+        return graph
+    in_pass = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
+    repeated = in_pass & (graph.on_gpu | graph.on_cpu)
+    # Each repetition of a kernel also follows the one before it on its stream.
+    lag_ns = np.array([thread.lag_ns for thread in graph.threads])[graph.thread[repeated]]
+    graph = graph.with_duration(repeated, graph.duration_ns[repeated] * passes + (passes - 1) * lag_ns)
+    return with_batch_size(add_gradients(graph, passes - 1), passes)

@@ -1,0 +1,70 @@
+"""The gradients of a step: how many there are, how large, and what adding them up over several passes costs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph import TaskGraph
+from whatif.hardware import find_gpu
+from whatif.insert import NewTasks
+from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.mixed_precision import last_gpu_before, memory_gbyte_s, operator_cost_ns
+from whatif.types import Int64, Phase, TaskKind
+
+ADD_NAME = "add gradients (accumulation)"
+# Accesses of each byte of a gradient that is added to another: two reads and a write. On a CPU the rate counts the
+# bytes that a copy writes, which reads, fetches the line that it overwrites, and writes: as much traffic.
+GPU_ACCESSES, CPU_ACCESSES = 3, 1
+# Either way: gradients may still lie in a cache, or their addition wait for memory. Our estimate.
+SPREAD = 2.0
+
+
+class Gradients(NamedTuple):
+    """Number of the parameter tensors that get a gradient, and bytes of all gradients."""
+
+    tensors: int
+    size_bytes: int
+
+
+def gradients(graph: TaskGraph) -> Gradients | None:
+    """Give the gradients by the recorder's list of them; None where the recording has none."""
+    rows = graph.info.metadata.get("grad_ready_order")
+    sizes = [row.get("bytes") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    known = [size for size in sizes if isinstance(size, int) and 0 <= size < 2**44]
+    return Gradients(len(known), sum(known)) if known else None
+
+
+def backward_ends(graph: TaskGraph) -> Int64:
+    """Give the last CPU task of the backward pass of each step that has one."""
+    tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    steps, last = np.unique(graph.step[tasks][::-1], return_index=True)
+    return tasks[::-1][last] if len(steps) else tasks
+
+
+def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
+    """Let each step add its gradients ``times`` times more to what is there, at the end of its backward pass.
+
+    Where the recording does not tell its gradients nothing is added, with a note.
+    """
+    ends, found = backward_ends(graph), gradients(graph)
+    if found is None:
+        return graph.note("the recording does not tell its gradients (whatif collect does), so adding them is free")
+    calls = times * found.tensors
+    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
+    if not graph.on_gpu.any():
+        work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
+        tasks = NewTasks(
+            ends, ADD_NAME, TaskKind.CPU_OP, work_ns, low_ns=work_ns / SPREAD, high_ns=work_ns * SPREAD,
+            phase=Phase.BACKWARD, family=int(KernelFamily.ELEMENTWISE),
+        )  # fmt: skip
+        return graph.insert(tasks).graph
+    each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
+    after = last_gpu_before(graph, ends)
+    tasks = NewTasks(
+        after, ADD_NAME, TaskKind.KERNEL, calls * each_ns, high_ns=calls * each_ns * SPREAD, phase=Phase.BACKWARD,
+        family=int(KernelFamily.ELEMENTWISE), launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
+    )  # fmt: skip
+    return graph.insert(tasks).graph

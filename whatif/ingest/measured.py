@@ -1,0 +1,73 @@
+"""Which task is part of which operator that was measured alone (see ``whatif.measured``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whatif.ingest.events import EventCategory, Events
+from whatif.types import Array, Int32, Int64
+
+
+def measured_rows(events: Events, operator: Array, metadata: dict[str, Any]) -> Int32:
+    """Give the row of "operator_times" for each task, shape (n_tasks,), -1 where its operator was not measured.
+
+    ``operator`` is the row of the innermost operator of each task, -1 where there is none. What was measured are
+    outermost ``aten::`` operators: those that no other one of the same thread encloses.
+    """
+    rows = np.full(len(operator), -1, dtype=np.int32)
+    known = _row_of_signature(metadata)
+    tasks = np.flatnonzero(operator >= 0)
+    if not known or not len(tasks):
+        return rows
+    outermost = _outermost(events)[operator[tasks].astype(np.int64)]
+    tasks, outermost = tasks[outermost >= 0], outermost[outermost >= 0]
+    if not len(tasks):
+        return rows
+    # One number a pair of name and shapes; each distinct pair is looked up once.
+    key = events.name[outermost].astype(np.int64) * (len(events.shapes) + 1) + events.shape[outermost] + 1
+    pairs, which = np.unique(key, return_inverse=True)
+    found = np.full(len(pairs), -1, dtype=np.int32)
+    for at, pair in enumerate(pairs.tolist()):
+        name, shape = divmod(pair, len(events.shapes) + 1)
+        if shape:
+            found[at] = known.get(_signature(events.names[name], *events.shapes[shape - 1]), -1)
+    rows[tasks] = found[np.asarray(which).reshape(-1)]
+    return rows
+
+
+def _row_of_signature(metadata: dict[str, Any]) -> dict[bytes, int]:
+    table = metadata.get("operator_times")
+    rows = enumerate(table) if isinstance(table, list) else ()
+    return {
+        _signature(row.get("op"), row.get("dims"), row.get("types"), row.get("concrete")): number
+        for number, row in rows
+        if isinstance(row, dict)
+    }
+
+
+def _signature(op: Any, dims: Any, types: Any, concrete: Any) -> bytes:
+    return msgspec.json.encode([op, dims, types, concrete])
+
+
+def _outermost(events: Events) -> Int64:
+    """For each event the outermost ``aten::`` operator that it is or lies in, shape (n_events,); -1 where none."""
+    result = np.full(len(events), -1, dtype=np.int64)
+    is_aten = np.array([name.startswith("aten::") for name in events.names], dtype=np.bool_)
+    operators = np.flatnonzero(events.category == EventCategory.CPU_OP)
+    for track in np.unique(events.track[operators]):
+        mine = operators[events.track[operators] == track]
+        aten = mine[is_aten[events.name[mine]]]
+        if not len(aten):
+            continue
+        # Rows are sorted by (start, -duration): one that ends no later than any before it lies inside another.
+        end_ns = events.start_ns[aten] + events.duration_ns[aten]
+        reach_ns = np.maximum.accumulate(end_ns)
+        outer = np.append(True, events.start_ns[aten][1:] >= reach_ns[:-1])
+        roots, root_end_ns = aten[outer], end_ns[outer]
+        at = np.searchsorted(events.start_ns[roots], events.start_ns[mine], side="right") - 1
+        inside = (at >= 0) & (events.start_ns[mine] < root_end_ns[np.maximum(at, 0)])
+        result[mine] = np.where(inside, roots[np.maximum(at, 0)], -1)
+    return result
