@@ -9,6 +9,7 @@ from whatif.kernels import KernelFamily
 # The first pattern that matches decides. Containers (aten::linear, aten::conv2d) have hardly any time of their own.
 _RULES = (
     (KernelFamily.COMMUNICATION, r"^(c10d|gloo|nccl|mpi)(::|:)"),
+    (KernelFamily.FUSED, r"^CompiledFunction(Backward)?$"),
     (KernelFamily.OPTIMIZER, r"_fused_(adam|adamw|sgd|adagrad)"),
     (KernelFamily.ATTENTION, r"scaled_dot_product|flash_attention|efficient_attention"),
     (KernelFamily.CONVOLUTION, r"conv(olution|_transpose|_depthwise)?\d?d?(_|$)|convolution|thnn_conv|slow_conv"),

@@ -33,12 +33,16 @@ class Labeller:
 
     def __init__(self, events: Events, marks: NameMarks) -> None:
         self._events, self._marks = events, marks
-        self.layers, self._layer_of_name = _layer_table(events, marks)
+        self.layers = [""]
+        self._layer_of_name = _add_layers(self.layers, events, marks.layer)
+        self._region_of_name = _add_layers(self.layers, events, marks.region)
         self._operator = events.category == EventCategory.CPU_OP
         self._backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
         self._layer_of_sequence = self._sequence_layers()
+        self._numbered = bool(len(self._layer_of_sequence[0]))
+        self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers()
         self.has_backward = bool(self._backward.any())
 
@@ -52,13 +56,16 @@ class Labeller:
         return np.flatnonzero(named & kinds & (self._events.track == track))
 
     def _enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
-        rows = self._layer_rows(track)
+        """The innermost module at each time; where there is none, the innermost compiled region."""
+        regions = np.flatnonzero((self._region_of_name > 0)[self._events.name] & (self._events.track == track))
+        layer = self._innermost(self._layer_rows(track), self._layer_of_name, time_ns)
+        return np.where(layer > 0, layer, self._innermost(regions, self._region_of_name, time_ns)).astype(np.int32)
+
+    def _innermost(self, rows: Array, code_of_name: Int32, time_ns: Int64) -> Int32:
         if not len(rows):
             return np.zeros(len(time_ns), dtype=np.int32)
         found = self._nest(rows).innermost(time_ns)
-        return np.where(found >= 0, self._layer_of_name[self._events.name[rows[np.maximum(found, 0)]]], 0).astype(
-            np.int32
-        )
+        return np.where(found >= 0, code_of_name[self._events.name[rows[np.maximum(found, 0)]]], 0).astype(np.int32)
 
     def _sequence_layers(self) -> tuple[Int64, Int32]:
         """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
@@ -112,6 +119,7 @@ class Labeller:
         found = self._nest(operators).innermost(time_ns)
         operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
         layer = self._enclosing_layers(track, time_ns)
+        in_layer = layer > 0
         backward_rows = np.flatnonzero(self._backward & on_track)
         backward = np.zeros(len(time_ns), dtype=np.bool_)
         if len(backward_rows):
@@ -120,15 +128,24 @@ class Labeller:
             own = np.where(backward, self._backward_layer[backward_rows[np.maximum(inner, 0)]], 0)
             # A gradient is accumulated right behind the operator that made it; Python between two operators belongs to
             # the one before.
-            own = _carried_forward(own, backward | worker)
-            layer = np.where(backward | worker, own, layer).astype(np.int32)
+            passing = backward | worker
+            if self._numbered:
+                passing |= _between(backward, operator < 0)
+                ends = np.zeros(len(time_ns), dtype=np.bool_)
+            else:
+                # Without forward operators: a node that no arrow reached has no layer (the loss), and takes none from
+                # the step before.
+                ends = backward & ~self._accumulates[events.name[backward_rows[np.maximum(inner, 0)]]]
+            own = _carried_forward(own, passing, ends)
+            layer = np.where(passing, own, layer).astype(np.int32)
         annotation = (events.category == EventCategory.ANNOTATION) & on_track
         update = _inside(events, annotation & marks.update[events.name], time_ns)
         loading = _inside(events, annotation & marks.loading[events.name], time_ns)
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
         building = np.flatnonzero(on_track & self._operator & (events.sequence >= 0) & ~self._backward)
-        forward = self._nest(building).innermost(time_ns) >= 0
+        # A recording without operators has the layers' forward calls alone to tell it.
+        forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
         phase[update] = Phase.UPDATE
         phase[loading] = Phase.DATA
@@ -140,24 +157,33 @@ class Labeller:
         return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping)
 
 
-def _layer_table(events: Events, marks: NameMarks) -> tuple[list[str], Int32]:
-    used = set(np.unique(events.name[marks.is_layer[events.name]]).tolist()) if len(events) else set()
-    layers = [""]
+def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:
+    """Add the layers that names of events stand for; returns the layer of every name, shape (n_names,), 0 for none."""
     codes = np.zeros(len(events.names), dtype=np.int32)
-    known: dict[str, int] = {}
-    for code in sorted(used):
-        layer = marks.layer[code]
+    known = {layer: code for code, layer in enumerate(layers)}
+    for code in np.unique(events.name).tolist():
+        layer = named[code]
         codes[code] = known.setdefault(layer, len(layers))
         if codes[code] == len(layers):
             layers.append(layer)
-    return layers, codes
+    return codes
 
 
-def _carried_forward(layer: Array, where: Bool) -> Int32:
-    """Where a layer is unknown, take that of the piece before, within runs of ``where``."""
+def _carried_forward(layer: Array, where: Bool, ends: Bool) -> Int32:
+    """Where a layer is unknown, take that of the piece before, within runs of ``where``; ``ends`` take none."""
     position = np.arange(len(layer))
-    known = np.maximum.accumulate(np.where((layer > 0) | ~where, position, -1))
+    known = np.maximum.accumulate(np.where((layer > 0) | ~where | ends, position, -1))
     return np.where(known >= 0, layer[np.maximum(known, 0)], 0).astype(np.int32)
+
+
+def _between(chosen: Bool, empty: Bool) -> Bool:
+    """Which ``empty`` pieces lie between two ``chosen`` ones, with nothing but empty pieces around them."""
+    position = np.arange(len(chosen))
+    before = np.maximum.accumulate(np.where(empty, -1, position))
+    after = np.minimum.accumulate(np.where(empty, len(chosen), position)[::-1])[::-1]
+    enclosed = empty & (before >= 0) & (after < len(chosen))
+    enclosed[enclosed] = chosen[before[enclosed]] & chosen[after[enclosed]]
+    return enclosed
 
 
 def _inside(events: Events, chosen: Bool, time_ns: Int64) -> Bool:

@@ -17,11 +17,18 @@ MODULE = re.compile(r"^nn\.Module: (.+)$")
 # What our own recorder writes around a layer's forward pass, with its qualified name.
 LAYER = re.compile(r"^whatif::layer::(.*)$")
 AUTOGRAD = re.compile(r"^autograd::|Backward\d*(>)?$|AccumulateGrad|CompiledFunctionBackward")
+# What torch.compile writes around the code that it generated, forward and backward.
+REGION = re.compile(r"^Torch-Compiled Region: (.+)$")
+COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunction(Backward)?$|^## Call CompiledFxGraph ")
 
 
 @dataclass(frozen=True, slots=True)
 class NameMarks:
-    """What each name of a trace means, as masks of shape (n_names,); ``layer`` has the layer's name or ""."""
+    """What each name of a trace means, as masks of shape (n_names,).
+
+    ``layer`` has the layer's name or ""; ``region`` has the name of the layer that a compiled region stands for where
+    no module encloses it, or "".
+    """
 
     step: Bool
     optimizer: Bool
@@ -29,6 +36,8 @@ class NameMarks:
     loading: Bool
     autograd: Bool
     layer: list[str]
+    compiled: Bool
+    region: list[str]
 
     @property
     def is_layer(self) -> Bool:
@@ -45,4 +54,8 @@ def name_marks(names: list[str]) -> NameMarks:
     for name in names:
         found = MODULE.match(name) or LAYER.match(name)
         layer.append(found.group(1) if found else "")
-    return NameMarks(matches(STEP), matches(OPTIMIZER), matches(UPDATE), matches(LOADING), matches(AUTOGRAD), layer)
+    region = [f"(compiled region {found.group(1)})" if (found := REGION.match(name)) else "" for name in names]
+    return NameMarks(
+        matches(STEP), matches(OPTIMIZER), matches(UPDATE), matches(LOADING), matches(AUTOGRAD), layer,
+        matches(COMPILED), region,
+    )  # fmt: skip

@@ -13,25 +13,51 @@ from whatif.errors import WhatifError
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
-from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.execution import find_execution
 from whatif.ingest.find_steps import steady_range
 from whatif.ingest.kineto import read_kineto
 from whatif.steps import step_times_ns
 from whatif.types import Bool
 
 Progress = Callable[[int, int], None]
+SQLITE_MAGIC = b"SQLite format 3\0"
+# What the tool calls its own format, which only its exporter reads.
+NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
-    """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz).
+    """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
     ``progress(done_bytes, total_bytes)`` is called now and then. Raises WhatifError, one sentence, where the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     path = Path(path)
-    events = read_kineto(path, progress=progress)
+    if _is_sqlite(path):
+        from whatif.ingest.nsys import read_nsys  # sqlite3 is loaded for those who need it
+
+        return graph_of_events(read_nsys(path, progress=progress), str(path))
+    try:
+        events = read_kineto(path, progress=progress)
+    except WhatifError as error:
+        if path.suffix in NSYS_SUFFIXES and path.is_file():
+            raise WhatifError(
+                f"{path}: expected a trace or a SQLite export, got a report of Nsight Systems as it was recorded; "
+                "export it first with `nsys export --type sqlite report.nsys-rep`."
+            ) from error
+        raise
     return graph_of_events(events, str(path))
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    except (OSError, ValueError):  # the reader of traces says what is wrong with it
+        return False
 
 
 def graph_of_events(events: Events, path: str) -> TaskGraph:
@@ -39,6 +65,7 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
     parts = find_parts(events, is_amd=_is_amd(info, events))
+    execution, told = find_execution(parts, info.metadata)
     edges_ns = parts.steps.edges_ns
     n_steps = max(len(edges_ns) - 1, 0)
     info = replace(
@@ -49,7 +76,8 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         optimizer=_optimizer(parts.marks.optimizer, events),
         launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
-        quirks=(*info.quirks, *_graph_launches(parts)),
+        execution=execution,
+        quirks=(*info.quirks, *told),
     )
     graph = assemble(parts, info).check()
     return _with_measured_steps(graph, parts)
@@ -117,15 +145,6 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     )
 
 
-def _graph_launches(parts: Parts) -> list[str]:
-    """Say how many GPU tasks CUDA graphs launched: one call for all, so that what they were for is not recorded."""
-    call = parts.gpu.call[parts.gpu.call >= 0]
-    count = int((parts.calls.kind[call] == CallKind.GRAPH_LAUNCH).sum())
-    return (
-        [f"{count} GPU tasks were launched by CUDA graphs: all have the phase and layer of the launch"] if count else []
-    )
-
-
 def _optimizer(is_step: Bool, events: Events) -> str | None:
     """The class in "Optimizer.step#Adam.step"."""
     names = [name for name, step in zip(events.names, is_step.tolist(), strict=True) if step]
@@ -133,7 +152,7 @@ def _optimizer(is_step: Bool, events: Events) -> str | None:
 
 
 def _positive(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and 0 < value < 1e12
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
 def _first_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:

@@ -1,0 +1,123 @@
+"""How the recorded steps were executed: operator by operator, compiled by torch.compile, launched by CUDA graphs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from whatif.ingest.build import Parts
+from whatif.ingest.calls import CallKind
+from whatif.ingest.events import EventCategory, Events
+from whatif.intervals import union
+from whatif.types import Array, Bool, Int64
+
+# Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
+_INDUCTOR_KERNEL = re.compile(r"triton_(poi|red|per|tem|for|mm|bmm|split_scan)_|triton__\d+d|cpp_fused_")
+# A graph whose launches were recorded as one task each (Nsight Systems without --cuda-graph-trace=node).
+_WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
+
+
+def find_execution(parts: Parts, metadata: dict[str, Any]) -> tuple[tuple[str, ...], list[str]]:
+    """Give the ways of execution ("eager" alone, else "compiled", "cuda_graph") and a sentence on each special one.
+
+    ``metadata`` is the recorder's; it knows of compiled modules that a recording without operators does not show.
+    """
+    told = metadata.get("execution")
+    told = told if isinstance(told, dict) else {}
+    sentences = [*_compiled(parts), *_graph_launches(parts)]
+    ways = []
+    if told.get("compiled") is True or any(s.startswith("compiled by") for s in sentences):
+        ways.append("compiled")
+    if told.get("cuda_graph") is True or any(s.startswith("launched by") for s in sentences):
+        ways.append("cuda_graph")
+    return tuple(ways) or ("eager",), sentences
+
+
+def _compiled(parts: Parts) -> list[str]:
+    """Say what share of the time torch.compile's code takes; nothing where it runs none."""
+    events, marks = parts.events, parts.marks
+    regions = {marks.region[name] for name in np.unique(events.name[_operators(events)]).tolist()} - {""}
+    by_compiler = marks.compiled[events.name] & (_operators(events) | (events.category == EventCategory.ANNOTATION))
+    gpu = parts.gpu
+    if len(gpu.event):
+        generated = np.array([_INDUCTOR_KERNEL.match(name) is not None for name in events.names], dtype=np.bool_)
+        inside = generated[events.name[gpu.event]] | _launched_inside(parts, by_compiler)
+        duration_ns = gpu.end_ns - gpu.start_ns
+        time_ns, all_ns, what = int(duration_ns[inside].sum()), int(duration_ns.sum()), "GPU"
+    else:
+        time_ns, all_ns, what = _union_ns(events, by_compiler), _union_ns(events, _operators(events)), "operators'"
+    if not time_ns and not regions:
+        return []
+    counted = f"{_counted(len(regions), 'region')}, " if regions else ""
+    share_pct = 100 * time_ns / max(all_ns, 1)
+    return [
+        f"compiled by torch.compile: {counted}{share_pct:.0f} % of the {what} time; inside a region no module is known"
+    ]
+
+
+def _graph_launches(parts: Parts) -> list[str]:
+    """Say what CUDA graphs launched: one call for many tasks, so that what each was for is not recorded."""
+    gpu = parts.gpu
+    launched = _of_calls(parts, parts.calls.kind == CallKind.GRAPH_LAUNCH)
+    if not launched.any():
+        return []
+    duration_ns = gpu.end_ns - gpu.start_ns
+    share_pct = 100 * int(duration_ns[launched].sum()) / max(int(duration_ns.sum()), 1)
+    tasks = _counted(int(launched.sum()), "GPU task")
+    launches = _counted(len(np.unique(gpu.call[launched])), "launch", "launches")
+    sentences = [
+        f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time; all tasks of a launch "
+        "have its phase and layer"
+    ]
+    whole_graph = np.array([_WHOLE_GRAPH.fullmatch(name) is not None for name in parts.events.names], dtype=np.bool_)
+    whole = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())
+    if whole:
+        sentences.append(
+            f"{_counted(whole, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
+            "record with `nsys profile --cuda-graph-trace=node` to see those"
+        )
+    return sentences
+
+
+def _launched_inside(parts: Parts, by_compiler: Bool) -> Bool:
+    """Which GPU tasks were launched while compiled code ran on the launching thread."""
+    events, calls = parts.events, parts.calls
+    inside = np.zeros(len(calls.event), dtype=np.bool_)
+    for track in np.unique(events.track[by_compiler]).tolist():
+        mine = np.flatnonzero(calls.track == track)
+        start_ns, end_ns = _union(events, by_compiler & (events.track == track))
+        at = np.searchsorted(start_ns, calls.start_ns[mine], side="right") - 1
+        inside[mine] = (at >= 0) & (calls.start_ns[mine] < end_ns[np.maximum(at, 0)])
+    return _of_calls(parts, inside)
+
+
+def _of_calls(parts: Parts, chosen: Bool) -> Bool:
+    """Which GPU tasks the chosen calls launched."""
+    call = parts.gpu.call
+    launched: Bool = (call >= 0) & np.append(chosen, False)[call]
+    return launched
+
+
+def _counted(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def _operators(events: Events) -> Bool:
+    chosen: Bool = events.category == EventCategory.CPU_OP
+    return chosen
+
+
+def _union(events: Events, chosen: Array) -> tuple[Int64, Int64]:
+    start_ns = events.start_ns[chosen]
+    return union(start_ns, start_ns + events.duration_ns[chosen])
+
+
+def _union_ns(events: Events, chosen: Bool) -> int:
+    """The time in which any chosen event runs on its thread, summed over the threads."""
+    total_ns = 0
+    for track in np.unique(events.track[chosen]).tolist():
+        start_ns, end_ns = _union(events, chosen & (events.track == track))
+        total_ns += int((end_ns - start_ns).sum())
+    return total_ns

@@ -1,0 +1,209 @@
+"""Read a report of Nsight Systems, exported to SQLite (``nsys export --type sqlite``), into event columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.ingest.events import MISSING, Events, Flows
+from whatif.ingest.kineto_columns import DROPPED_FAR, FAR_NS
+from whatif.ingest.nsys_database import ABSENT, Database
+from whatif.ingest.nsys_ranges import read_ranges
+from whatif.ingest.nsys_tables import (
+    CALLS,
+    GPU_TABLES,
+    Block,
+    distinct,
+    read_calls,
+    read_copies,
+    read_graphs,
+    read_kernels,
+    read_memsets,
+    read_syncs,
+)
+from whatif.types import Array, Bool, Int32, Int64
+
+_INT32 = ("device", "stream", "forward_thread", "group_size", "shape", "detail", "wait_stream")
+_INT64 = ("correlation", "external_id", "sequence", "size_bytes", "wait_correlation")
+_GPU_READERS = (read_kernels, read_copies, read_memsets, read_graphs)
+_THREAD_BITS = 24
+
+
+def read_nsys(path: Path, *, progress: Callable[[int, int], None] | None = None) -> Events:
+    """Return the duration events of one process of a report, sorted by (start_ns, -duration_ns).
+
+    The process is the one that keeps the GPU busiest. Times are nanoseconds from the start of the session. Damage
+    costs the rows it touches, counted by reason in ``Events.dropped``. ``progress`` is called with (bytes, bytes in
+    all), as if all tables were of one size.
+
+    Raises WhatifError, one sentence, where the file is damaged as a whole, is another tool's database or holds no GPU
+    work.
+    """
+    dropped: Counter[str] = Counter()
+    size_bytes = path.stat().st_size
+    n_reads = len(_GPU_READERS) + 3
+
+    def done(reads: int) -> None:
+        if progress is not None:
+            progress(size_bytes * reads // n_reads, size_bytes)
+
+    with Database(path, dropped) as database:
+        gpu = []
+        for reads, reader in enumerate(_GPU_READERS):
+            gpu.append(reader(database, dropped))
+            done(reads + 1)
+        calls = read_calls(database, dropped)
+        if not any(len(block) for block in gpu):
+            raise WhatifError(_no_gpu_work(path, calls, database, dropped))
+        process = _busiest_process(gpu, calls)
+
+        def mine(processes: Int64) -> Bool:
+            one: Bool = (processes == process) | (processes == ABSENT) | (process == ABSENT)
+            return one
+
+        done(len(_GPU_READERS) + 1)
+        syncs = read_syncs(database, dropped)
+        done(len(_GPU_READERS) + 2)
+        operators, annotations, shapes = read_ranges(database, dropped, mine)
+        done(n_reads)
+        kept = [_of_process(block, mine, process, dropped) for block in (*gpu, calls, syncs)]
+        header = {"deviceProperties": _devices(database, kept[: len(gpu)])}
+    return _events([*kept, operators, annotations], shapes, header, dropped)
+
+
+def _no_gpu_work(path: Path, calls: Block, database: Database, dropped: Counter[str]) -> str:
+    lost = sum(dropped.values())
+    spoiled = f" ({lost} of its events could not be read)" if lost else ""
+    got = f"{len(calls)} CUDA calls and no kernel" if len(calls) else "no CUDA activity"
+    tables = "" if any(table in database for table in (CALLS, *GPU_TABLES)) else " at all"
+    return (
+        f"{path}{spoiled}: expected GPU kernels in the Nsight Systems report, got {got}{tables}; record again with "
+        "`nsys profile --trace=cuda,nvtx`."
+    )
+
+
+def _busiest_process(gpu: list[Block], calls: Block) -> int:
+    """The process whose GPU tasks last longest in all; of reports that do not tell, the one that calls most."""
+    process = np.concatenate([block.process for block in gpu])
+    weight = np.concatenate([block.duration_ns for block in gpu]).astype(np.float64) + 1.0
+    if (process == ABSENT).all():
+        process, weight = calls.process, np.ones(len(calls))
+    process, weight = process[process != ABSENT], weight[process != ABSENT]
+    if not len(process):
+        return ABSENT
+    processes, place = distinct(process)
+    return int(processes[np.bincount(place, weights=weight).argmax()])
+
+
+def _of_process(block: Block, mine: Callable[[Int64], Bool], process: int, dropped: Counter[str]) -> Block:
+    chosen = mine(block.process)
+    if chosen.all():
+        return block
+    pid = process & ((1 << _THREAD_BITS) - 1)
+    dropped[f"of another process than {pid}, which keeps the GPU busiest"] += int((~chosen).sum())
+    return block.take(chosen)
+
+
+def _devices(database: Database, gpu: list[Block]) -> list[dict[str, Any]]:
+    """The GPU that works most, as Kineto describes devices; empty where the report does not name it."""
+    rows = database.integers("TARGET_INFO_GPU", ("id", "cuDevice", "totalMemory"))
+    names = [name or "" for name in database.texts("TARGET_INFO_GPU", "name")]
+    numbers = np.concatenate([block.columns["device"] for block in gpu])
+    values, count = np.unique(numbers[numbers >= 0], return_counts=True)
+    used = int(values[count.argmax()]) if len(values) else 0
+    # CUDA's number of a device is not the report's where some devices are hidden from the process.
+    cuda = np.where(rows["cuDevice"] == ABSENT, rows["id"], rows["cuDevice"])
+    at = int((cuda == used).argmax()) if len(cuda) else 0
+    if at >= len(names) or not names[at]:
+        return []
+    return [{"name": names[at], "totalGlobalMem": int(rows["totalMemory"][at])}]
+
+
+def _events(
+    blocks: list[Block], shapes: list[tuple[Any, Any, Any]], header: dict[str, Any], dropped: Counter[str]
+) -> Events:
+    """Put the blocks together: one table of names and of tracks, rows in order of time."""
+    names, name = _one_table([block.names for block in blocks], [block.name for block in blocks])
+    details, detail = _one_table(
+        [block.details for block in blocks],
+        [block.columns.get("detail", np.full(len(block), MISSING)) for block in blocks],
+    )
+    tracks, track = _tracks(blocks)
+    columns: dict[str, Array] = {
+        "category": np.concatenate([np.full(len(block), block.category, dtype=np.int8) for block in blocks]),
+        "name": name,
+        "start_ns": np.concatenate([block.start_ns for block in blocks]),
+        "duration_ns": np.concatenate([block.duration_ns for block in blocks]),
+        "track": track,
+    }
+    for key in (*_INT32, *_INT64):
+        values = np.concatenate([block.columns.get(key, np.full(len(block), MISSING)) for block in blocks])
+        if key in _INT32:
+            values = np.where(np.abs(values) < 2**31, values, MISSING).astype(np.int32)
+        columns[key] = values
+    columns["detail"] = detail
+    near = _near(columns, dropped)
+    order = near[np.lexsort((-columns["duration_ns"][near], columns["start_ns"][near]))]
+    none = np.empty(0, dtype=np.int64)
+    return Events(
+        **{key: column[order] for key, column in columns.items()},
+        names=names,
+        tracks=tracks,
+        shapes=shapes,
+        details=details,
+        flows=Flows(none, none.astype(np.int32), none, none.astype(np.int32)),
+        header=header,
+        dropped=dropped,
+    )
+
+
+def _near(columns: dict[str, Array], dropped: Counter[str]) -> Int64:
+    """The rows that are not days away from the rest, as the reader of Kineto traces leaves those out."""
+    start_ns = columns["start_ns"].astype(np.float64)
+    far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
+    if far.any():
+        dropped[DROPPED_FAR] += int(far.sum())
+    return np.flatnonzero(~far)
+
+
+def _one_table(tables: list[list[str]], codes: list[Array]) -> tuple[list[str], Int32]:
+    """One table of the blocks' distinct strings, and the codes of all rows in it; MISSING stays MISSING."""
+    place: dict[str, int] = {}
+    moved = []
+    for table, code in zip(tables, codes, strict=True):
+        to = np.array([place.setdefault(text, len(place)) for text in table], dtype=np.int32)
+        moved.append(np.where(code >= 0, to[np.maximum(code, 0)], MISSING) if len(to) else np.full(len(code), MISSING))
+    return list(place), np.concatenate(moved).astype(np.int32)
+
+
+def _tracks(blocks: list[Block]) -> tuple[list[tuple[str, str]], Int32]:
+    """The threads and streams of all rows, and each row's place among them."""
+    table: dict[tuple[str, str], int] = {}
+    codes = []
+    for block in blocks:
+        on_gpu = "stream" in block.columns
+        # One number a pair of device and stream, both of 32 bits.
+        key = (block.columns["device"] << 32) + block.columns["stream"] if on_gpu else block.thread
+        ids, place = distinct(key)
+        spelled = [_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()]
+        to = np.array([table.setdefault(track, len(table)) for track in spelled], dtype=np.int32)
+        codes.append(to[place] if len(block) else np.empty(0, dtype=np.int32))
+    return list(table), np.concatenate(codes).astype(np.int32)
+
+
+def _gpu_track(key: int) -> tuple[str, str]:
+    # A stream may be MISSING (-1), which borrows one from the device.
+    return f"GPU {key + 1 >> 32}", f"stream {(key + 1 & 0xFFFFFFFF) - 1}"
+
+
+def _cpu_track(thread: int) -> tuple[str, str]:
+    """Process and thread, from the serialized identifier: 24 bits each (Nsight Systems user guide)."""
+    if thread == ABSENT:
+        return "", ""
+    mask = (1 << _THREAD_BITS) - 1
+    return str(thread >> _THREAD_BITS & mask), str(thread & mask)
