@@ -1,0 +1,88 @@
+"""What CUPTI's numbers and mangled symbols are called in a trace: the words that Kineto uses for the same things."""
+
+import ctypes
+import functools
+import re
+
+# Both tables are read off Kineto's own traces.
+COPY_KINDS = {
+    "HTOD": "HtoD",
+    "DTOH": "DtoH",
+    "HTOA": "HtoA",
+    "ATOH": "AtoH",
+    "ATOA": "AtoA",
+    "ATOD": "AtoD",
+    "DTOA": "DtoA",
+    "DTOD": "DtoD",
+    "HTOH": "HtoH",
+    "PTOP": "PtoP",
+}
+SYNC_KINDS = {
+    "EVENT_SYNCHRONIZE": "Event Sync",
+    "STREAM_WAIT_EVENT": "Stream Wait Event",
+    "STREAM_SYNCHRONIZE": "Stream Sync",
+    "CONTEXT_SYNCHRONIZE": "Context Sync",
+}
+
+# An API's name ends in the CUDA version that introduced it; `_v2` and `_ptsz` belong to the name.
+_API_VERSION = re.compile(r"_v\d{4,5}$")
+
+
+def api_name(callback_name: str) -> str:
+    """Return `cudaLaunchKernel` for `cudaLaunchKernel_v7000`."""
+    return _API_VERSION.sub("", callback_name)
+
+
+def copy_name(copy_kind: str, source_kind: str, target_kind: str) -> str:
+    """Return `Memcpy HtoD (Pageable -> Device)` for the names of CUPTI's copy kind and its two memory kinds."""
+    return f"Memcpy {COPY_KINDS.get(copy_kind, 'Unknown')} ({_words(source_kind)} -> {_words(target_kind)})"
+
+
+def memset_name(memory_kind: str) -> str:
+    """Return `Memset (Device)` for the name of CUPTI's memory kind."""
+    return f"Memset ({_words(memory_kind)})"
+
+
+def sync_name(kind: str) -> str:
+    """Return `Event Sync` for the name of CUPTI's synchronisation type."""
+    return SYNC_KINDS.get(kind, "Unknown Sync")
+
+
+def overhead_name(kind: str) -> str:
+    """Return `Buffer Flush` for the name of CUPTI's overhead kind."""
+    return _words(kind.removeprefix("CUPTI_"))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").title()
+
+
+@functools.cache
+def demangle(symbol: str) -> str:
+    """Return a C++ symbol as the source spells it; what is no C++ symbol stays as it is.
+
+    By the C++ runtime that torch has loaded, as Kineto does it, so that both spell a kernel alike.
+    """
+    if not symbol.startswith("_Z"):
+        return symbol
+    runtime = _cxx_runtime()
+    if runtime is None:
+        return symbol
+    status = ctypes.c_int()
+    text = runtime.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return symbol
+    try:
+        return ctypes.string_at(text).decode(errors="replace")
+    finally:
+        runtime.free(ctypes.c_void_p(text))
+
+
+@functools.cache
+def _cxx_runtime() -> ctypes.CDLL | None:
+    try:
+        runtime = ctypes.CDLL("libstdc++.so.6")  # Brings the C library, and so `free`, with it.
+    except OSError:
+        return None
+    runtime.__cxa_demangle.restype = ctypes.c_void_p
+    return runtime

@@ -1,0 +1,226 @@
+"""Plain rows from CUPTI's activity records, which live in a buffer that is gone as soon as they are delivered.
+
+Field names are those of the structures in cupti_activity.h (CUPTI documentation, "CUPTI Activity API"). Structures only
+grow at their end, so only fields are read that every CUPTI since 13.0 has: a newer binding beside an older library
+would find nothing in the others.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from .cupti_names import copy_name, memset_name, overhead_name, sync_name
+
+# What a synchronisation record says where it has no stream or no event: all bits set.
+_NONE = 2**32 - 1
+
+
+class KernelRow(NamedTuple):
+    """One run of a kernel."""
+
+    name: str  # as the linker knows it
+    start_ns: int
+    end_ns: int
+    device: int
+    context: int
+    stream: int
+    correlation: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int
+    shared_bytes: int
+    graph_node: int  # 0 outside CUDA graphs
+
+
+class CopyRow(NamedTuple):
+    """One copy, or one memset, which moves bytes as well."""
+
+    is_memset: bool
+    name: str
+    start_ns: int
+    end_ns: int
+    device: int
+    context: int
+    stream: int
+    correlation: int
+    size_bytes: int
+
+
+class CallRow(NamedTuple):
+    """One call of the runtime's or the driver's API."""
+
+    is_driver: bool
+    callback: int
+    start_ns: int
+    end_ns: int
+    process: int
+    thread: int
+    correlation: int
+
+
+class SyncRow(NamedTuple):
+    """One synchronisation; stream and event are -1 where it has none."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    context: int
+    stream: int
+    event: int
+    correlation: int
+
+
+class EventRow(NamedTuple):
+    """One recording of a CUDA event."""
+
+    context: int
+    event: int
+    stream: int
+    correlation: int
+
+
+class OverheadRow(NamedTuple):
+    """Time that CUPTI itself, or the driver behind the program's back, took."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class Records:
+    """Everything delivered so far, as rows in order of delivery; `add` takes more.
+
+    `cupti` is the module `cupti.cupti`: its enumerations tell kinds apart. `external_ids` maps correlation ids to the
+    ids that were pushed around the call; `unknown_kinds` counts records that nothing here reads.
+    """
+
+    def __init__(self, cupti: Any) -> None:
+        self.kernels: list[KernelRow] = []
+        self.copies: list[CopyRow] = []
+        self.calls: list[CallRow] = []
+        self.syncs: list[SyncRow] = []
+        self.events: list[EventRow] = []
+        self.overheads: list[OverheadRow] = []
+        self.external_ids: dict[int, int] = {}
+        self.unknown_kinds: Counter[int] = Counter()
+        kind = cupti.ActivityKind
+        self._external_kind = int(cupti.ExternalCorrelationKind.CUSTOM2)
+        self._copy_kind = _enum_names(cupti.ActivityMemcpyKind)
+        self._memory_kind = _enum_names(cupti.ActivityMemoryKind)
+        self._sync_kind = _enum_names(cupti.ActivitySynchronizationType)
+        self._overhead_kind = _enum_names(cupti.ActivityOverheadKind)
+        self._takers: dict[int, Callable[[Any], None]] = {
+            int(kind.CONCURRENT_KERNEL): self._kernel,
+            int(kind.MEMCPY): self._copy,
+            int(kind.MEMCPY2): self._copy,
+            int(kind.MEMSET): self._memset,
+            int(kind.RUNTIME): functools.partial(self._call, False),
+            int(kind.DRIVER): functools.partial(self._call, True),
+            int(kind.SYNCHRONIZATION): self._sync,
+            int(kind.CUDA_EVENT): self._event,
+            int(kind.OVERHEAD): self._overhead,
+            int(kind.EXTERNAL_CORRELATION): self._external,
+        }
+
+    @property
+    def kinds(self) -> list[int]:
+        """The activity kinds that are read: those that a session enables."""
+        return list(self._takers)
+
+    def add(self, records: Iterable[Any]) -> None:
+        """Copy what is needed out of the records; none of them is kept."""
+        takers = self._takers
+        for record in records:
+            take = takers.get(int(record.kind))
+            if take is None:
+                self.unknown_kinds[int(record.kind)] += 1
+            else:
+                take(record)
+
+    def _kernel(self, record: Any) -> None:
+        self.kernels.append(
+            KernelRow(
+                record.name,
+                record.start,
+                record.end,
+                record.device_id,
+                record.context_id,
+                record.stream_id,
+                record.correlation_id,
+                (record.grid_x, record.grid_y, record.grid_z),
+                (record.block_x, record.block_y, record.block_z),
+                record.registers_per_thread,
+                record.static_shared_memory + record.dynamic_shared_memory,
+                record.graph_node_id,
+            )
+        )
+
+    def _copy(self, record: Any) -> None:
+        memory = self._memory_kind
+        kinds = self._copy_kind.get(record.copy_kind, ""), memory.get(record.src_kind, "Unknown")
+        self._moved(record, False, copy_name(*kinds, memory.get(record.dst_kind, "Unknown")))
+
+    def _memset(self, record: Any) -> None:
+        self._moved(record, True, memset_name(self._memory_kind.get(record.memory_kind, "Unknown")))
+
+    def _moved(self, record: Any, is_memset: bool, name: str) -> None:
+        self.copies.append(
+            CopyRow(
+                is_memset,
+                name,
+                record.start,
+                record.end,
+                record.device_id,
+                record.context_id,
+                record.stream_id,
+                record.correlation_id,
+                record.bytes,
+            )
+        )
+
+    def _call(self, is_driver: bool, record: Any) -> None:
+        self.calls.append(
+            CallRow(
+                is_driver,
+                record.cbid,
+                record.start,
+                record.end,
+                record.process_id,
+                record.thread_id,
+                record.correlation_id,
+            )
+        )
+
+    def _sync(self, record: Any) -> None:
+        self.syncs.append(
+            SyncRow(
+                sync_name(self._sync_kind.get(record.type, "")),
+                record.start,
+                record.end,
+                record.context_id,
+                _known(record.stream_id),
+                _known(record.cuda_event_id),
+                record.correlation_id,
+            )
+        )
+
+    def _event(self, record: Any) -> None:
+        self.events.append(EventRow(record.context_id, record.event_id, record.stream_id, record.correlation_id))
+
+    def _overhead(self, record: Any) -> None:
+        kind = self._overhead_kind.get(record.overhead_kind, "Unknown")
+        self.overheads.append(OverheadRow(overhead_name(kind), record.start, record.end))
+
+    def _external(self, record: Any) -> None:
+        # The two kinds before this one are Kineto's.
+        if record.external_kind == self._external_kind:
+            self.external_ids[record.correlation_id] = record.external_id
+
+
+def _known(number: int) -> int:
+    return -1 if number == _NONE else number
+
+
+def _enum_names(enumeration: Any) -> dict[int, str]:
+    return {int(member): str(member.name) for member in enumeration}

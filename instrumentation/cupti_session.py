@@ -1,0 +1,198 @@
+"""The one CUPTI client of a process: refuses what cannot work, then collects activity records from start to stop.
+
+Buffer callbacks, enabled kinds and the subscription are the process's, not ours: torch.profiler in the same process
+would lose records to this one and the other way round, so each process has one of the two, once.
+"""
+
+import ctypes
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whatif.errors import WhatifError
+
+from .cupti_records import Records
+
+# A step of 1,500 kernels and 5,000 calls fills 0.6 MB. CUPTI delivers a full buffer on a thread of its own while it
+# holds its lock, and that thread then waits for Python's: no buffer should fill up before the flush.
+BUFFER_BYTES = 32 << 20
+
+INSTALL = (
+    "install it with `pip install cupti-python`, beside torch 2.11 with `pip install --no-deps cupti-python==13.2.0`,"
+    " or record with the backend kineto."
+)
+
+_FORCED_FLUSH = 1
+# CUPTI has one subscriber a process: the codes of versions before and since 12.
+_TAKEN = frozenset({"ERROR_MAX_LIMIT_REACHED", "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"})
+
+_opened = False
+
+
+def load_cupti() -> Any:
+    """Return the module `cupti.cupti`, or raise WhatifError where it is missing or too old."""
+    try:
+        cupti = importlib.import_module("cupti.cupti")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "cuda":
+            raise WhatifError(
+                "the backend cupti: expected the package cuda-bindings, which cupti-python needs, got none; install it"
+                " with `pip install cuda-bindings`."
+            ) from error
+        raise WhatifError(
+            f"the backend cupti: expected the package cupti-python, got {type(error).__name__} ({error}); {INSTALL}"
+        ) from error
+    if not hasattr(cupti.ActivityKind, "RUNTIME"):
+        raise WhatifError(
+            f"the backend cupti: expected cupti-python 13.0 or newer, which records runtime calls, got"
+            f" {cupti_version()}; {INSTALL}"
+        )
+    return cupti
+
+
+def cupti_version() -> str:
+    """Return the version of the package cupti-python."""
+    try:
+        return importlib.metadata.version("cupti-python")
+    except importlib.metadata.PackageNotFoundError:
+        return "an unknown version"
+
+
+class CuptiSession:
+    """Collects CUPTI's records of this process between `start` and `stop` into `records`.
+
+    Raises WhatifError, when it is made, where there is no CUDA device, no cupti-python or no driver, where two copies
+    of CUPTI are loaded, or where torch.profiler, another profiler or an earlier session has used CUPTI.
+    """
+
+    def __init__(self) -> None:
+        if torch._C._autograd._profiler_enabled():
+            raise _used("torch.profiler, which is running")
+        self.cupti = cupti = load_cupti()
+        if not torch.cuda.is_available():
+            raise WhatifError(
+                "the backend cupti: expected a CUDA device, got none; record with the backend kineto, or on a machine"
+                " with an NVIDIA GPU and its driver."
+            )
+        if _opened:
+            raise _used("an earlier CUPTI session")
+        self.records = Records(cupti)
+        self.dropped_records = 0
+        self._failure: BaseException | None = None
+        # The records' own clock: ns since 1970.
+        self.clock: Callable[[], int] = cupti.get_timestamp
+        try:
+            self.clock()
+        except Exception as error:  # The binding raises a private class where it finds no library.
+            raise WhatifError(
+                f"the backend cupti: expected the CUDA driver and CUPTI, got {type(error).__name__}"
+                f" ({' '.join(str(error).split())}); install NVIDIA's driver and `pip install nvidia-cuda-cupti`."
+            ) from error
+        refuse_two_libraries(loaded_cupti_libraries())
+        self._refuse_other_subscriber()
+
+    def start(self) -> None:
+        """Begin to collect; raises WhatifError where CUPTI refuses."""
+        global _opened
+        _opened = True
+        cupti = self.cupti
+        try:
+            # Then a record's thread is the operating system's, as `threading.get_native_id` has it.
+            cupti.set_thread_id_type(cupti.ActivityThreadIdType.SYSTEM)
+            cupti.activity_register_callbacks(self._requested, self._completed)
+            for kind in self.records.kinds:
+                cupti.activity_enable(kind)
+        except cupti.cuptiError as error:
+            raise WhatifError(
+                f"the backend cupti: expected CUPTI to record activities, got {error}; allow profiling on this machine"
+                " (NVIDIA's driver may keep it for administrators) or record with the backend kineto."
+            ) from error
+
+    def push(self, identifier: int) -> None:
+        """Give the calls of this thread an external correlation id until `pop`."""
+        self.cupti.activity_push_external_correlation_id(self._external_kind, identifier)
+
+    def pop(self) -> None:
+        """End the innermost `push` of this thread."""
+        self.cupti.activity_pop_external_correlation_id(self._external_kind)
+
+    def stop(self) -> None:
+        """Wait for the GPU, take what CUPTI still holds, and collect no more.
+
+        Raises WhatifError where a record could not be read.
+        """
+        torch.cuda.synchronize()
+        # Flushing waits for no GPU work: a record that is not complete would be lost.
+        self.cupti.activity_flush_all(_FORCED_FLUSH)
+        for kind in self.records.kinds:
+            self.cupti.activity_disable(kind)
+        self.dropped_records = self._count_dropped()
+        if self._failure is not None:
+            raise WhatifError(
+                f"the backend cupti: expected records of cupti-python 13.0 or newer, got {cupti_version()}, where"
+                f" reading one raised {type(self._failure).__name__} ({self._failure}); {INSTALL}"
+            ) from self._failure
+
+    @property
+    def _external_kind(self) -> Any:
+        return self.cupti.ExternalCorrelationKind.CUSTOM2  # The first two are Kineto's.
+
+    def _requested(self) -> tuple[int, int]:
+        return BUFFER_BYTES, 0  # 0: as many records as fit.
+
+    def _completed(self, records: list[Any]) -> None:
+        # CUPTI calls this from C and perhaps on a thread of its own: nothing could catch what it raises.
+        try:
+            self.records.add(records)
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _count_dropped(self) -> int:
+        dropped = ctypes.c_size_t()
+        self.cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
+        return int(dropped.value)
+
+    def _refuse_other_subscriber(self) -> None:
+        """Kineto subscribes at the first use of torch.profiler with CUDA and keeps that until the process ends."""
+        cupti = self.cupti
+        try:
+            cupti.unsubscribe(cupti.subscribe(_ignore, None))
+        except cupti.cuptiError as error:
+            # Any other failure is no evidence: what matters is whether activities can be enabled, which `start` shows.
+            if error.status in [int(cupti.Result[name]) for name in _TAKEN]:
+                raise _used("torch.profiler or another profiler") from error
+
+
+def _ignore(*arguments: Any) -> None:
+    """Stand in for a callback; no callback is ever enabled."""
+
+
+def _used(by: str) -> WhatifError:
+    return WhatifError(
+        f"the backend cupti: expected a process in which nothing has used CUPTI yet, got one used by {by}; record in a"
+        " fresh process that does not call torch.profiler."
+    )
+
+
+def loaded_cupti_libraries(maps: Path = Path("/proc/self/maps")) -> set[str]:
+    """Return the paths of the copies of libcupti that this process has loaded."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # Not Linux.
+        return set()
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/libcupti.so" in line}
+    return {str(Path(path).resolve()) for path in paths}
+
+
+def refuse_two_libraries(libraries: set[str]) -> None:
+    """Raise WhatifError where a process has more than one copy of CUPTI: only the first could subscribe."""
+    if len(libraries) > 1:
+        raise WhatifError(
+            f"the backend cupti: expected one copy of libcupti in this process, got {len(libraries)}"
+            f" ({', '.join(sorted(libraries))}); keep only the nvidia-cuda-cupti that torch came with and install"
+            " cupti-python with --no-deps."
+        )

@@ -1,0 +1,96 @@
+"""Traces training steps through CUPTI's activity API instead of torch.profiler: GPU work, CUDA calls and layers.
+
+There are no CPU operators in such a trace, so a step pays for its layers and not for every operator.
+"""
+
+import os
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from .cupti_layers import ANNOTATION, LayerStamps, Span
+from .cupti_session import CuptiSession, cupti_version
+from .cupti_trace import TraceBuilder, Window
+from .tracer import TRACER_WARMUP_STEPS
+
+
+class CuptiTracer:
+    """Traces the steps between `start` and `stop`; `step` ends each, and `trace` gives the events of all whole ones.
+
+    The first `TRACER_WARMUP_STEPS` are traced and left out: they pay for CUPTI's own start-up. A process can trace
+    once, and not after it has used torch.profiler. Raises WhatifError where it has, and where the package cupti-python,
+    the driver or a GPU is missing.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._session = session = CuptiSession()
+        self._stamps = LayerStamps(model, optimizer, session.clock, session.push, session.pop)
+        self._edges_ns: list[int] = []
+        self._thread = 0  # the one that trains
+        self._running = False
+
+    def start(self) -> None:
+        """Begin the first step."""
+        self._session.start()
+        self._stamps.attach()
+        self._running = True
+        self._thread = threading.get_native_id()
+        self._edges_ns.append(self._session.clock())
+
+    def step(self) -> None:
+        """End a step and begin the next."""
+        self._stamps.next_step()
+        self._edges_ns.append(self._session.clock())
+
+    def stop(self) -> None:
+        """Wait for the GPU and stop tracing; what ran since the last `step` is left out."""
+        if self._running:
+            self._running = False
+            self._stamps.remove()
+            self._session.stop()
+
+    def trace(self) -> dict[str, Any]:
+        """Return the chrome trace of the stopped tracer; its key `cupti` counts what was lost."""
+        edges_ns = self._edges_ns[TRACER_WARMUP_STEPS:] or self._edges_ns[-1:]
+        session = self._session
+        builder = TraceBuilder(
+            session.records,
+            [*self._stamps.spans, *self._steps()],
+            os.getpid(),
+            self._callback_name,
+            Window(edges_ns[0], edges_ns[-1]),
+        )
+        trace = builder.trace(_devices())
+        trace["cupti"] |= {"dropped_records": session.dropped_records, "package": cupti_version()}
+        return trace
+
+    def _steps(self) -> list[Span]:
+        return [
+            Span(ANNOTATION, f"ProfilerStep#{number}", self._thread, begin_ns, end_ns)
+            for number, (begin_ns, end_ns) in enumerate(zip(self._edges_ns, self._edges_ns[1:], strict=False))
+        ]
+
+    def _callback_name(self, is_driver: bool, callback: int) -> str:
+        cupti = self._session.cupti
+        domain = cupti.CallbackDomain.DRIVER_API if is_driver else cupti.CallbackDomain.RUNTIME_API
+        return str(cupti.get_callback_name(domain, callback))
+
+
+def _devices() -> list[dict[str, Any]]:
+    """Describe the GPUs in Kineto's words."""
+    rows = []
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        rows.append(
+            {
+                "id": index,
+                "name": properties.name,
+                "totalGlobalMem": properties.total_memory,
+                "computeMajor": properties.major,
+                "computeMinor": properties.minor,
+                "numSms": properties.multi_processor_count,
+            }
+        )
+    return rows
