@@ -1,0 +1,204 @@
+"""The inputs of one recorded call, read as data: shapes, strides, types and numbers; nothing is evaluated."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+# Bytes of an element by the name that the profiler gives its type. "TensorList" hides the types: see `tensor_list`.
+ELEMENT_BYTES = {
+    "float": 4,
+    "double": 8,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "long int": 8,
+    "long": 8,
+    "int": 4,
+    "short": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "bool": 1,
+}
+FLOATING = frozenset({"float", "double", "c10::BFloat16", "c10::Half"})
+FP32, BF16 = "float", "c10::BFloat16"
+
+_INTEGER = re.compile(r"-?\d{1,19}")
+_LITERALS = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+class NotReplayable(Exception):  # noqa: N818
+    """Why a call cannot be repeated alone; the message is a few words that are counted."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides in elements (None: contiguous) and type of one tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: str
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return self.dtype in FLOATING
+
+    @property
+    def storage_elements(self) -> int:
+        """Elements from the first to the last one in memory."""
+        if 0 in self.shape:
+            return 0
+        if self.strides is None:
+            return math.prod(self.shape)
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes from the first to the last element in memory."""
+        return self.storage_elements * ELEMENT_BYTES[self.dtype]
+
+    def scaled(self, axis: int, factor: float) -> Self | None:
+        """Return the spec with one axis `factor` times as long, in the same memory order; None if that is no whole."""
+        length = self.shape[axis] * factor
+        if length != int(length) or length < 1:
+            return None
+        shape = (*self.shape[:axis], int(length), *self.shape[axis + 1 :])
+        if self.strides is None:
+            return replace(self, shape=shape)
+        # What lies outside the axis in memory moves apart with it.
+        span = self.strides[axis] * self.shape[axis]
+        strides = tuple(
+            int(stride * factor) if position != axis and span and stride >= span else stride
+            for position, stride in enumerate(self.strides)
+        )
+        return replace(self, shape=shape, strides=strides)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One input of a call: a tensor, a list of tensors, or a value (None: not given)."""
+
+    name: str
+    tensors: tuple[TensorSpec, ...] = ()
+    is_list: bool = False
+    value: Any = None
+
+    @property
+    def tensor(self) -> TensorSpec | None:
+        """The tensor, where it is a single one."""
+        return self.tensors[0] if self.tensors and not self.is_list else None
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator's name without "aten::", its inputs by the names of its schema, and whether it runs backward."""
+
+    op: str
+    arguments: tuple[Argument, ...]
+    backward: bool
+
+    def argument(self, *names: str) -> Argument | None:
+        """Return the first argument that has one of the names."""
+        return next((argument for name in names for argument in self.arguments if argument.name == name), None)
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        """Yield all tensors."""
+        return itertools.chain.from_iterable(argument.tensors for argument in self.arguments)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all input tensors."""
+        return sum(tensor.storage_bytes for tensor in self.tensors())
+
+
+@dataclass(frozen=True)
+class RawInput:
+    """One entry of the trace's parallel lists, checked to be of a known form."""
+
+    kind: str  # "tensor", "tensors", "value" or "absent"
+    tensors: tuple[TensorSpec, ...] = ()
+    value: Any = None
+
+
+def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[RawInput]:
+    """Return the inputs of a call from the trace's "Input Dims", "Input type", "Concrete Inputs" and "Input Strides".
+
+    Raises NotReplayable where they are missing or no such lists.
+    """
+    lists = (dims, types, concrete)
+    if not all(isinstance(entry, list) for entry in lists) or len({len(entry) for entry in lists}) != 1:
+        raise NotReplayable("inputs not recorded")
+    if not isinstance(strides, list) or len(strides) != len(dims):
+        strides = [None] * len(dims)
+    return [_read_input(*entry) for entry in zip(dims, types, concrete, strides, strict=True)]
+
+
+def _read_input(dims: Any, kind: Any, concrete: Any, strides: Any) -> RawInput:
+    if kind in ("Scalar", "ScalarList"):
+        return RawInput("value", value=parse_value(concrete))
+    if kind == "":
+        return RawInput("absent")
+    if kind == "TensorList":
+        return RawInput("tensors", tensors=_tensor_list(dims, strides))
+    return RawInput("tensor", tensors=(_tensor(dims, kind, strides),))
+
+
+def _tensor(dims: Any, dtype: Any, strides: Any) -> TensorSpec:
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+        raise NotReplayable("type of a tensor not known")
+    shape = _sizes(dims)
+    if shape is None:
+        raise NotReplayable("shape of a tensor not known")
+    steps = _sizes(strides)
+    return TensorSpec(shape, steps if steps is not None and len(steps) == len(shape) else None, dtype)
+
+
+def _tensor_list(dims: Any, strides: Any) -> tuple[TensorSpec, ...]:
+    """The profiler does not say the types in a list; layers' lists (states, weights, pieces) hold fp32 as a rule."""
+    if not isinstance(dims, list) or not dims:
+        raise NotReplayable("shapes of a list of tensors not known")
+    if not isinstance(strides, list) or len(strides) != len(dims):
+        strides = [None] * len(dims)
+    return tuple(_tensor(one, FP32, steps) for one, steps in zip(dims, strides, strict=True))
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        return None
+    return tuple(value)
+
+
+def parse_value(text: Any) -> Any:
+    """Return the number, truth value or list of them that the profiler wrote as text.
+
+    Raises NotReplayable for any other text.
+    """
+    if not isinstance(text, str):
+        raise NotReplayable("value of an input not known")
+    if text.startswith("[") and text.endswith("]"):
+        inner = text[1:-1].strip()
+        return [_parse_scalar(part.strip()) for part in inner.split(",")] if inner else []
+    return _parse_scalar(text)
+
+
+def _parse_scalar(text: str) -> Any:
+    if text in _LITERALS:
+        return _LITERALS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise NotReplayable("value of an input not known") from None
+
+
+def contiguous_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Return strides that lay the axes out in `order`, the outermost first."""
+    strides = [1] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides)

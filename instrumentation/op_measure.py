@@ -1,0 +1,143 @@
+"""Has operators measured by another process, and starts it again without the operator that ended it."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whatif.errors import WhatifError
+
+from .op_recording import Operator
+
+# The job that is no operator, as in `op_worker`, which is not imported here because it needs torch.
+UPDATES = -1
+
+# Freed memory stays with the process, as it does in a training loop that has warmed up: otherwise an operator would be
+# charged for the page faults of its results.
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+# Nothing takes so long between two answers: the slowest start loads CUDA's libraries, the slowest operator is
+# given up after its second call.
+SILENCE_S = 90.0
+CRASHED = "ended the measuring process"
+TRANSFERS = "copies between host and GPU"
+
+
+@dataclass
+class Measured:
+    """What came back: times by number of the operator, update times (None: none), and reasons for what has none."""
+
+    times: dict[int, dict[str, Any]] = field(default_factory=dict)
+    update_times_ns: dict[str, float] | None = None
+    skipped: dict[int, str] = field(default_factory=dict)
+
+
+def measure_operators(
+    operators: Sequence[Operator],
+    metadata: dict[str, Any],
+    variants: Sequence[str],
+    budget_s: float,
+    on_job: Callable[[int], None],
+) -> Measured:
+    """Measure the optimizer's update and each operator alone, in a process of its own, the first operators first.
+
+    `on_job` gets the number of each job that is done. Raises WhatifError where this machine is not the recording's.
+    """
+    # Which side a tensor was on is not recorded.
+    apart = {number: TRANSFERS for number, operator in enumerate(operators) if operator.transfers}
+    measured = Measured(skipped=apart)
+    jobs = [UPDATES, *(number for number in range(len(operators)) if number not in apart)]
+    request = {
+        "metadata": metadata,
+        "operators": [
+            [operator.name, operator.dims, operator.types, operator.concrete, operator.strides, operator.backward]
+            for operator in operators
+        ],
+        "variants": list(variants),
+        "budget_s": budget_s,
+        "cuda": bool(metadata.get("gpu")),
+    }
+    while jobs:
+        begun: int | None = None
+        waiting = len(jobs)
+        for message in _answers({**request, "jobs": jobs}):
+            if "machine" in message:
+                _check_machine(metadata, message["machine"])
+            elif "begin" in message:
+                begun = message["begin"]
+            elif "job" in message:
+                begun = None
+                jobs.remove(message["job"])
+                _keep(measured, message)
+                on_job(message["job"])
+            elif "end" in message:
+                return measured
+        if begun is None and len(jobs) < waiting:  # A device that had failed ended it between two jobs.
+            continue
+        if begun is None:
+            raise WhatifError(
+                "expected to measure operators, got a process that ended at once: try it without --variants."
+            )
+        jobs.remove(begun)
+        measured.skipped[begun] = CRASHED
+        on_job(begun)
+    return measured
+
+
+def _keep(measured: Measured, message: dict[str, Any]) -> None:
+    job = message["job"]
+    if "skipped" in message:
+        measured.skipped[job] = message["skipped"]
+    elif job == UPDATES:
+        measured.update_times_ns = message["ns"] or None
+    else:
+        measured.times[job] = {"ns": message["ns"], "spread": message["spread"]}
+
+
+def _check_machine(metadata: dict[str, Any], machine: dict[str, Any]) -> None:
+    """Times of another machine would say nothing about this recording."""
+    kind = "gpu" if metadata.get("gpu") else "cpu"
+    if metadata.get(kind) != machine.get(kind):
+        raise WhatifError(
+            f"expected the machine of the recording ({metadata.get(kind)}), got {machine.get(kind) or 'none'}: measure"
+            " its operators there."
+        )
+
+
+def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run one process and yield what it tells; it is ended where it falls silent."""
+    threads = request["metadata"].get("threads")
+    environment = {**os.environ, **ENVIRONMENT}
+    if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
+        environment["OMP_NUM_THREADS"] = str(threads)
+    command = [sys.executable, "-m", f"{__package__}.op_worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_copy_lines, args=(process.stdout, lines), daemon=True).start()
+        try:
+            with process.stdin:
+                json.dump(request, process.stdin)
+            while line := lines.get(timeout=SILENCE_S):
+                yield json.loads(line)
+        except (queue.Empty, BrokenPipeError):
+            return
+        finally:
+            process.kill()
+
+
+def _copy_lines(source: Any, lines: "queue.SimpleQueue[str]") -> None:
+    for line in source:
+        lines.put(line)
+    lines.put("")

@@ -1,0 +1,137 @@
+"""A recorded call as something that can be run again and again, alone: on fresh inputs, as training runs it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .op_calls import Argument, Call, NotReplayable
+from .op_schema import overload_of
+from .op_tensors import make_tensor
+
+# Inputs are rotated, so that an operator does not find them in the first-level cache each time: in a step other
+# operators ran in between. More copies than these, or than this size, would be colder than a step's are.
+MOST_COPIES = 4
+ROTATED_BYTES = 64 << 20
+
+# Targets and statistics get no gradient; a mask that asks for one would choose another attention kernel.
+_WITHOUT_GRADIENT = frozenset({"running_mean", "running_var", "target", "attn_mask"})
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The forward operator whose backward pass is the recorded operator.
+
+    `renamed`: arguments that the backward operator names otherwise; `constants`: those that it does not have.
+    """
+
+    op: str
+    renamed: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+_ATTENTION = _Forward("scaled_dot_product_attention", {"attn_mask": "attn_bias"})
+
+# Backward operators that need what only their forward operator can make: workspaces, random states, packed weights.
+_TIED = {
+    "_scaled_dot_product_flash_attention_backward": _ATTENTION,
+    "_scaled_dot_product_efficient_attention_backward": _ATTENTION,
+    "_scaled_dot_product_cudnn_attention_backward": _ATTENTION,
+    "mkldnn_rnn_layer_backward": _Forward(
+        "mkldnn_rnn_layer",
+        {"weight0": "weight1", "weight1": "weight2", "weight2": "weight3", "weight3": "weight4", "cx_": "cx_tmp"},
+    ),
+    "_cudnn_rnn_backward": _Forward("_cudnn_rnn"),
+    "cudnn_batch_norm_backward": _Forward(
+        "cudnn_batch_norm", {"bias": "weight"}, {"training": True, "exponential_average_factor": 0.1}
+    ),
+}
+# Inputs that are somebody's internal state: made up, they could crash the process.
+_OPAQUE = frozenset({"workspace", "reserve", "reserveSpace", "weight_buf", "dropout_state", "batch_sizes"})
+
+
+def make_replay(call: Call, device: torch.device) -> list[Callable[[], Any]]:
+    """Return the call on several sets of inputs; each function runs it once and returns its result.
+
+    A forward operator builds its autograd graph, a backward operator does not, as in training. Raises NotReplayable
+    where its inputs cannot be made, and whatever torch raises for them.
+    """
+    copies = max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, call.input_bytes)))
+    tied = _TIED.get(call.op)
+    if tied is not None:
+        return [_tied_replay(_forward_call(call, tied), device) for _ in range(copies)]
+    for argument in call.arguments:
+        if argument.name in _OPAQUE and argument.tensors:
+            raise NotReplayable("needs an internal state")
+    return [_replay(call, device) for _ in range(copies)]
+
+
+def _replay(call: Call, device: torch.device) -> Callable[[], Any]:
+    # In place on what needs a gradient is refused by autograd, and leaves no graph worth its time.
+    with_graph = not call.backward and not call.op.endswith("_")
+    run, _ = _bound(call, device, with_graph)
+    if with_graph:
+        return run
+
+    def run_without_graph() -> Any:
+        with torch.no_grad():
+            return run()
+
+    return run_without_graph
+
+
+def _bound(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """The overload with its inputs, and those of them that ask for a gradient."""
+    overload = overload_of(call)
+    positional, named, asking = [], {}, []
+    for argument, expected in zip(call.arguments, overload._schema.arguments, strict=True):
+        value = _input(argument, call, device, with_graph)
+        asking += [one for one in (value if isinstance(value, list) else [value]) if _asks(one)]
+        if expected.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    return functools.partial(overload, *positional, **named), asking
+
+
+def _asks(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _input(argument: Argument, call: Call, device: torch.device, with_graph: bool) -> Any:
+    if not argument.tensors:
+        return argument.value
+    tensors = [make_tensor(spec, argument, call, device) for spec in argument.tensors]
+    if with_graph and argument.name not in _WITHOUT_GRADIENT:
+        for tensor in tensors:
+            tensor.requires_grad_(tensor.is_floating_point())
+    return tensors if argument.is_list else tensors[0]
+
+
+def _forward_call(call: Call, forward: _Forward) -> Call:
+    """The forward call with the inputs that it shares with the backward one."""
+    overloads: Any = getattr(torch.ops.aten, forward.op)
+    arguments = []
+    for expected in overloads.default._schema.arguments:
+        shared = call.argument(forward.renamed.get(expected.name, expected.name))
+        if expected.name in forward.constants:
+            arguments.append(Argument(expected.name, value=forward.constants[expected.name]))
+        elif shared is not None and expected.name != "weight_buf" and expected.name != "dropout_state":
+            arguments.append(Argument(expected.name, shared.tensors, shared.is_list, shared.value))
+        elif expected.has_default_value() or expected.type.kind() == "OptionalType":
+            default = expected.default_value if expected.has_default_value() else None
+            arguments.append(Argument(expected.name, value=default))
+        else:
+            raise NotReplayable("needs an internal state")
+    return Call(forward.op, tuple(arguments), backward=False)
+
+
+def _tied_replay(forward: Call, device: torch.device) -> Callable[[], Any]:
+    """The backward pass of the forward call's first result, which is run once here."""
+    run, inputs = _bound(forward, device, with_graph=True)
+    result = run()
+    output = result[0] if isinstance(result, tuple) else result
+    gradient = torch.randn_like(output)
+    return functools.partial(torch.autograd.grad, output, inputs, gradient, retain_graph=True, allow_unused=True)

@@ -1,0 +1,119 @@
+"""Which overload of an operator a recorded call was: found by its schema, which also names the inputs."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .op_calls import Argument, Call, NotReplayable, RawInput, read_inputs
+
+# These may return their input or copy it: the recorded strides decide, as they did in the run.
+_MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "to", "_reshape_alias", "reshape_as"})
+# They change what a tensor is and not what it holds, hand a number to Python, or need memory of a special kind.
+_NO_COMPUTATION = frozenset(
+    {"set_", "resize_", "resize_as_", "detach_", "requires_grad_", "t_", "transpose_", "squeeze_", "unsqueeze_"}
+    | {"as_strided_", "swapaxes_", "swapdims_", "lift_fresh", "item", "_local_scalar_dense", "is_nonzero"}
+    | {"record_stream", "pin_memory", "_pin_memory", "lift", "result_type", "_has_compatible_shallow_copy_type"}
+)
+_INTEGERS = frozenset({"IntType", "SymIntType", "ScalarTypeType", "LayoutType", "MemoryFormatType"})
+_NUMBERS = _INTEGERS | {"FloatType", "NumberType", "BoolType"}
+
+
+def resolve(name: str, dims: Any, types: Any, concrete: Any, strides: Any, *, backward: bool) -> Call:
+    """Return the recorded call with its inputs named; `overload_of` gives what to call.
+
+    Raises NotReplayable, with the reason, for what computes nothing, has no tensor, or fits no schema.
+    """
+    op = name.removeprefix("aten::")
+    if op in _NO_COMPUTATION:
+        raise NotReplayable("computes nothing")
+    inputs = read_inputs(dims, types, concrete, strides)
+    if not any(given.tensors for given in inputs):
+        raise NotReplayable("makes tensors from nothing")
+    for overload in _overloads(op):
+        arguments = _match(overload._schema, inputs)
+        if arguments is None:
+            continue
+        if _is_view(overload._schema) and op not in _MAY_COPY:
+            raise NotReplayable("computes nothing")
+        return Call(op, tuple(arguments), backward)
+    raise NotReplayable("no schema fits the inputs")
+
+
+def overload_of(call: Call) -> Any:
+    """Return the `torch.ops.aten` overload whose arguments have the call's names.
+
+    Raises NotReplayable where this torch has none.
+    """
+    names = [argument.name for argument in call.arguments]
+    for overload in _overloads(call.op):
+        schema = overload._schema.arguments
+        if [argument.name for argument in schema] == names and all(map(_accepts, schema, call.arguments)):
+            return overload
+    raise NotReplayable("no schema fits the inputs")
+
+
+@functools.cache
+def _overloads(op: str) -> Sequence[Any]:
+    if not op.isidentifier() or op.startswith("__"):
+        raise NotReplayable("operator not known to this torch")
+    packet = getattr(torch.ops.aten, op, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        raise NotReplayable("operator not known to this torch")
+    untyped: Any = packet
+    return tuple(getattr(untyped, name) for name in untyped.overloads())
+
+
+def _match(schema: Any, inputs: Sequence[RawInput]) -> list[Argument] | None:
+    """The inputs by the schema's names, or None where they do not fit it."""
+    if len(schema.arguments) != len(inputs):
+        return None
+    arguments = []
+    for expected, given in zip(schema.arguments, inputs, strict=True):
+        value = given.value
+        if given.kind == "absent":
+            # The profiler writes neither strings nor devices nor None: the default is the best that is known.
+            if not expected.has_default_value() and expected.type.kind() != "OptionalType":
+                return None
+            value = expected.default_value if expected.has_default_value() else None
+        argument = Argument(expected.name, given.tensors, given.kind == "tensors", value)
+        if not _accepts(expected, argument):
+            return None
+        arguments.append(argument)
+    return arguments
+
+
+def _accepts(expected: Any, given: Argument) -> bool:
+    kind = expected.type
+    if kind.kind() == "OptionalType":
+        if not given.tensors and given.value is None:
+            return True
+        kind = kind.getElementType()
+    if given.tensors:
+        return _accepts_tensors(kind, given)
+    if isinstance(given.value, list):
+        return kind.kind() == "ListType" and all(_accepts_value(kind.getElementType(), one) for one in given.value)
+    if expected.has_default_value() and given.value == expected.default_value:
+        return True
+    return _accepts_value(kind, given.value)
+
+
+def _accepts_tensors(kind: Any, given: Argument) -> bool:
+    if not given.is_list:
+        return bool(kind.kind() == "TensorType")
+    return bool(kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType")
+
+
+def _accepts_value(kind: Any, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind.kind() in ("BoolType", "NumberType")
+    if isinstance(value, int):
+        return kind.kind() in _NUMBERS - {"BoolType"}
+    if isinstance(value, float):
+        return kind.kind() in ("FloatType", "NumberType")
+    return False
+
+
+def _is_view(schema: Any) -> bool:
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)

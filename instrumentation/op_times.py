@@ -1,0 +1,158 @@
+"""Measures a recording's operators alone, each also in the forms that a what-if asks about, and adds the times to it.
+
+python -m whatif.instrumentation.op_times RECORDING [--variants bf16,channels_last] [--budget-s 60]
+
+Writes the metadata keys "operator_times" and "update_times_ns" (see docs/operators.md); the events stay as they are.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.output_file import output_file
+
+from .op_measure import Measured, measure_operators
+from .op_recording import Operator, dearest, distinct_operators
+from .op_variants import RECORDED, VARIANTS
+
+# The rest is many small operators that no what-if would notice.
+SHARE = 0.99
+# Measuring may take this many times a recorded step: 60 s for one of 100 ms; within bounds.
+BUDGET_STEPS = 600
+BUDGET_BOUNDS_S = (30.0, 600.0)
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budget_s: float | None = None) -> int:
+    """Measure the operators of a recording on this machine, write the times into it, return the number of operators.
+
+    Those that make 99 % of the forward and backward passes' operator time are measured, the dearest first, for at most
+    about `budget_s` seconds (by default 600 steps). Progress and what was left out go to stderr. Raises
+    WhatifError for what is no recording with input shapes, for another machine's, and where it cannot be written.
+    """
+    path = output_file(recording)
+    unknown = sorted(set(variants) - set(VARIANTS))
+    if unknown:
+        raise WhatifError(f"expected variants among {', '.join(VARIANTS)}, got {', '.join(unknown)}.")
+    trace, compressed = _read(path)
+    metadata = trace["whatif"]
+    every = distinct_operators(trace)
+    chosen = dearest(every, SHARE)
+    total_ns = sum(operator.recorded_ns for operator in every)
+    measured = _measure_with_progress(chosen, metadata, variants, _budget_s(metadata) if budget_s is None else budget_s)
+    rows = [_row(chosen[number], times) for number, times in sorted(measured.times.items())]
+    metadata["operator_times"] = rows
+    metadata["update_times_ns"] = measured.update_times_ns
+    _write(path, trace, compressed)
+    print(_summary(chosen, measured, total_ns), file=sys.stderr)
+    return len(rows)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """The recording, and whether it is compressed."""
+    try:
+        data = path.read_bytes()
+        compressed = data.startswith(_GZIP_MAGIC)
+        trace = json.loads(gzip.decompress(data) if compressed else data)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise WhatifError(
+            f"{path}: expected a recording to read, got {type(error).__name__}: record it again."
+        ) from error
+    if not isinstance(trace, dict) or not isinstance(trace.get("whatif"), dict):
+        raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
+    return trace, compressed
+
+
+def _write(path: Path, trace: dict[str, Any], compressed: bool) -> None:
+    text = json.dumps(trace, separators=(",", ":")).encode()
+    finished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        # No time in the header: the same recording gives the same bytes.
+        finished.write_bytes(gzip.compress(text, mtime=0) if compressed else text)
+        os.replace(finished, path)
+    except OSError as error:
+        raise WhatifError(
+            f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."
+        ) from error
+    finally:
+        finished.unlink(missing_ok=True)
+
+
+def _budget_s(metadata: dict[str, Any]) -> float:
+    step = metadata.get("untraced_step_ms")
+    median_ms = step.get("median") if isinstance(step, dict) else None
+    least_s, most_s = BUDGET_BOUNDS_S
+    if not isinstance(median_ms, int | float) or not median_ms > 0:
+        return least_s
+    return min(most_s, max(least_s, BUDGET_STEPS * median_ms / 1e3))
+
+
+def _measure_with_progress(
+    operators: Sequence[Operator], metadata: dict[str, Any], variants: Sequence[str], budget_s: float
+) -> Measured:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("operators", total=len(operators) + 1)
+        return measure_operators(operators, metadata, variants, budget_s, lambda _: progress.advance(task))
+
+
+def _row(operator: Operator, times: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "op": operator.name,
+        "dims": operator.dims,
+        "types": operator.types,
+        "concrete": operator.concrete,
+        "calls_per_step": operator.calls_per_step,
+        **times,
+    }
+
+
+def _summary(operators: Sequence[Operator], measured: Measured, total_ns: float) -> str:
+    """How much of the time was measured, how it compares with the recorded one, and what was left out and why."""
+    recorded_ns = sum(operators[number].recorded_ns for number in measured.times)
+    alone_ns = sum(operators[number].calls_per_step * times["ns"][RECORDED] for number, times in measured.times.items())
+    lines = [
+        f"{len(measured.times)} operators measured: {_share(recorded_ns, total_ns)} of the operators' time in a"
+        f" recorded step; alone they take {alone_ns / 1e6:.1f} ms, in the recording {recorded_ns / 1e6:.1f} ms."
+    ]
+    reasons: dict[str, list[float]] = defaultdict(list)
+    for number, reason in measured.skipped.items():
+        if number >= 0:
+            reasons[reason].append(operators[number].recorded_ns)
+        else:
+            lines.append(f"Update not measured: {reason}.")
+    lines += [
+        f"{len(times)} not measured ({_share(sum(times), total_ns)}): {reason}." for reason, times in reasons.items()
+    ]
+    return "\n".join(lines)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "0 %"
+
+
+def main() -> None:
+    """Measure the operators of the recording that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", type=Path)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of: %(default)s")
+    parser.add_argument("--budget-s", type=float, help="seconds in all, about; by default 600 recorded steps")
+    options = parser.parse_args()
+    try:
+        add_operator_times(options.recording, options.variants.split(","), options.budget_s)
+    except WhatifError as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""How long the optimizer's update takes alone, in each of torch's three implementations."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .op_calls import NotReplayable
+from .op_timing import Clock, cuda_clock, first_ns, measure_alone
+
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "for_loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+# Parameter, gradient and two moments in fp32.
+BYTES_PER_PARAMETER = 16
+# Usual where a recording only says that the optimizer keeps a state.
+MOMENTUM = 0.9
+
+
+def measure_updates(
+    optimizer: dict[str, Any], shapes: Sequence[Sequence[int]], device: torch.device, clock: Clock, memory_bytes: int
+) -> dict[str, float]:
+    """Return the time in ns of one `step()` by implementation ("for_loop", "foreach", "fused") on such parameters.
+
+    `optimizer` is the recording's metadata of that name. An implementation that this torch lacks is left out. Raises
+    NotReplayable for another optimizer than Adam, AdamW and SGD, without shapes, and for more than `memory_bytes`.
+    """
+    elements = sum(math.prod(shape) for shape in shapes)
+    if not elements:
+        raise NotReplayable("shapes of the parameters not recorded")
+    if elements * BYTES_PER_PARAMETER * len(IMPLEMENTATIONS) > memory_bytes:
+        raise NotReplayable("needs too much memory")
+    replays: dict[str, list[Callable[[], Any]]] = {}
+    for name, flags in IMPLEMENTATIONS.items():
+        try:
+            step = _optimizer(optimizer, shapes, device, flags).step
+            step()
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        replays[name] = [step]
+    estimates = {name: first_ns(replay, device) for name, replay in replays.items()}
+    return measure_alone(replays, clock, estimates)[0] if replays else {}
+
+
+def wall_of_gpu(work: Callable[[], None]) -> float:
+    """Return the time of the work in ns between CUDA events, launching included: what an update costs a step."""
+    return cuda_clock(work)
+
+
+def _optimizer(
+    described: dict[str, Any], shapes: Sequence[Sequence[int]], device: torch.device, flags: dict[str, bool]
+) -> torch.optim.Optimizer:
+    parameters = [torch.nn.Parameter(torch.randn(tuple(shape), device=device)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    kind = described.get("type")
+    if kind == "Adam":
+        return torch.optim.Adam(parameters, **flags)  # type: ignore[arg-type]
+    if kind == "AdamW":
+        return torch.optim.AdamW(parameters, **flags)  # type: ignore[arg-type]
+    if kind == "SGD":
+        momentum = MOMENTUM if described.get("state_bytes") else 0.0
+        return torch.optim.SGD(parameters, momentum=momentum, **flags)
+    raise NotReplayable("optimizer is none of Adam, AdamW and SGD")
