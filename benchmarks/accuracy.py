@@ -2,8 +2,8 @@
 
 python benchmarks/accuracy.py [--check]
 
-Needs the recordings of traces/ and other people's traces in ../shared/traces. ``--check`` writes nothing and exits 1
-where the pages are not what it would write.
+The comparison is that of `whatif validate` on the recordings of traces/ and on the pairs among other people's traces in
+../shared/traces. ``--check`` writes nothing and exits 1 where the pages are not what it would write.
 """
 
 from __future__ import annotations
@@ -13,140 +13,42 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import whatif
-from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.predict import Baseline, Prediction
+from whatif import WhatifError
+from whatif.predict import Baseline
+from whatif.report.markdown_validate import not_compared_table, pairs_table, scores_table
+from whatif.report.text_validate import headline
+from whatif.validate import MEDIAN_BOUND_PCT, Validation, validate
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN, SHARED = ROOT / "traces", ROOT.parent / "shared" / "traces"
-RESNET50 = SHARED / "kineto-resnet50-v100"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A baseline recording, the same run really changed, and the what-if that stands between them."""
-
-    question: str
-    hardware: str
-    baseline: Path
-    changed: Path
-    transform: str
-    remark: str = ""
-    scored: bool = True  # False where a constant of the model was chosen while looking at this pair
-
-
-def own(name: str) -> Path:
-    return OWN / f"{name}.json.gz"
-
-
-LOADER_REMARK = "the range of the CPU's growth was read off this pair"
-PAIRS = (
-    Pair("loader 0 → 4 workers, ResNet-50 (2021-06)", "V100", RESNET50 / "num_workers_0.2021-06.pt.trace.json.gz",
-         RESNET50 / "num_workers_4.2021-06.pt.trace.json.gz", "data_loading", LOADER_REMARK, scored=False),
-    Pair("loader 0 → 4 workers, ResNet-50 (2020-12)", "V100", RESNET50 / "num_workers_0.2020-12.pt.trace.json.gz",
-         RESNET50 / "num_workers_4.2020-12.pt.trace.json.gz", "data_loading", LOADER_REMARK, scored=False),
-    Pair("loader 0 → 2 workers, ResNet-18", "CPU", own("resnet18_cifar_cpu_loader0"),
-         own("resnet18_cifar_cpu_loader2"), "data_loading"),
-    Pair("no loading work, ResNet-18", "CPU", own("resnet18_cifar_cpu_loader0"), own("resnet18_cifar_cpu"),
-         "data_loading", "no worker runs beside it, and the caches are its own again"),
-    Pair("bf16 autocast, ResNet-18", "CPU", own("resnet18_cifar_cpu"), own("resnet18_cifar_cpu_bf16"), "amp",
-         "the size of the product that calibrates the CPU was chosen on this pair", scored=False),
-    Pair("fused Adam (from a loop), transformer", "CPU", own("transformer_cpu"), own("transformer_cpu_fused"),
-         "fused_adam"),
-    Pair("fused Adam (from foreach), transformer", "CPU", own("transformer_cpu_foreach"),
-         own("transformer_cpu_fused"), "fused_adam", "the baseline's rounds differ by 10 % among themselves"),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Outcome:
-    pair: Pair
-    prediction: Prediction
-    measured_ms: float
-
-    @property
-    def error_pct(self) -> float:
-        return 100 * (self.prediction.predicted_ms / self.measured_ms - 1)
-
-    @property
-    def inside(self) -> bool:
-        return self.prediction.low_ms <= self.measured_ms <= self.prediction.high_ms
-
-
-def loading_ms(graph: TaskGraph) -> float:
-    """Give the median loading time of the steady steps, ms."""
-    first, last = graph.info.steady
-    loading = graph.kind == TaskKind.DATA_LOADING
-    return float(np.median([graph.duration_ns[loading & (graph.step == s)].sum() for s in range(first, last)])) / 1e6
-
-
-def outcome(pair: Pair) -> Outcome:
-    """Predict one pair; a loader what-if is told how long the changed run loads."""
-    changed = whatif.read(pair.changed)
-    spec = pair.transform
-    if spec == "data_loading":
-        spec = f"data_loading:time_ms={loading_ms(changed):.3f}"
-    prediction = whatif.apply(whatif.read(pair.baseline), spec)
-    return Outcome(pair, prediction, Baseline.of(changed, prediction.baseline.clock).measured_ns / 1e6)
-
-
-def pair_table(outcomes: list[Outcome]) -> str:
-    """Give the table of pairs in Markdown."""
-    rows = [
-        "| what changed | on | baseline | predicted | range | measured | error | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for o in outcomes:
-        p = o.prediction
-        remark = o.pair.remark if o.pair.scored else f"not scored: {o.pair.remark}"
-        outside = "" if o.inside else "**outside the range**" + ("; " if remark else "")
-        rows.append(
-            f"| {o.pair.question} | {o.pair.hardware} | {p.baseline_ms:.1f} ms | {p.predicted_ms:.1f} ms "
-            f"| {p.low_ms:.1f} … {p.high_ms:.1f} | {o.measured_ms:.1f} ms | {o.error_pct:+.1f} % | {outside}{remark} |"
-        )
-    return "\n".join(rows)
-
-
-def replay_table() -> tuple[str, list[float]]:
-    """Give the replay of every readable trace in Markdown, and the absolute errors in percent."""
-    rows = [
-        "| trace | tasks | step clock | measured | replayed | error | unexplained wait |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    errors = []
-    for path in sorted(SHARED.glob("*/*.json.gz")):
-        try:
-            baseline = Baseline.of(whatif.read(path))
-        except WhatifError:
-            continue
-        errors.append(abs(baseline.replay_error_pct))
-        rows.append(
-            f"| {path.parent.name}/{path.name.split('.json')[0]} | {len(baseline.graph):,} | {baseline.clock} "
-            f"| {baseline.measured_ns / 1e6:.2f} ms | {baseline.step_ns / 1e6:.2f} ms "
-            f"| {baseline.replay_error_pct:+.2f} % | {baseline.unexplained_wait_pct:.1f} % |"
-        )
-    return "\n".join(rows), errors
-
+SHARED = Path("../shared/traces")
+# Relative to the root: the pages name files as their readers see them.
+VALIDATED = [Path("traces"), Path("benchmarks/pairs.toml")]
 
 PAGE = """# Accuracy
 
-Written by `python benchmarks/accuracy.py`; not edited by hand. Steps are the median of the steady ones by the report's
-step clock, with the profiler on in both recordings of a pair.
+Written by `python benchmarks/accuracy.py`; not edited by hand. `whatif validate` makes the same comparison of any
+folder of pairs ([validate.md](validate.md)). Pairs of a campaign: the baseline's recording is corrected to its step
+without the profiler, and the prediction is compared with the changed run's step without the profiler (CPU time of the
+training thread on a CPU; wall clock for loader workers and on a GPU). Pairs that a pairs.toml names: the recorded
+steps, with the profiler on in both. Nothing of the changed run goes into a prediction.
 
 ## What-ifs against the real change
 
+{headline}.
+A pair on which a constant was chosen stays in the tables and is not scored. Targets: median {median_target:.0f} %,
+largest 10 % on a GPU and 12 % on a CPU.
+
+{scores}
+
+Every pair:
+
 {pairs}
-
-Scored pairs: median error {median:.1f} %, largest {largest:.1f} %. Inside the range: {inside} of {n_pairs}, median
-half-width {half_width:.1f} % of the measured step. A pair on which a constant was chosen stays in the table and is not
-scored. Targets: median 5 %, largest 10 % on a GPU and 12 % on a CPU. GPU pairs of other what-ifs (AMP, fused Adam,
-batch size) wait for recordings from a GPU.
-
+{not_compared}
 The loader pairs on the V100: from one recording nobody can tell how much four workers slow the training process (its
 main thread by 4 to 12 %, its backward thread by 11 to 33 % there), so a range is given and the prediction lies in its
 middle.
@@ -168,22 +70,41 @@ says what lay between.
 """
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(validation: Validation) -> str:
     """Give docs/accuracy.md."""
     replay, replay_errors = replay_table()
-    errors = [abs(o.error_pct) for o in outcomes if o.pair.scored]
     return PAGE.format(
-        pairs=pair_table(outcomes),
-        median=np.median(errors),
-        largest=max(errors),
-        inside=sum(o.inside for o in outcomes),
-        n_pairs=len(outcomes),
-        half_width=np.median([50 * (o.prediction.high_ms - o.prediction.low_ms) / o.measured_ms for o in outcomes]),
+        headline=headline(validation),
+        median_target=MEDIAN_BOUND_PCT,
+        scores=scores_table(validation),
+        pairs=pairs_table(validation),
+        not_compared=f"\nNot compared:\n\n{not_compared_table(validation)}\n" if validation.unpaired else "",
         replay=replay,
         replay_median=np.median(replay_errors),
         replay_p95=np.percentile(replay_errors, 95),
         replay_max=max(replay_errors),
     )
+
+
+def replay_table() -> tuple[str, list[float]]:
+    """Give the replay of every readable trace in Markdown, and the absolute errors in percent."""
+    rows = [
+        "| trace | tasks | step clock | measured | replayed | error | unexplained wait |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    errors = []
+    for path in sorted(SHARED.glob("*/*.json.gz")):
+        try:
+            baseline = Baseline.of(whatif.read(path), calibrated=False)
+        except WhatifError:
+            continue
+        errors.append(abs(baseline.replay_error_pct))
+        rows.append(
+            f"| {path.parent.name}/{path.name.split('.json')[0]} | {len(baseline.graph):,} | {baseline.clock} "
+            f"| {baseline.measured_ns / 1e6:.2f} ms | {baseline.step_ns / 1e6:.2f} ms "
+            f"| {baseline.replay_error_pct:+.2f} % | {baseline.unexplained_wait_pct:.1f} % |"
+        )
+    return "\n".join(rows), errors
 
 
 def shown(block: re.Match[str]) -> str:
@@ -200,17 +121,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    outcomes = [outcome(pair) for pair in PAIRS]
+    os.chdir(ROOT)
+    validation = validate(VALIDATED)
     readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
     filled = re.sub(
         r"(<!-- accuracy -->\n).*?(<!-- /accuracy -->)",
-        lambda m: f"{m[1]}\n{pair_table(outcomes)}\n\n{m[2]}",
-        text,
+        lambda m: f"{m[1]}\n{headline(validation)}.\n\n{scores_table(validation)}\n\n{m[2]}",
+        readme.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
     filled = re.sub(r"```console\n\$ (.+)\n(?:.*\n)*?```", shown, filled)
-    wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(outcomes)}
+    wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(validation)}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
     for path in stale if not check else []:
         path.write_text(wanted[path], encoding="utf-8")

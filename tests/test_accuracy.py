@@ -1,38 +1,40 @@
-"""Predictions against measured pairs, by the program that writes docs/accuracy.md."""
+"""Predictions against measured pairs, and the pages that tell of them."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from whatif.validate import MEDIAN_BOUND_PCT, Validation, validate
+from whatif.validate_pairs import PAIRS_FILE
+
 ROOT = Path(__file__).resolve().parent.parent
-# DESIGN's targets for a single pair, percent of the measured step.
-LARGEST_ERROR_PCT = {"V100": 10.0, "CPU": 12.0}
 
 
 @pytest.fixture(scope="module")
-def accuracy(shared_traces: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module
-    spec.loader.exec_module(module)
-    return module
+def validation(shared_traces: Path, own_traces: Path) -> Validation:
+    """What benchmarks/accuracy.py compares: needs other people's traces as well as our own."""
+    return validate([own_traces, ROOT / "benchmarks" / PAIRS_FILE])
 
 
-def test_no_pair_misses_by_more_than_the_target(accuracy: ModuleType) -> None:
-    for pair in accuracy.PAIRS:
-        outcome = accuracy.outcome(pair)
-        assert abs(outcome.error_pct) <= LARGEST_ERROR_PCT[pair.hardware], pair.question
+def test_no_pair_misses_by_more_than_the_target(validation: Validation) -> None:
+    assert [o.pair.question for o in validation.outcomes if not o.within_bound] == []
+    assert validation.score.median_error_pct is not None
+    assert validation.score.median_error_pct <= MEDIAN_BOUND_PCT
 
 
-def test_pages_are_what_the_program_writes(accuracy: ModuleType) -> None:
+def test_every_named_pair_is_compared(validation: Validation) -> None:
+    named = sum(text.count("[[pair]]") for text in (
+        (ROOT / folder / PAIRS_FILE).read_text(encoding="utf-8") for folder in ("traces", "benchmarks")))  # fmt: skip
+    assert sum(o.pair.clock == "recorded" for o in validation.outcomes) == named
+
+
+def test_pages_are_what_the_program_writes(shared_traces: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "accuracy.py"), "--check"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    # The pages name no folder of the machine on which they are written.
+    run = subprocess.run(command, capture_output=True, text=True, cwd=os.sep)
     assert run.returncode == 0, run.stdout + run.stderr

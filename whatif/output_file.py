@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from whatif.errors import WhatifError
@@ -29,6 +31,23 @@ def output_file(path: str | Path) -> Path:
             f"{path}: expected a folder that can be written to, got a read-only one at {target.parent}; choose another."
         )
     return target
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give the path of a file to write, which takes the place of ``path`` when the block ends well and else vanishes.
+
+    Raises WhatifError as ``output_file`` does, and where the file cannot be written.
+    """
+    target = output_file(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, target)
+    except OSError as error:
+        raise WhatifError(f"{path}: expected to write the file, got '{error.strerror or error}'.") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _followed(path: Path) -> Path | None:

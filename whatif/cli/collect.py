@@ -13,12 +13,32 @@ from whatif.errors import WhatifError
 REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"
+OPERATOR_TIMES = "whatif.instrumentation.op_times"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif collect``."""
-    parser.usage = "whatif collect [--steps N] [-o FILE] SCRIPT.py [ARGS ...]"
+    parser.usage = "whatif collect [OPTIONS] SCRIPT.py [ARGS ...]"
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps to record (default: 5)")
+    parser.add_argument(
+        "--untraced-steps",
+        type=int,
+        default=20,
+        metavar="N",
+        help="training steps to time without the profiler, before it starts (default: 20)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["kineto", "cupti"],
+        default="kineto",
+        help="what records: torch's own profiler (default), or CUPTI through cupti-python on an NVIDIA GPU",
+    )
+    parser.add_argument("--memory", action="store_true", help="record every allocation as well (larger, slower)")
+    parser.add_argument(
+        "--measure-operators",
+        action="store_true",
+        help="afterwards measure the recorded operators alone, also in bf16, channels-last ..., for better what-ifs",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -45,7 +65,17 @@ def run(args: argparse.Namespace) -> int:
             "collect: expected PyTorch in this Python environment, got none; "
             'install it with `pip install "whatif-profiler[record]"`, or run whatif where your training runs.'
         ) from None
-    written = recorder.collect(args.script, args.args, output, steps=args.steps)
+    written = recorder.collect(
+        args.script,
+        args.args,
+        output,
+        steps=args.steps,
+        untraced_steps=args.untraced_steps,
+        backend=args.backend,
+        memory=args.memory,
+    )
+    if args.measure_operators:
+        importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
     from whatif.report.printable import printable
 
     name = printable(str(written))

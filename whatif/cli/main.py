@@ -24,6 +24,8 @@ COMMANDS = {
     "explain": "where the step goes, what it waits for, the layers that matter",
     "apply": "predict the step under one or several what-ifs",
     "export": "write a timeline that Perfetto opens, baseline beside predicted",
+    "validate": "predictions beside what was measured, for every pair of runs in a folder",
+    "anonymize": "a copy of a trace without paths, host and user names, stacks, command lines",
     "transforms": "list the what-ifs, or the options, source and model of one",
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,16 +19,28 @@ def read_trace(path: str) -> TaskGraph:
     """Give the task graph of a trace, with a progress bar on a terminal's stderr where the file is large."""
     from whatif.ingest.read import read
 
-    size_bytes = os.path.getsize(path) if os.path.isfile(path) else 0
-    if size_bytes < PROGRESS_BYTES or not sys.stderr.isatty():
-        return read(path)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    with progress_bar("reading", file=path) as progress:
+        return read(path, progress=progress)
 
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+
+@contextmanager
+def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[int, int], None] | None]:
+    """Give a function that shows (done, total) as a bar on a terminal's stderr; None where nobody would see or need it.
+
+    It counts the bytes of ``file`` where that is large, and things where no file is named.
+    """
+    is_small = file is not None and (os.path.getsize(file) if os.path.isfile(file) else 0) < PROGRESS_BYTES
+    if is_small or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = MofNCompleteColumn() if file is None else DownloadColumn()
+    columns = (TextColumn(what), BarColumn(), amount, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=size_bytes)
-        return read(path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def warn(sentences: Iterable[str]) -> None:

@@ -1,0 +1,141 @@
+"""Text of a trace without what names people and machines: paths, addresses, host and user names, layers on request."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+# From here to its end a text may belong to a path: folders have spaces in their names. A slash behind a word is a
+# relative name ("encoder/attention") or a fraction ("0/0", as torch.compile counts its regions), and stays.
+_PATH = re.compile(
+    r"""(?: file:// | (?<![\w.)\]>*&/]) (?: ~?/[\w.~-] | [A-Za-z]:[\\/][\w.~-] | \\\\[\w.-] )
+      | [\w./\\-]*\.(?:py|pyc|pyx|ipynb|sh|cpp|cu|cuh|hpp|so)\b(?![\w(]*::) ).*""",
+    re.VERBOSE | re.DOTALL,
+)
+_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_IP_ADDRESS = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
+_HOME = re.compile(rb"(?:/home|/Users|\\\\Users)[/\\]+([^/\\\"\s]+)")
+_HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]+)"')
+
+# Names of users and hosts that are words of every trace: to replace them would damage it and protect nobody.
+_COMMON = frozenset((
+    "adam", "admin", "conv", "data", "home", "host", "linear", "local", "localhost", "model", "node", "python", "root",
+    "runner", "test", "torch", "train", "ubuntu", "user", "worker",
+))  # fmt: skip
+_SHORTEST_SECRET = 4
+
+PATH, ADDRESS, SECRET = "texts with a path", "texts with an address", "texts with a host or user name"
+
+# Fields that say who and where, wherever they stand in what a recorder wrote beside the events.
+_PRIVATE_FIELD = re.compile(
+    r"host(_?name)?|node(_?name)?|user(_?name)?|login|cwd|home|path|executable|argv|command(_?line)?|cmdline|cmd"
+    r"|process(_?name)?|env(iron(ment)?)?|script|stacks?|call_?stack|stack_?frames|traceback|trace_?name|trace_?id|pid"
+    r"|e-?mail|ip|address|uuid|serial(_?number)?",
+    re.IGNORECASE,
+)
+# Parameter names of torch's own layers, which say nothing.
+_PLAIN_WORDS = frozenset(("", "(root)", "weight", "bias", "Global"))
+# Where what a recorder wrote holds layer names: tables with a row each, tables keyed by name, lists of parameters.
+_LAYER_TABLES = frozenset(("layers", "modules", "grad_ready_order", "gradient_ready_order"))
+_KEYED_BY_LAYER = frozenset(("layers", "modules", "shapes", "parameters"))
+_LAYER_LISTS = frozenset(("parameters", "grad_ready_order", "gradient_ready_order"))
+_LAYER_MARK = re.compile(r"(whatif::\w+::)(.*)", re.DOTALL)
+_MODULE_MARK = re.compile(r"(nn\.Module: )(.*?)(_\d+)?", re.DOTALL)
+
+
+def dropped_field(key: str) -> str:
+    """Name the kind of thing that goes with a field: what a count of it is told as."""
+    return f"fields named {key[:60]!r}"
+
+
+class LayerNames:
+    """Replaces each word of layer names by a numbered one, the same everywhere, so that their tree stays."""
+
+    def __init__(self) -> None:
+        self._numbered: dict[str, str] = {}
+
+    def __call__(self, qualified: str) -> str:
+        """Give "layer1.0.layer2" for "encoder.0.attention"."""
+        return ".".join(self._word(word) for word in qualified.split("."))
+
+    def _word(self, word: str) -> str:
+        if word in _PLAIN_WORDS or word.isdecimal():
+            return word
+        return self._numbered.setdefault(word, f"layer{len(self._numbered) + 1}")
+
+    def __len__(self) -> int:
+        return len(self._numbered)
+
+
+class Scrubber:
+    """Takes what is private out of texts and JSON values; ``removed`` counts it by what it was."""
+
+    def __init__(self, secrets: Iterable[str] = (), *, rename_layers: bool = False) -> None:
+        self.removed: Counter[str] = Counter()
+        self.layers = LayerNames() if rename_layers else None
+        words = sorted({re.escape(secret) for secret in secrets}, key=len, reverse=True)
+        self._secret = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
+
+    def text(self, text: str, *, secrets: bool = True) -> str:
+        """Give ``text`` without paths and addresses, and without names of hosts and users where ``secrets`` says so."""
+        if secrets and self._secret is not None:
+            text = self._without(self._secret, "(name)", SECRET, text)
+        text = self._without(_PATH, "(path)", PATH, text)
+        text = self._without(_ADDRESS, "(address)", ADDRESS, text)
+        return self._without(_IP_ADDRESS, "(address)", ADDRESS, text)
+
+    def _without(self, pattern: re.Pattern[str], instead: str, what: str, text: str) -> str:
+        text, found = pattern.subn(instead, text)
+        self.removed[what] += bool(found)
+        return text
+
+    def name(self, name: str, *, is_annotation: bool) -> str:
+        """Give an event's name; of what torch and libraries name themselves no word is taken for a person's."""
+        if self.layers is not None:
+            if mark := _LAYER_MARK.fullmatch(name):
+                return mark[1] + self.layers(mark[2])
+            if mark := _MODULE_MARK.fullmatch(name):
+                return mark[1] + self.layers(mark[2]) + (mark[3] or "")
+        own = is_annotation and not name.startswith(("Optimizer.", "ProfilerStep#", "enumerate(DataLoader)#"))
+        return self.text(name, secrets=own)
+
+    def value(self, value: Any, field: str = "") -> Any:
+        """Give a JSON value with every text in it clean, and without the fields that say who and where."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self._item(item, field) for item in value]
+        if not isinstance(value, dict):
+            return value
+        result = {}
+        for key, item in value.items():
+            if _PRIVATE_FIELD.fullmatch(key):
+                self.removed[dropped_field(key)] += 1
+                continue
+            renamed = self.layers(key) if self.layers is not None and field in _KEYED_BY_LAYER else self.text(key)
+            result[renamed] = self.value(item, key)
+        return result
+
+    def _item(self, item: Any, field: str) -> Any:
+        """An element of the list in a field, which may be a layer's name or the row of a layer."""
+        if self.layers is not None and isinstance(item, str) and field in _LAYER_LISTS:
+            return self.layers(item)
+        if self.layers is not None and isinstance(item, dict) and field in _LAYER_TABLES:
+            named = {key: self.layers(item[key]) for key in ("name", "layer") if isinstance(item.get(key), str)}
+            return named | self.value({key: value for key, value in item.items() if key not in named})
+        return self.value(item)
+
+
+def find_secrets(start: bytes) -> set[str]:
+    """Give names of hosts and users to look for: those that the start of a file tells, and this machine's own."""
+    found = {match.decode("utf-8", "replace") for match in (*_HOST.findall(start), *_HOME.findall(start))}
+    with suppress(OSError):
+        found.add(socket.gethostname())
+    with suppress(OSError, KeyError, ImportError):
+        found.add(getpass.getuser())
+    return {name for name in found if len(name) >= _SHORTEST_SECRET and name.lower() not in _COMMON}

@@ -1,0 +1,53 @@
+"""``whatif validate``: predictions beside what was measured, for every pair of runs in a folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from whatif.cli.options import add_calibration, add_json
+from whatif.cli.reading import progress_bar
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif validate``."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        default=["."],
+        metavar="FOLDER|FILE",
+        help="folders of recorded pairs, searched recursively, or a file of named pairs (default: this folder)",
+    )
+    add_json(parser)
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables into a Markdown file instead")
+    add_calibration(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the comparison."""
+    from whatif.output_file import output_file, replacing
+    from whatif.validate import validate
+
+    if args.markdown:
+        output_file(args.markdown)  # an impossible name is told before the work
+    with progress_bar("validating") as progress:
+        validation = validate([Path(p) for p in args.paths], calibrated=args.calibrated, progress=progress)
+    if args.markdown:
+        from whatif.report.markdown_validate import page
+
+        with replacing(args.markdown) as part:
+            part.write_text(page(validation), encoding="utf-8")
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json(validation.to_dict())
+    elif args.markdown:
+        from whatif.report.printable import printable
+        from whatif.report.text_validate import headline
+
+        print(f"{printable(args.markdown)}: written; {headline(validation)}")
+    else:
+        from whatif.report.text_validate import print_validation
+
+        print_validation(validation)
+    return 0

@@ -1,0 +1,73 @@
+"""The tables of ``whatif validate`` in Markdown, for pages that are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whatif.report.layout import ms_format
+from whatif.report.printable import printable
+from whatif.report.text_validate import headline, origin, score_cells
+from whatif.validate import Outcome, Validation
+
+SCORE_HEADERS = ("what-if", "scored", "median error", "largest", "inside the range", "half-width of the range")
+
+
+def page(validation: Validation) -> str:
+    """Give the whole validation as a page of its own."""
+    sections = [f"# Validation\n\n{_sentence(headline(validation))}"]
+    if validation.outcomes:
+        sections.append(_sentence(origin(validation)))
+        sections.append(f"## Pairs\n\n{pairs_table(validation)}")
+        sections.append(f"## By what-if\n\n{scores_table(validation)}")
+    if validation.unpaired:
+        sections.append(f"## Not compared\n\n{not_compared_table(validation)}")
+    return "\n\n".join(sections) + "\n"
+
+
+def pairs_table(validation: Validation) -> str:
+    """Give every pair: times in ms, the error, and what to know of it."""
+    headers = ("pair", "on", "baseline", "predicted", "range", "measured", "error", "remarks")
+    return _table(headers, [_row(outcome) for outcome in validation.outcomes])
+
+
+def scores_table(validation: Validation) -> str:
+    """Give the score of each kind of what-if, and of all."""
+    scores = [*validation.by_kind.items(), ("all", validation.score)]
+    return _table(SCORE_HEADERS, [(kind, *score_cells(score)) for kind, score in scores])
+
+
+def not_compared_table(validation: Validation) -> str:
+    """Give what has no prediction to compare, and why."""
+    return _table(("run", "why"), [(item.name, item.reason) for item in validation.unpaired])
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    pair, ms = outcome.pair, ms_format(outcome.measured_ms)
+    remarks = [] if outcome.within_bound else [f"**over {outcome.bound_pct:.0f} %**"]
+    remarks += [] if outcome.inside else ["**outside the range**"]
+    remarks += [] if pair.scored else ["not scored"]
+    remarks += [pair.remark] if pair.remark else []
+    return (
+        pair.question,
+        pair.hardware,
+        f"{ms(outcome.baseline_ms)} ms",
+        f"{ms(outcome.predicted_ms)} ms",
+        f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",
+        f"{ms(outcome.measured_ms)} ms",
+        f"{outcome.error_pct:+.1f} %",
+        "; ".join(remarks),
+    )
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Text of a record or a trace as one cell: no end of line, no further column, no markup of its own."""
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _sentence(text: str) -> str:
+    return printable(text[0].upper() + text[1:] + ".")

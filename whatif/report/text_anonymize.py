@@ -1,0 +1,27 @@
+"""The text report of ``whatif anonymize``: what was taken out, and what was not."""
+
+from __future__ import annotations
+
+from rich.padding import Padding
+
+from whatif.anonymize import Anonymized
+from whatif.report.layout import plain, print_table, print_title, report
+
+
+def print_anonymized(result: Anonymized) -> None:
+    """Print where the copy is, how much of each kind is no longer in it, and what to look at before sharing it."""
+    with report() as out:
+        out.print(plain(f"{result.path}: written", "bold"))
+        print_title(out, "Taken out")
+        print_table(
+            out, ["", ""], [(what, f"{count:,}") for what, count in result.removed.items()] or [("nothing", "")]
+        )
+        if result.lost:
+            print_title(out, "Not copied, because it could not be read")
+            print_table(out, ["", ""], [(reason, f"{count:,}") for reason, count in result.lost.items()])
+        out.print()
+        kept = "Names of kernels, operators, layers and annotations are the content and stay."
+        if result.renamed_words is not None:
+            kept = "Names of kernels, operators and annotations are the content and stay."
+            kept += f" Words of layer names numbered: {result.renamed_words}."
+        out.print(Padding(plain(kept, "dim"), (0, 0, 0, 2)))

@@ -1,0 +1,86 @@
+"""The text report of ``whatif validate``: every pair, the score of each what-if, and what could not be compared."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+
+from whatif.report.layout import ms_format, plain, print_table, print_title, report
+from whatif.validate import MEDIAN_BOUND_PCT, Outcome, Score, Validation
+
+
+def print_validation(validation: Validation) -> None:
+    """Print what ``whatif validate`` reports."""
+    with report() as out:
+        out.print(plain(headline(validation), "bold"))
+        if validation.outcomes:
+            out.print(plain(origin(validation), "dim"))
+        for hardware in dict.fromkeys(outcome.pair.hardware for outcome in validation.outcomes):
+            shown = [outcome for outcome in validation.outcomes if outcome.pair.hardware == hardware]
+            bound = f"ok: an error of at most {shown[0].bound_pct:.0f} %; –: not scored"
+            print_title(out, f"{hardware}: a step, ms ({bound})")
+            headers = ["", " ", "predicted", "range", " ", "measured", "error"]
+            print_table(out, headers, [_row(outcome) for outcome in shown], gives_way=1)
+        _print_remarks(out, validation)
+        if validation.outcomes:
+            print_title(out, "By what-if (scored pairs)")
+            headers = ["", "scored", "median error", "largest", "inside range", "half-width"]
+            scores = [*validation.by_kind.items(), ("all", validation.score)]
+            print_table(out, headers, [(kind, *score_cells(score)) for kind, score in scores])
+        if validation.unpaired:
+            print_title(out, f"Not compared ({len(validation.unpaired)})")
+            print_table(out, ["", " "], [(item.name, item.reason) for item in validation.unpaired], gives_way=1)
+
+
+def headline(validation: Validation) -> str:
+    """Give the result in one sentence."""
+    score = validation.score
+    if score.median_error_pct is None or score.largest_error_pct is None:
+        return f"{score.pairs} pairs, none of them scored"
+    return (
+        f"{score.scored} scored of {score.pairs} pairs: median error {score.median_error_pct:.1f} % "
+        f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
+        f"{score.within_bound} within bounds, {score.inside} inside their range"
+    )
+
+
+def origin(validation: Validation) -> str:
+    """Say what is compared with what."""
+    recorded = {outcome.pair.changed_untraced is None for outcome in validation.outcomes}
+    start = "corrected to its step without the profiler" if validation.calibrated else "as it was recorded"
+    parts = {
+        False: f"runs of a campaign: the baseline {start}, against the changed run's step without the profiler",
+        True: "named pairs: the recorded steps of both, with the profiler on",
+    }
+    return "; ".join(text for key, text in parts.items() if key in recorded)
+
+
+def score_cells(score: Score) -> tuple[str, ...]:
+    """Give the cells of a score: scored pairs, median and largest error, ranges that hold, their half-width."""
+    values = (score.median_error_pct, score.largest_error_pct)
+    median, largest = ("–" if value is None else f"{value:.1f} %" for value in values)
+    width = "–" if score.median_half_width_pct is None else f"{score.median_half_width_pct:.1f} %"
+    inside = f"{score.inside} of {score.scored}" if score.scored else "–"
+    return f"{score.scored} of {score.pairs}", median, largest, inside, width
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    ms = ms_format(outcome.measured_ms)
+    mark = "ok" if outcome.within_bound else "over"
+    return (
+        mark if outcome.pair.scored else "–",
+        outcome.pair.question,
+        ms(outcome.predicted_ms),
+        f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",
+        "in" if outcome.inside else "out",
+        ms(outcome.measured_ms),
+        f"{outcome.error_pct:+.1f} %",
+    )
+
+
+def _print_remarks(out: Console, validation: Validation) -> None:
+    remarked = [outcome.pair for outcome in validation.outcomes if outcome.pair.remark]
+    if remarked:
+        print_title(out, "Remarks")
+        for pair in remarked:
+            out.print(Padding(plain(f"- {pair.question}: {pair.remark}"), (0, 0, 0, 2)))

@@ -1,0 +1,210 @@
+"""The runs of a folder: a record each, as campaigns write them, and the recording that lies beside it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import msgspec
+import numpy as np
+
+# A record holds times, a table of layers and no events; what is larger is another file.
+MAX_RECORD_BYTES = 64 << 20
+# Where the recording of `NAME.json` lies, the one that the record names aside.
+TRACE_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz")
+
+# What a training loop does unless its record says otherwise.
+DEFAULT_OPTIONS: Mapping[str, Any] = {
+    "batch_factor": 1.0,
+    "precision": "ieee",
+    "amp": "",
+    "optimizer": "adam",
+    "implementation": "for",
+    "channels_last": False,
+    "execution": "eager",
+    "checkpoint": False,
+    "accumulate": 1,
+    "offload": "",
+    "bn_eval": False,
+    "loader_workers": -1,
+}
+
+# Records without a table of options say what changed by the name of their variant alone.
+VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "tf32": {"precision": "tf32"},
+    "amp_fp16": {"amp": "fp16"},
+    "amp_bf16": {"amp": "bf16"},
+    "adam_foreach": {"implementation": "foreach"},
+    "adam_fused": {"implementation": "fused"},
+    "channels_last": {"channels_last": True},
+    "cuda_graph": {"execution": "cuda_graph", "implementation": "foreach"},
+    "compile": {"execution": "compile"},
+    "compile_ro": {"execution": "compile with CUDA graphs"},
+    "ckpt": {"checkpoint": True},
+    "accum4": {"accumulate": 4},
+    "offload": {"offload": "sync"},
+    "bn_eval": {"bn_eval": True},
+    "loader0": {"loader_workers": 0},
+    "loader2": {"loader_workers": 2},
+    "cudnn_bench": {"cudnn_benchmark": True},
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step that was measured again and again, ms."""
+
+    median_ms: float
+    q25_ms: float
+    q75_ms: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a campaign: what was changed, how long its step takes without the profiler, where its recording is.
+
+    ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair.
+    """
+
+    record: Path
+    model: str
+    variant: str
+    status: str
+    reason: str
+    options: Mapping[str, Any]
+    batch: int | None
+    machine: tuple[str, ...]
+    hardware: str
+    wall: StepTime | None
+    cpu: StepTime | None
+    trace: Path | None
+
+    @property
+    def name(self) -> str:
+        """The record's name, which is unique in its folder."""
+        return self.record.stem
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model was trained on a GPU."""
+        return self.hardware != "CPU"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the record holds a step time."""
+        return self.wall is not None
+
+
+def find_files(paths: list[Path], suffix: str) -> Iterator[Path]:
+    """Yield the files among ``paths``, and those in the folders among them, whose names end in ``suffix``, sorted."""
+    for path in paths:
+        if path.is_file():
+            if path.name.endswith(suffix):
+                yield path
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix))
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Give the record in a JSON file as it stands; None where the file is none (any other JSON, damaged, too large)."""
+    try:
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            return None
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(found, dict) or "traceEvents" in found:
+        return None
+    named = all(isinstance(found.get(key), str) for key in ("model", "variant"))
+    return found if named and ("status" in found or "median_ms" in found) else None
+
+
+def read_run(path: Path) -> Run | None:
+    """Give the run of a record file: a campaign's, or the flat one of a single pair; None where it is no record."""
+    record = read_record(path)
+    if record is None:
+        return None
+    is_flat = "status" not in record
+    untraced = record if is_flat else _table(record, "untraced")
+    machine = record if is_flat else _table(record, "machine")
+    options = VARIANT_OPTIONS.get(record["variant"], {}) if is_flat else _table(record, "options")
+    wall = _wall(untraced)
+    gpu = _gpu_name(machine)
+    batch = record.get("bs" if is_flat else "batch")
+    return Run(
+        record=path,
+        model=record["model"],
+        variant=record["variant"],
+        status="complete" if is_flat else str(record["status"]),
+        reason=_reason(record),
+        options={**DEFAULT_OPTIONS, **{key: _plain(value) for key, value in options.items()}},
+        batch=batch if type(batch) is int else None,
+        machine=(str(path.parent), gpu, *(str(machine.get(key)) for key in ("cpu", "torch", "threads"))),
+        hardware=gpu or "CPU",
+        wall=wall,
+        cpu=_of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
+        trace=_trace(path, record),
+    )
+
+
+def _table(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(value: Any) -> Any:
+    """An option that can be compared: nothing chosen is always ""."""
+    return "" if value is None else value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def _gpu_name(machine: Mapping[str, Any]) -> str:
+    """The GPU that the run used, "" for a CPU: named as text, or among the device's properties."""
+    gpu = machine.get("gpu")
+    name = gpu.get("name") if isinstance(gpu, dict) else gpu
+    if isinstance(name, str) and name:
+        return name
+    return "GPU" if machine.get("device") == "cuda" else ""
+
+
+def _reason(record: Mapping[str, Any]) -> str:
+    """Why a run is not complete: the reason, or the last line of what failed."""
+    text = record.get("reason") or record.get("failure") or ""
+    lines = str(text).strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _wall(untraced: Mapping[str, Any]) -> StepTime | None:
+    median = untraced.get("median_ms")
+    if not _is_time(median):
+        return None
+    q25, q75 = (
+        next((float(untraced[key]) for key in (f"{name}_ms", name) if _is_time(untraced.get(key))), float(median))
+        for name in ("q25", "q75")
+    )
+    return StepTime(float(median), q25, q75)
+
+
+def _of_samples(samples: Any) -> StepTime | None:
+    values = [value for value in samples if _is_time(value)] if isinstance(samples, list) else []
+    if not values:
+        return None
+    q25, median, q75 = np.percentile(values, (25, 50, 75)).tolist()
+    return StepTime(median, q25, q75)
+
+
+def _trace(path: Path, record: Mapping[str, Any]) -> Path | None:
+    """The recording beside the record; a record names a file of its own folder only."""
+    named = _table(record, "trace").get("file")
+    names = [Path(named).name] if isinstance(named, str) else []
+    names += [path.stem + suffix for suffix in TRACE_SUFFIXES]
+    return next((path.parent / name for name in names if name and (path.parent / name).is_file()), None)

@@ -1,0 +1,96 @@
+"""Which what-ifs stand between two runs: from what their options say to the names that ``whatif apply`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Options = Mapping[str, Any]
+
+# The optimizer's implementations from the slowest on: a what-if leads to a later one only.
+IMPLEMENTATIONS = ("for", "foreach", "fused")
+FUSED_ADAM = {"foreach": "fused_adam:to=foreach", "fused": "fused_adam"}
+
+
+def _batch_size(before: Any, after: Any) -> str | None:
+    return f"batch_size:factor={after / before:g}" if before > 0 and after > 0 else None
+
+
+def _channels_last(_before: Any, after: Any) -> str | None:
+    return "channels_last" if after else None
+
+
+def _amp(before: Any, after: Any) -> str | None:
+    return f"amp:target={after}" if not before and after in ("fp16", "bf16") else None
+
+
+def _implementation(before: Any, after: Any) -> str | None:
+    if before not in IMPLEMENTATIONS or after not in IMPLEMENTATIONS:
+        return None
+    return FUSED_ADAM[after] if IMPLEMENTATIONS.index(after) > IMPLEMENTATIONS.index(before) else None
+
+
+def _batch_norm_eval(_before: Any, after: Any) -> str | None:
+    return "batch_norm_eval" if after else None
+
+
+def _checkpoint(_before: Any, after: Any) -> str | None:
+    return "activation_checkpoint" if after else None
+
+
+def _accumulate(before: Any, after: Any) -> str | None:
+    return f"gradient_accumulation:passes={after}" if before == 1 and after > 1 else None
+
+
+def _loader_workers(before: Any, after: Any) -> str | None:
+    return f"data_loading:workers={after}" if before == 0 and after > 0 else None
+
+
+# The what-if of each option that may change, in the order in which they are applied.
+WHAT_IFS: Mapping[str, Callable[[Any, Any], str | None]] = {
+    "batch_factor": _batch_size,
+    "channels_last": _channels_last,
+    "amp": _amp,
+    "implementation": _implementation,
+    "bn_eval": _batch_norm_eval,
+    "checkpoint": _checkpoint,
+    "accumulate": _accumulate,
+    "loader_workers": _loader_workers,
+}
+
+
+def changed_options(before: Options, after: Options) -> list[str]:
+    """Name the options in which two runs differ."""
+    return [key for key in {**before, **after} if before.get(key) != after.get(key)]
+
+
+def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], list[str]]:
+    """Give the what-ifs that lead from one run to the other, and the changes that none of them stands for."""
+    changed = changed_options(before, after)
+    found: dict[str, str] = {}
+    missing = []
+    for option in changed:
+        rule = WHAT_IFS.get(option)
+        try:
+            what_if = rule(before.get(option), after.get(option)) if rule else None
+        except TypeError:  # a value of a kind that the option does not take
+            what_if = None
+        if what_if is None:
+            missing.append(f"{option} {_shown(before.get(option))} → {_shown(after.get(option))}")
+        else:
+            found[option] = what_if
+    return tuple(found[option] for option in WHAT_IFS if option in found), missing
+
+
+def is_plain(options: Options, defaults: Options) -> bool:
+    """Whether a run changes nothing but its optimizer, so that it can be the baseline of others.
+
+    Data loaded in the training process itself is the baseline of loader workers.
+    """
+    free = ("optimizer", "implementation")
+    changed = [key for key in changed_options(defaults, options) if key not in free]
+    return not changed or (changed == ["loader_workers"] and options["loader_workers"] == 0)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if value not in ("", None) else "none"
