@@ -129,13 +129,14 @@ class Labeller:
             # A gradient is accumulated right behind the operator that made it; Python between two operators belongs to
             # the one before.
             passing = backward | worker
+            node = backward_rows[np.maximum(inner, 0)]
             if self._numbered:
                 passing |= _between(backward, operator < 0)
-                ends = np.zeros(len(time_ns), dtype=np.bool_)
+                unlabelled = events.sequence[node] >= 0
             else:
-                # Without forward operators: a node that no arrow reached has no layer (the loss), and takes none from
-                # the step before.
-                ends = backward & ~self._accumulates[events.name[backward_rows[np.maximum(inner, 0)]]]
+                unlabelled = ~self._accumulates[events.name[node]]
+            # A node that nothing ties to a layer has none (the loss), and takes none from the step before.
+            ends = backward & unlabelled
             own = _carried_forward(own, passing, ends)
             layer = np.where(passing, own, layer).astype(np.int32)
         annotation = (events.category == EventCategory.ANNOTATION) & on_track
