@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,9 @@ def read_run(path: Path) -> Run | None:
     untraced = record if is_flat else _table(record, "untraced")
     machine = record if is_flat else _table(record, "machine")
     options = VARIANT_OPTIONS.get(record["variant"], {}) if is_flat else _table(record, "options")
+    layers = record.get("checkpointed")
+    if options.get("checkpoint") and isinstance(layers, list) and layers:
+        options = {**options, "checkpoint": "|".join(re.escape(str(layer)) for layer in layers)}
     wall = _wall(untraced)
     gpu = _gpu_name(machine)
     batch = record.get("bs" if is_flat else "batch")

@@ -35,6 +35,8 @@ def _batch_norm_eval(_before: Any, after: Any) -> str | None:
 
 
 def _checkpoint(_before: Any, after: Any) -> str | None:
+    if isinstance(after, str) and after:  # the layers, where the record names them
+        return f"activation_checkpoint:layers={after}"
     return "activation_checkpoint" if after else None
 
 

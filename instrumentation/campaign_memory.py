@@ -1,0 +1,64 @@
+"""Peak memory of a training step, and its resident parts."""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .campaign_training import Training
+
+
+def measure_memory(training: Training, device: str) -> dict[str, Any]:
+    """Return bytes: parameters, gradients, buffers, optimizer state, inputs, and the peak of one eager step.
+
+    On a GPU the peak is the caching allocator's; it is null where a CUDA graph replays, whose memory was taken when it
+    was captured. On a CPU it is the resident parts and what torch allocated beyond them during a step under the
+    profiler: call this last in a process, because what runs after the profiler is slower.
+    """
+    model, state = training.model, training.optimizer.state
+    inputs, target = training.batch
+    resident = {
+        "parameter_bytes": _size(model.parameters()),
+        "buffer_bytes": _size(model.buffers()),
+        "optimizer_state_bytes": _size(value for slots in state.values() for value in slots.values()),
+        "input_bytes": _size([*inputs, target]),
+    }
+    gradients = {"gradient_bytes": _size(parameter.grad for parameter in model.parameters())}
+    if device == "cuda":
+        return {**resident, **gradients, **_cuda_peak(training)}
+    peak_bytes = sum(resident.values()) + _allocated_in_a_step(training)
+    return {**resident, **gradients, "peak_allocated_bytes": peak_bytes}
+
+
+def _size(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if torch.is_tensor(tensor))
+
+
+def _cuda_peak(training: Training) -> dict[str, int | None]:
+    process_peak_bytes = torch.cuda.max_memory_allocated()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    training.step()
+    torch.cuda.synchronize()
+    replayed = training.captured
+    return {
+        "peak_allocated_bytes": None if replayed else torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": None if replayed else torch.cuda.max_memory_reserved(),
+        "process_peak_allocated_bytes": process_peak_bytes,
+    }
+
+
+def _allocated_in_a_step(training: Training) -> int:
+    """The most bytes that one step held at a time of what it allocated itself, gradients included."""
+    training.optimizer.zero_grad(set_to_none=True)  # The profiler knows only what was allocated under it.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        training.step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"]
+    return max((event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"), default=0)

@@ -1,0 +1,213 @@
+"""Runs the campaign's jobs one after the other within a time budget; nothing that a run does stops the others."""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from whatif.errors import WhatifError
+
+from .campaign_records import Record
+from .campaign_variants import EMULATED_TIER, Job
+from .campaign_worker import Outcome, Request, Worker
+
+# Guesses for what nothing has been measured of yet, by part; compiling comes on top.
+FIRST_GUESS_S = {"time": 15.0, "trace": 20.0, "operators": 90.0, "update": 10.0}
+COMPILE_S = 90.0
+# Runs of a kind differ: an estimate leaves room.
+SLACK = 1.3
+
+# Recordings that what-ifs start from, and whether these need the times of all operators or of the update alone.
+MEASURED = {"baseline": "operators", "adam_for": "operators", "adam_foreach": "update"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is recorded, where, and in how much time."""
+
+    out: Path
+    full: bool
+    device: str  # cpu | cuda
+    rounds: int = 1
+    budget_s: float = float("inf")
+    timeout_s: float = 180.0  # of one part of a run; compiling doubles it
+    trace_bytes: int = 3_000_000
+    measure_operators: bool = False
+    # Whether the next process imports and builds its model while one measures: beside a GPU there are cores to spare.
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of a job; a job is timed once a round."""
+
+    job: Job
+    part: str
+    round: int = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is told after each task."""
+
+    task: Task
+    text: str
+    done: int
+    total: int
+
+
+class Queue:
+    """The tasks of a campaign in the order of their value, and what has become of them."""
+
+    def __init__(self, jobs: list[Job], plan: Plan, tell: Callable[[Progress], None]) -> None:
+        self._plan, self._tell = plan, tell
+        self._began_s = time.monotonic()
+        self._work, self._logs = plan.out / ".work", plan.out / "logs"
+        self._records = {job.name: Record(plan.out, job, full=plan.full) for job in jobs}
+        self._jobs = [job for job in jobs if not job.reason]
+        self._skipped = [job for job in jobs if job.reason]
+        self._seconds: dict[str, list[float]] = {}
+        self._next: tuple[Task, Worker] | None = None
+        self.left_out: list[Task] = []  # for want of time
+
+    def run(self) -> None:
+        """Run every task that is not done yet; on an interrupt the worker is ended and what is there stays."""
+        for folder in (self._work, self._logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        for job in self._skipped:
+            self._records[job.name].skip(job.reason)
+        tasks = [task for task in self._tasks() if not self._is_done(task)]
+        try:
+            for number, task in enumerate(tasks, start=1):
+                following = tasks[number] if number < len(tasks) else None
+                text = self._run(task, following)
+                self._tell(Progress(task, text, number, len(tasks)))
+        finally:
+            if self._next:
+                self._next[1].end()
+            shutil.rmtree(self._work, ignore_errors=True)
+
+    def _tasks(self) -> Iterator[Task]:
+        """Round 1 leaves a whole record of each job before the next; later rounds time all jobs in turn.
+
+        So a budget that ends early leaves the most valuable runs, and a noisy minute hits both sides of a pair. What
+        this machine only emulates begins when all else is done.
+        """
+        slow = [job for job in self._jobs if job.tier >= EMULATED_TIER]
+        for jobs in ([job for job in self._jobs if job not in slow], slow):
+            for job in jobs:
+                yield Task(job, "time")
+                yield Task(job, "trace")
+                if self._plan.measure_operators and job.variant in MEASURED:
+                    yield Task(job, MEASURED[job.variant])
+            for number in range(2, self._plan.rounds + 1):
+                for job in jobs:
+                    yield Task(job, "time", number)
+
+    def _is_done(self, task: Task) -> bool:
+        """Whether the task is done, or has failed too often, or what it builds on has."""
+        record = self._records[task.job.name]
+        builds_on: tuple[str, ...] = ()
+        if task.part == "time":
+            done = record.rounds >= task.round
+        elif task.part == "trace":
+            done, builds_on = record.traced, () if record.rounds else ("time",)
+        else:
+            done, builds_on = task.part in record.data, () if record.traced else ("time", "trace")
+        return done or any(record.gave_up(part) for part in (task.part, *builds_on))
+
+    def _run(self, task: Task, following: Task | None) -> str:
+        """Run one task, or say why not."""
+        record = self._records[task.job.name]
+        if task.part == "trace" and not record.rounds:
+            return "no trace: the run could not be timed"
+        if task.part in MEASURED.values() and not self._trace_path(task).exists():
+            return "no operators: there is no trace"
+        if not self._fits(task):
+            self.left_out.append(task)
+            return "left out: the time budget would not last"
+        worker = self._prepared(task)
+        worker.go()
+        try:
+            if following and self._plan.ahead and self._fits(following):
+                self._next = (following, self._start(following))
+            outcome = worker.wait(self._timeout_s(task), self._began_s + self._plan.budget_s)
+        finally:
+            worker.end()
+        return self._take(task, record, outcome)
+
+    def _take(self, task: Task, record: Record, outcome: Outcome) -> str:
+        if outcome.cut_off:
+            self.left_out.append(task)
+            return f"{outcome.failure}; the time budget is used up"
+        failure = outcome.failure
+        if not failure:
+            try:
+                if task.part == "trace":
+                    self._trace_path(task).replace(self._plan.out / f"{task.job.name}.trace.json.gz")
+                record.add(task.part, outcome.result, outcome.seconds)
+            except (OSError, WhatifError) as error:
+                failure = str(error)
+        if failure:
+            record.fail(task.part, failure)
+            return f"failed: {failure}"
+        self._seconds.setdefault(task.part, []).append(outcome.seconds)
+        return f"{_describe(task, record)} ({outcome.seconds:.1f} s)"
+
+    def _prepared(self, task: Task) -> Worker:
+        """The worker that was started for the task in advance, else a new one."""
+        if self._next is not None:
+            (planned, worker), self._next = self._next, None
+            if planned == task:
+                return worker
+            worker.end()
+        return self._start(task)
+
+    def _start(self, task: Task) -> Worker:
+        stem = f"{task.job.name}.{task.part}.{task.round}"
+        result = self._work / f"{stem}.json"
+        result.unlink(missing_ok=True)
+        request = Request(
+            part=task.part,
+            model=task.job.model,
+            options=task.job.options,
+            full=self._plan.full,
+            device=self._plan.device,
+            result=str(result.resolve()),
+            trace=str(self._trace_path(task).resolve()),
+            trace_bytes=self._plan.trace_bytes,
+            first_round=task.round == 1,
+        )
+        return Worker(request, self._work.resolve(), self._logs / f"{stem}.log")
+
+    def _trace_path(self, task: Task) -> Path:
+        """Where a new trace is written, or where the finished one lies."""
+        folder = self._work if task.part == "trace" else self._plan.out
+        return folder / f"{task.job.name}.trace.json.gz"
+
+    def _fits(self, task: Task) -> bool:
+        left_s = self._plan.budget_s - (time.monotonic() - self._began_s)
+        return self._expected_s(task) <= left_s
+
+    def _expected_s(self, task: Task) -> float:
+        own_s = self._records[task.job.name].expected_s(task.part)
+        if own_s is not None:
+            return own_s * SLACK
+        known = self._seconds.get(task.part)
+        typical_s = statistics.mean(known) * SLACK if known else FIRST_GUESS_S[task.part]
+        return typical_s + (COMPILE_S if task.job.options.execution == "compile" else 0.0)
+
+    def _timeout_s(self, task: Task) -> float:
+        return self._plan.timeout_s * (2 if task.job.options.execution == "compile" else 1)
+
+
+def _describe(task: Task, record: Record) -> str:
+    """One line for people about what was measured."""
+    if task.part == "trace":
+        return f"{record.data['trace']['steps']} steps in {record.data['trace']['bytes'] / 1e3:.0f} kB"
+    if task.part in MEASURED.values():
+        return f"update and {record.data[task.part]['rows']} operators measured"
+    untraced = record.data["untraced"]
+    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms)"

@@ -1,0 +1,133 @@
+"""One part of one run of the campaign, in this process: time steps, record a trace, or measure its operators.
+
+`python -m whatif.instrumentation.campaign_run REQUEST` prepares, waits for a line on standard input, and leaves its
+result, or the reason why there is none, in the file that the request names.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .campaign_memory import measure_memory
+from .campaign_timing import time_steps
+from .campaign_training import Training
+from .campaign_trim import trim
+from .campaign_worker import Request
+from .metadata import describe_environment
+from .recorder import record
+
+# So much memory is the process's own before anything is timed; more than a twin ever takes.
+TOUCHED_BYTES = 384 << 20
+
+RECORDED_STEPS = 5
+UNTRACED_STEPS = {"cpu": 8, "cuda": 20}
+# The update's times come first; operators are what the rest of the time is used for.
+UPDATE_BUDGET_S = 2.0
+WARMUP_STEPS = {"cpu": 3, "cuda": 8}
+
+
+def main() -> None:
+    """Do what the request asks and end the process at once: loaders and CUDA graphs can hang an orderly end."""
+    request = Request.from_json(sys.argv[1])
+    try:
+        result = PARTS[request.part](request)
+    except BaseException as error:
+        traceback.print_exc()
+        result = {"failure": _one_line(error)}
+    _write(Path(request.result), result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit("failure" in result)
+
+
+def _time(request: Request) -> dict[str, Any]:
+    training = _start(request)
+    result = {
+        "samples": training.samples,
+        "checkpointed": training.checkpointed,
+        "machine": {"device": request.device, **describe_environment(request.device == "cuda")},
+        **time_steps(training.step, request.device),
+    }
+    if request.first_round:
+        try:
+            result["memory"] = measure_memory(training, request.device)
+        except Exception as error:  # The times are what counts.
+            result["memory"] = {"peak_allocated_bytes": None, "failure": _one_line(error)}
+    training.close()
+    return result
+
+
+def _trace(request: Request) -> dict[str, Any]:
+    training = _start(request)
+    path = Path(request.trace)
+    with record(
+        training.model,
+        training.optimizer,
+        path,
+        steps=RECORDED_STEPS,
+        warmup_steps=WARMUP_STEPS[request.device],
+        untraced_steps=UNTRACED_STEPS[request.device],
+    ) as recording:
+        while not recording.done:
+            training.step()
+            recording.step()
+    training.close()
+    steps = trim(path, request.trace_bytes)
+    return {"bytes": path.stat().st_size, "steps": steps}
+
+
+def _operators(request: Request) -> dict[str, Any]:
+    from .op_times import add_operator_times
+
+    _wait_for_go()
+    return {"rows": add_operator_times(Path(request.trace))}
+
+
+def _update(request: Request) -> dict[str, Any]:
+    from .op_times import add_operator_times
+
+    _wait_for_go()
+    return {"rows": add_operator_times(Path(request.trace), variants=(), budget_s=UPDATE_BUDGET_S)}
+
+
+PARTS = {"time": _time, "trace": _trace, "operators": _operators, "update": _update}
+
+
+def _start(request: Request) -> Training:
+    if request.device == "cpu":
+        torch.set_num_threads(1)
+        if (
+            request.options.loader_workers <= 0
+        ):  # Worker processes would share the pages, and each later write copy one.
+            touched = [b"\1" * (16 << 20) for _ in range(TOUCHED_BYTES >> 24)]
+            del touched
+    training = Training(request.model, request.options, full=request.full)
+    _wait_for_go()
+    training.start(torch.device(request.device))
+    return training
+
+
+def _wait_for_go() -> None:
+    """Until the run before is done: only one process at a time uses the device."""
+    if not sys.stdin.readline():
+        raise SystemExit("the campaign ended before this run began")
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines()]
+    return next((line for line in lines if line), type(error).__name__)[:400]
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(result))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()

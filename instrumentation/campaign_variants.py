@@ -1,0 +1,139 @@
+"""What the campaign runs: the options of a run, the variants in the order of their value, and where each applies."""
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .campaign_models import FULL, TWINS, Model
+
+# On a CPU compiling takes longer than all other runs of a model together.
+COMPILED_ON_CPU = "bert-base"
+
+# Where a CPU only emulates a type, its runs take ten times as long: they wait until the others are done.
+EMULATED_TIER = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a variant can change."""
+
+    batch_factor: float = 1.0
+    precision: str = "ieee"  # ieee | tf32: how a GPU computes float32 products, convolutions and RNNs
+    amp: str = ""  # "" | fp16 | bf16
+    optimizer: str = "adam"  # adam | sgd (with momentum)
+    implementation: str = "for"  # for | foreach | fused
+    channels_last: bool = False
+    execution: str = "eager"  # eager | cuda_graph | compile
+    checkpoint: bool = False
+    accumulate: int = 1  # forward and backward passes of a step, each of a whole batch
+    offload: str = ""  # "" | sync (torch's save_on_cpu) | stream (copies on a stream of their own)
+    bn_eval: bool = False
+    loader_workers: int = -1  # -1: the batch is already on the device
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Changes to a model's baseline; a lower tier runs first. `elsewhere`: why not on a device type, by its name."""
+
+    tier: int
+    changes: Mapping[str, Any]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to record, or the reason why there is none."""
+
+    model: str
+    variant: str
+    options: Options
+    tier: int
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The stem of the run's files."""
+        return f"{self.model}--{self.variant}"
+
+
+def _gpu_only(tier: int, reason: str, **changes: Any) -> Variant:
+    return Variant(tier, changes, {"cpu": reason})
+
+
+_ADAM = {name: {"optimizer": "adam", "implementation": name} for name in ("for", "foreach", "fused")}
+_BF16_FUSED = {"amp": "bf16", **_ADAM["fused"]}
+_ONE_SIZE_ON_CPU = "half and twice the batch answer the question on a CPU"
+
+VARIANTS: dict[str, Variant] = {
+    "baseline": Variant(0, {}),
+    "amp_fp16": _gpu_only(0, "a CPU computes float16 slower than float32", amp="fp16"),
+    "amp_bf16": Variant(0, {"amp": "bf16"}),
+    "adam_for": Variant(0, _ADAM["for"]),
+    "adam_fused": Variant(0, _ADAM["fused"]),
+    "adam_foreach": Variant(0, _ADAM["foreach"]),
+    "channels_last": Variant(1, {"channels_last": True}),
+    "amp_bf16_channels_last": Variant(1, {"amp": "bf16", "channels_last": True}),
+    "batch_x0.5": Variant(1, {"batch_factor": 0.5}),
+    "batch_x2": Variant(1, {"batch_factor": 2.0}),
+    "cuda_graph": _gpu_only(1, "CUDA graphs exist on GPUs only", execution="cuda_graph"),
+    "tf32": _gpu_only(1, "TF32 exists on GPUs only", precision="tf32"),
+    "amp_bf16_adam_fused": Variant(1, _BF16_FUSED),
+    "amp_bf16_adam_fused_channels_last": _gpu_only(
+        1, "its parts answer the question on a CPU", channels_last=True, **_BF16_FUSED
+    ),
+    "checkpoint": Variant(2, {"checkpoint": True}),
+    "accumulate_x4": Variant(2, {"accumulate": 4}),
+    "bn_eval": Variant(2, {"bn_eval": True}),
+    "loader_0": Variant(2, {"loader_workers": 0}),
+    "loader_2": Variant(2, {"loader_workers": 2}, {"cuda": "a GPU's run uses four workers"}),
+    "loader_4": _gpu_only(2, "a CPU's run uses two workers", loader_workers=4),
+    "offload": Variant(2, {"offload": "sync"}),
+    "offload_stream": _gpu_only(2, "a CPU has no streams", offload="stream"),
+    "batch_x0.25": _gpu_only(3, _ONE_SIZE_ON_CPU, batch_factor=0.25),
+    "batch_x4": _gpu_only(3, _ONE_SIZE_ON_CPU, batch_factor=4.0),
+    "compile": Variant(4, {"execution": "compile"}),
+}
+
+
+def baseline_options(model: Model) -> Options:
+    """SGD with momentum in torch's default form for CNNs, for-loop Adam (Daydream's FusedAdam study) for others."""
+    return Options(optimizer="sgd", implementation="foreach") if model.family == "cnn" else Options()
+
+
+def all_jobs(
+    *, full: bool, device: str, models: Collection[str] = (), variants: Collection[str] = (), emulated: bool = False
+) -> list[Job]:
+    """The jobs of a device type (cpu | cuda), the most valuable first: by tier, then by variant, then by model.
+
+    Empty `models` and `variants` stand for all. `emulated`: whether this CPU only emulates bfloat16.
+    """
+    specifications = FULL if full else TWINS
+    jobs = []
+    for (variant_name, variant), model_name in itertools.product(VARIANTS.items(), specifications):
+        if (models and model_name not in models) or (variants and variant_name not in variants):
+            continue
+        model = specifications[model_name]
+        options = replace(baseline_options(model), **variant.changes)
+        reason = variant.elsewhere.get(device) or _reason(model_name, model, variant_name, options, device)
+        tier = EMULATED_TIER if emulated and options.amp == "bf16" else variant.tier
+        jobs.append(Job(model_name, variant_name, options, tier, reason))
+    return sorted(jobs, key=lambda job: job.tier)  # Stable: within a tier the order above stays.
+
+
+def _reason(model_name: str, model: Model, variant: str, options: Options, device: str) -> str:
+    """Why the variant would change nothing in the model, or cannot run; empty where it applies."""
+    if variant != "baseline" and options == baseline_options(model):
+        return "the same as the baseline"
+    if options.channels_last and model.family != "cnn":
+        return "the model has no images"
+    if options.bn_eval and not model.batch_norm:
+        return "the model has no batch normalisation"
+    if options.checkpoint and not model.blocks:
+        return "the model has no repeated blocks to checkpoint"
+    samples = model.samples * options.batch_factor
+    if samples != int(samples) or samples < 1:
+        return f"the batch would be {samples:g} samples"
+    if options.execution == "compile" and device == "cpu" and model_name != COMPILED_ON_CPU:
+        return f"on a CPU only {COMPILED_ON_CPU} is compiled: it takes longer than all other runs"
+    return ""

@@ -1,0 +1,130 @@
+"""One part of one run in a process of its own, as the campaign sees it: started, told to go, and watched."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .campaign_variants import Options
+
+POLL_S = 0.02
+
+# One thread, and freed memory stays with the process: on a virtual machine a page that was given back can cost more
+# than the operator that touches it again, and the profiler's own memory makes that worse step by step.
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker is to do: a part (time | trace | operators | update) of a job, and where its files go."""
+
+    part: str
+    model: str
+    options: Options
+    full: bool
+    device: str  # cpu | cuda
+    result: str
+    trace: str
+    trace_bytes: int  # limit
+    first_round: bool
+
+    def to_json(self) -> str:
+        """As `from_json` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """Read back what `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "options": Options(**fields["options"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a worker: its result, or one line that says why there is none."""
+
+    result: dict[str, Any]
+    failure: str
+    cut_off: bool  # ended because the campaign's time was over
+    seconds: float
+
+
+class Worker:
+    """A process that prepares its part of a job at once and begins when told to `go`."""
+
+    def __init__(self, request: Request, work: Path, log: Path) -> None:
+        self._result, self._log = Path(request.result), log
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
+        if request.device == "cpu":
+            environment |= CPU_ENVIRONMENT
+        command = [sys.executable, "-m", "whatif.instrumentation.campaign_run", request.to_json()]
+        with log.open("w") as stream:
+            # A session of its own: an interrupt at the terminal is the campaign's to handle, and it ends as a whole.
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        self._began_s = time.monotonic()
+
+    def go(self) -> None:
+        """Let the worker use the device."""
+        self._began_s = time.monotonic()
+        assert self._process.stdin is not None
+        with suppress(OSError):  # It is gone already: `wait` says why.
+            self._process.stdin.write(b"go\n")
+            self._process.stdin.flush()
+
+    def wait(self, timeout_s: float, end_s: float) -> Outcome:
+        """Wait until the worker is done, for at most `timeout_s` and not past `end_s` (of the monotonic clock)."""
+        deadline_s = min(self._began_s + timeout_s, end_s)
+        while self._process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        late = self._process.poll() is None
+        if late:
+            self.end()
+        seconds = time.monotonic() - self._began_s
+        result = _read(self._result)
+        if "failure" in result or not (late or result):
+            return Outcome({}, result.get("failure") or self._why(), False, seconds)
+        if late:
+            reason = f"ended after {seconds:.0f} s: it took too long"
+            return Outcome({}, reason, end_s <= self._began_s + timeout_s, seconds)
+        return Outcome(result, "", False, seconds)
+
+    def end(self) -> None:
+        """End the process and everything that it started."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def _why(self) -> str:
+        """One line about a process that left no result."""
+        status = self._process.returncode
+        lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}; last line: {last}"
+        return f"exit status {status}; last line: {last}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
