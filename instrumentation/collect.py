@@ -1,7 +1,7 @@
 """Records a training script that knows nothing of `whatif`.
 
 The script runs in this process, as `python script.py args` would run it. Its training step is found by watching torch's
-optimizers (a step ends when `optimizer.step()` returns), its model by watching which outermost modules are called.
+optimizers (a step ends when `optimizer.step()` returns), its model by what they optimize.
 When the recording is written the script is stopped by an exception that is a SystemExit: its `finally` blocks run.
 """
 
@@ -11,19 +11,19 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif.errors import WhatifError
 
-from .recorder import Recording, describe_error
+from .find_model import OutermostModules, choose_model
+from .recorder import Recording, describe_error, record
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
 _SEARCH_STEPS = 2
@@ -36,18 +36,33 @@ class _RecordingWritten(SystemExit):
     """Stops the script; `except Exception` in it lets this pass."""
 
 
-def collect(script: str, args: list[str], output: Path, *, steps: int = 5, untraced_steps: int = 20) -> Path:
+def collect(
+    script: str,
+    args: list[str],
+    output: Path,
+    *,
+    steps: int = 5,
+    untraced_steps: int = 20,
+    backend: str = "kineto",
+    memory: bool = False,
+) -> Path:
     """Run the script with its arguments, record `steps` of its training steps into `output`, and return that path.
 
     The script is stopped as soon as the file is written; one that ends earlier leaves a file if 3 steps were recorded.
-    Raises WhatifError when the script does not exist, fails, or trains too few steps or in no step that can be found.
+    The options are those of `record`. Raises WhatifError when the script does not exist, fails, or trains too few steps
+    or in no step that can be found.
     """
     global _active
     if not Path(script).is_file():
         raise WhatifError(f"{script}: expected a Python script, got no such file: check the path.")
     if Path(output).exists() and Path(output).samefile(script):
         raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
-    collector = _Collector(Path(output), steps, untraced_steps)
+    # The script may change the working directory before the recording is written.
+    path = Path(os.path.abspath(output))
+    new_recording = functools.partial(
+        record, path=path, steps=steps, untraced_steps=untraced_steps, backend=backend, memory=memory
+    )
+    collector = _Collector(Path(output), new_recording)
     _active = collector
     try:
         _run(script, args, collector)
@@ -96,20 +111,19 @@ def step() -> None:
 class _Collector:
     """Finds the steps and the model of a running script, and drives its recording."""
 
-    def __init__(self, output: Path, steps: int, untraced_steps: int) -> None:
+    def __init__(
+        self, output: Path, new_recording: Callable[[nn.Module, torch.optim.Optimizer | None], Recording]
+    ) -> None:
         self.output = output
-        # The script may change the working directory before the recording is written.
-        self._file = Path(os.path.abspath(output))
         self.steps_seen = 0
-        self._steps = steps
-        self._untraced_steps = untraced_steps
-        self._new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the numbers.
+        self._new_recording = new_recording
+        self._plan = new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the options.
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._explicit = False
         self._stops = 0  # how often the script was told to stop
         self._search_steps_left = _SEARCH_STEPS
-        self._modules = _OutermostModules()
+        self._modules: OutermostModules | None = None
         self._handle = register_optimizer_step_post_hook(self._after_any_step)
 
     @property
@@ -118,9 +132,14 @@ class _Collector:
         return self._recording is not None and self._recording.done
 
     def explicit_step(self) -> None:
-        """End a step because the script says so."""
+        """End a step because the script says so; the first one only tells that it will."""
+        if self._explicit:
+            self._end_step()
+            return
         self._explicit = True
-        self._end_step()
+        self.steps_seen += not self._optimizers
+        if not self._optimizers:
+            self._modules = OutermostModules()
 
     def finish(self, script: str) -> None:
         """Write what there is after the script's end; raises WhatifError when that is too little."""
@@ -132,10 +151,9 @@ class _Collector:
                 f"{script}: expected calls of a torch optimizer's step(), got none: call whatif.instrumentation.step()"
                 " at the end of each training step."
             )
-        # The first step of an optimizer is how it is found, so no step of the recording ends there.
-        before = _SEARCH_STEPS + (0 if self._explicit else 1)
-        plan = self._recording or self._new_recording(nn.Module(), None)
-        fewest, whole = before + plan.fewest_steps, before + plan.steps_needed
+        # The first step is how it is found that there are any, so no step of the recording ends there.
+        before = _SEARCH_STEPS + 1
+        fewest, whole = before + self._plan.fewest_steps, before + self._plan.steps_needed
         raise WhatifError(
             f"{script}: expected at least {fewest} training steps ({whole} for a whole recording),"
             f" got {self.steps_seen}: train for longer or record fewer steps."
@@ -143,20 +161,11 @@ class _Collector:
 
     def close(self) -> None:
         """Take everything off the program."""
-        self._modules.remove()
+        if self._modules is not None:
+            self._modules.remove()
         self._handle.remove()
         if self._recording is not None:
             self._recording.abandon()
-
-    def _new_recording(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Recording:
-        return Recording(
-            model,
-            optimizer,
-            self._file,
-            steps=self._steps,
-            warmup_steps=5,
-            untraced_steps=self._untraced_steps,
-        )
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Take note of an optimizer that was not seen before."""
@@ -182,7 +191,6 @@ class _Collector:
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
-            self._modules = _OutermostModules()
         self._search_steps_left = _SEARCH_STEPS
 
     def _after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
@@ -209,60 +217,13 @@ class _Collector:
             return
         self._search_steps_left -= 1
         if self._search_steps_left == 0:
-            self._modules.remove()
-            model = _choose_model(self._modules.found, self._optimizers)
+            called = []
+            if self._modules is not None:
+                self._modules.remove()
+                called = self._modules.found
+            model = choose_model(self._optimizers, called)
             self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
             self._recording.start()
-
-
-class _OutermostModules:
-    """Watches which modules the script calls that no other module calls, until `remove`."""
-
-    def __init__(self) -> None:
-        self.found: list[nn.Module] = []
-        self._local = threading.local()
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        depth = getattr(self._local, "depth", 0)
-        self._local.depth = depth + 1
-        if depth == 0 and not any(module is known for known in self.found):
-            self.found.append(module)
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._local.depth = max(0, getattr(self._local, "depth", 0) - 1)
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
-
-
-def _choose_model(called: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> nn.Module:
-    """Return the called module that holds optimized parameters, or a new parent of them where there are several."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    optimized = {id(tensor) for group in groups for tensor in group["params"]}
-    models = [
-        module
-        for module in called
-        if any(not optimizers or id(parameter) in optimized for parameter in module.parameters())
-    ]
-    inside = {id(child) for module in models for child in module.modules() if child is not module}
-    models = [module for module in models if id(module) not in inside]
-    if len(models) == 1:
-        return models[0]
-    parent = nn.Module()
-    for module in models:
-        name = type(module).__name__
-        taken = sum(child.startswith(name) for child, _ in parent.named_children())
-        parent.add_module(f"{name}_{taken}" if taken else name, module)
-    return parent
 
 
 @contextmanager

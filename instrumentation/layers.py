@@ -47,28 +47,35 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield ".".join(part for part in parts if part not in _WRAPPER_ATTRIBUTES) or ROOT_LAYER, module
 
 
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """Yield full name, layer and parameter of every parameter once, in the order of the layers."""
+    seen: set[int] = set()
+    for layer, module in named_layers(model):
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield (name if layer == ROOT_LAYER else f"{layer}.{name}"), layer, parameter
+
+
 def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Return name, type, number of own parameters and gradient size in bytes of every layer, outermost first.
+    """Return name, type, own parameters' number and shapes and gradient bytes of every layer, outermost first.
 
     A parameter that two layers share is counted in the first.
     """
-    rows = []
-    seen: set[int] = set()
-    for name, module in named_layers(model):
-        own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
-        seen.update(map(id, own))
-        rows.append(
-            {
-                "name": name,
-                "type": type(module).__name__,
-                "parameters": sum(parameter.numel() for parameter in own),
-                "gradient_bytes": sum(_gradient_bytes(parameter) for parameter in own if parameter.requires_grad),
-            }
-        )
-    return rows
+    rows: dict[str, dict[str, Any]] = {
+        name: {"name": name, "type": type(module).__name__, "parameters": 0, "gradient_bytes": 0, "shapes": {}}
+        for name, module in named_layers(model)
+    }
+    for full_name, layer, parameter in named_parameters(model):
+        row = rows[layer]
+        row["parameters"] += parameter.numel()
+        row["gradient_bytes"] += gradient_bytes(parameter) if parameter.requires_grad else 0
+        row["shapes"][full_name.rpartition(".")[2]] = list(parameter.shape)
+    return list(rows.values())
 
 
-def _gradient_bytes(parameter: nn.Parameter) -> int:
+def gradient_bytes(parameter: nn.Parameter) -> int:
+    """Return the size of a parameter's gradient, which has its shape and dtype."""
     return parameter.numel() * parameter.element_size()
 
 
@@ -117,23 +124,23 @@ class GradientOrder:
     def __init__(self, model: nn.Module) -> None:
         self._rows: dict[int, dict[str, Any]] = {}
         self._handles: list[RemovableHandle] = []
-        seen: set[int] = set()
-        for layer, module in named_layers(model):
-            for name, parameter in module.named_parameters(recurse=False):
-                if not parameter.requires_grad or not parameter.is_leaf or id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                full_name = name if layer == ROOT_LAYER else f"{layer}.{name}"
-                row = {"name": full_name, "layer": layer, "bytes": _gradient_bytes(parameter)}
-                ready = functools.partial(self._ready, row)
-                untyped: Any = parameter
-                self._handles.append(untyped.register_post_accumulate_grad_hook(ready))
+        for full_name, layer, parameter in named_parameters(model):
+            if not parameter.requires_grad or not parameter.is_leaf:
+                continue
+            row = {
+                "name": full_name,
+                "layer": layer,
+                "bytes": gradient_bytes(parameter),
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+            }
+            untyped: Any = parameter
+            self._handles.append(untyped.register_post_accumulate_grad_hook(functools.partial(self._ready, row)))
 
     def _ready(self, row: dict[str, Any], parameter: torch.Tensor) -> None:
         self._rows.setdefault(id(parameter), row)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return name, layer and bytes of each parameter that got a gradient, in the order of the first pass."""
+        """Return name, layer, bytes and dtype of each parameter that got a gradient, in the order of the first pass."""
         return list(self._rows.values())
 
     def remove(self) -> None:

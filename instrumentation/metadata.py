@@ -1,12 +1,19 @@
 """What a recording says about the run besides its events: optimizer, input, precision and machine."""
 
+import os
 import platform
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+_LIBRARIES = (
+    *("numpy", "triton", "torchvision", "torchaudio", "transformers", "accelerate", "lightning", "pytorch_lightning"),
+    *("timm", "deepspeed", "apex", "xformers", "flash_attn", "transformer_engine", "bitsandbytes", "cupy"),
+)
 
 
 def describe_environment(cuda: bool) -> dict[str, Any]:
@@ -18,9 +25,24 @@ def describe_environment(cuda: bool) -> dict[str, Any]:
         "cudnn": cudnn.version() if cuda else None,
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cpu": _cpu_name(),
+        "cpu_cores": _usable_cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        "libraries": _library_versions(),
     }
+
+
+def _usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _library_versions() -> dict[str, str]:
+    """Return the versions of those libraries that the program has imported and whose code may run in its steps."""
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
+    return {name: str(version) for name, version in versions.items() if version is not None}
 
 
 def _cpu_name() -> str:
@@ -56,9 +78,12 @@ class FirstInput:
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
-        # The children too: a script may call a method of the model other than forward.
-        watched = [model, *model.children()]
-        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in watched]
+        # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
+        self._handles = [
+            module.register_forward_pre_hook(self._look, with_kwargs=True)
+            for module in model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self.shape is not None:
@@ -89,20 +114,33 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]:
-    """Return the parameters' type, the autocast type (null: off) and how CUDA computes float32 products."""
+    """Return the parameters' type, the autocast type (null: off) and the switches that choose CUDA's kernels.
+
+    `matmul`, `conv` and `rnn` say how float32 products are computed ("ieee", "tf32", "none": torch's default).
+    """
     dtypes = sorted({_dtype_name(parameter.dtype) for parameter in model.parameters()})
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
     return {
         "parameters": dtypes[0] if len(dtypes) == 1 else dtypes,
         "autocast": autocast,
-        "matmul": _fp32_precision(torch.backends.cuda.matmul),
-        "conv": _fp32_precision(torch.backends.cudnn.conv if hasattr(torch.backends.cudnn, "conv") else None),
+        "matmul": _setting(matmul, "fp32_precision"),
+        "conv": _setting(getattr(cudnn, "conv", None), "fp32_precision"),
+        "rnn": _setting(getattr(cudnn, "rnn", None), "fp32_precision"),
+        "matmul_allow_tf32": _setting(matmul, "allow_tf32"),
+        "cudnn_allow_tf32": _setting(cudnn, "allow_tf32"),
+        "cudnn_benchmark": _setting(cudnn, "benchmark"),
+        "cudnn_deterministic": _setting(cudnn, "deterministic"),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
 
 
-def _fp32_precision(backend: Any) -> str | None:
-    # Older torch has only allow_tf32, and reading that one after a write to the new setting raises.
-    value = getattr(backend, "fp32_precision", None)
-    return None if value is None else str(value)
+def _setting(backend: Any, name: str) -> Any:
+    """Return a backend's switch; None where this torch has none, or does not tell."""
+    try:
+        return getattr(backend, name, None)
+    except RuntimeError:  # The old switch does not tell what was set by the new one.
+        return None
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies and copies: what a what-if about precision needs to know of a CPU."""
+"""How fast this machine multiplies and copies: what a what-if about precision needs to know of it."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,19 @@ import torch
 PRODUCT = 256
 COPY_ELEMENTS = 16 << 20
 ROUNDS = 15
+
+
+def measure_rates(cuda: bool) -> dict[str, Any] | None:
+    """Return the rates of the device that trains; None where the training left its GPU no memory to measure in."""
+    if not cuda:
+        return dict(measure_cpu_rates())
+    from .gpu_rates import measure_gpu_rates
+
+    try:
+        rates: dict[str, Any] = measure_gpu_rates()
+    except torch.cuda.OutOfMemoryError:
+        return None
+    return rates
 
 
 def measure_cpu_rates() -> dict[str, float]:

@@ -9,22 +9,24 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from whatif.errors import WhatifError
 
-from .layers import GradientOrder, LayerMarks, describe_layers
-from .metadata import FirstInput, describe_environment, describe_optimizer, describe_precision
-from .rates import measure_cpu_rates
-from .recording_file import check_writable, write_recording
+from .execution import describe_execution
+from .flops import forward_flops
+from .gpu_clocks import describe_clocks
+from .layers import describe_layers
+from .metadata import describe_environment, describe_optimizer
+from .profiler_cost import ProfilerCost
+from .rates import measure_rates
+from .recording_file import cannot_write, check_writable, scratch_file, write_recording
 from .steptimer import StepTimer
+from .tracer import TRACER_WARMUP_STEPS, Tracer, check_backend, check_session, make_tracer
+from .watchers import WarmupWatchers
+from .whole_steps import keep_whole_steps
 
 # Readers warn of a recording whose version they do not know.
 METADATA_VERSION = 1
-
-# Steps with the profiler running whose events are thrown away: its first steps pay for its own start-up.
-PROFILER_WARMUP_STEPS = 3
 
 # Fewer recorded steps are not worth a file: the first one is dropped by readers, and a median needs two more.
 FEWEST_STEPS = 3
@@ -45,18 +47,30 @@ def record(
     steps: int = 5,
     warmup_steps: int = 5,
     untraced_steps: int = 20,
+    backend: str = "kineto",
+    memory: bool = False,
 ) -> "Recording":
     """Return a context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
 
     The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
     3 run with the profiler to warm it up, `steps` are recorded. Then the file is written; later steps run as they are.
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
+    `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
+    in the trace. docs/recording.md lists what a recording holds.
 
-    Raises WhatifError for a number of steps that is too small, for a path that cannot be written, and at the end of the
-    block when fewer than 3 steps were recorded. When the block raises, nothing is written and stderr says so.
+    Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
+    cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
+    of the block when fewer than 3 steps were recorded. When the block raises, nothing is written and stderr says so.
     """
     return Recording(
-        model, optimizer, Path(path), steps=steps, warmup_steps=warmup_steps, untraced_steps=untraced_steps
+        model,
+        optimizer,
+        Path(path),
+        steps=steps,
+        warmup_steps=warmup_steps,
+        untraced_steps=untraced_steps,
+        backend=backend,
+        memory=memory,
     )
 
 
@@ -72,6 +86,8 @@ class Recording:
         steps: int,
         warmup_steps: int,
         untraced_steps: int,
+        backend: str,
+        memory: bool,
     ) -> None:
         # Quartiles need two times; the gradient order needs one warm-up step.
         for name, value, fewest in (
@@ -82,22 +98,24 @@ class Recording:
             if value < fewest:
                 raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
         check_writable(path)
+        check_backend(backend, memory=memory)
         self.path = path
         self._model = model
         self._optimizer = optimizer
         self._warmup_steps = warmup_steps
         self._untraced_steps = untraced_steps
-        self._traced_steps = PROFILER_WARMUP_STEPS + steps
+        self._recorded_steps = steps
+        self._backend = backend
+        self._memory = memory
         self._count = 0  # steps of all phases
         self._phase_count = 0
         self._phase = _Phase.WARMUP
         self._cuda = False
         self._metadata: dict[str, Any] = {}
-        self._input: FirstInput | None = None
-        self._gradients: GradientOrder | None = None
-        self._marks: LayerMarks | None = None
-        self._timer: StepTimer | None = None
-        self._profiler: profile | None = None
+        self._watchers: WarmupWatchers | None = None
+        self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
+        self._tracer: Tracer | None = None
+        self._cost = ProfilerCost()
 
     @property
     def done(self) -> bool:
@@ -106,18 +124,18 @@ class Recording:
 
     @property
     def tracing(self) -> bool:
-        """Whether the profiler is running."""
+        """Whether the tracer is running."""
         return self._phase is _Phase.TRACED
 
     @property
     def steps_needed(self) -> int:
         """How many calls of `step` a whole recording takes."""
-        return self._warmup_steps + self._untraced_steps + self._traced_steps
+        return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS + self._recorded_steps
 
     @property
     def fewest_steps(self) -> int:
         """How many calls of `step` it takes until `finish` has enough to write."""
-        return self._warmup_steps + self._untraced_steps + PROFILER_WARMUP_STEPS + FEWEST_STEPS
+        return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS + FEWEST_STEPS
 
     @property
     def enough(self) -> bool:
@@ -143,8 +161,8 @@ class Recording:
 
     def start(self) -> None:
         """Begin with the warm-up steps."""
-        self._input = FirstInput(self._model)
-        self._gradients = GradientOrder(self._model)
+        check_session(_runs_on_cuda(self._model))
+        self._watchers = WarmupWatchers(self._model)
 
     def step(self) -> None:
         """End a training step; writes the file at the end of the last recorded one."""
@@ -161,38 +179,34 @@ class Recording:
             if self._phase_count == self._untraced_steps:
                 self._begin_traced()
         else:
-            assert self._profiler is not None
-            self._profiler.step()
-            if self._phase_count == self._traced_steps:
-                self.finish()
+            self._end_traced_step()
 
     def finish(self) -> None:
         """Write what was recorded, unless that is done; raises WhatifError when that is fewer than 3 steps."""
         if self._phase is _Phase.DONE:
             return
-        profiler, enough = self._profiler, self.enough
+        tracer, enough = self._tracer, self.enough
+        if tracer is not None and enough and self._backend == "kineto":
+            self._cost.measure_with()
         self.abandon()
-        if profiler is None or not enough:
+        if tracer is None or not enough:
             raise WhatifError(
                 f"{self.path}: expected at least {self.fewest_steps} training steps ({self.steps_needed} for a whole"
                 f" recording), got {self._count}: train for longer or record fewer steps."
             )
-        write_recording(profiler, self.path, self._metadata, self._phase_count - PROFILER_WARMUP_STEPS)
+        self._write(tracer, self._phase_count - TRACER_WARMUP_STEPS)
 
     def abandon(self) -> None:
         """Take everything off the program and write nothing."""
         self._phase = _Phase.DONE
         self._stop_watching()
-        if self._marks is not None:
-            self._marks.remove()
-        if self._profiler is not None:
-            self._profiler.stop()
-        self._profiler = None
+        if self._tracer is not None:
+            self._tracer.stop()
+        self._tracer = None
 
     def _stop_watching(self) -> None:
-        for watcher in (self._input, self._gradients):
-            if watcher is not None:
-                watcher.remove()
+        if self._watchers is not None:
+            self._watchers.remove()
 
     def _begin_untraced(self) -> None:
         self._stop_watching()
@@ -203,31 +217,67 @@ class Recording:
         self._timer = StepTimer(self._cuda)
 
     def _begin_traced(self) -> None:
-        # The profiler comes last: what runs after it in the same process is slower even when it is off.
+        # The tracer comes last: what runs after it in the same process is slower even when it is off.
         assert self._timer is not None
         self._metadata = self._describe(self._timer)
+        self._timer = None
         self._phase, self._phase_count = _Phase.TRACED, 0
-        self._marks = LayerMarks(self._model)
-        self._profiler = _make_profiler(self._cuda, self._traced_steps - PROFILER_WARMUP_STEPS)
-        self._profiler.start()
+        self._cost.measure_without()
+        self._tracer = make_tracer(
+            self._backend,
+            self._model,
+            self._optimizer,
+            cuda=self._cuda,
+            steps=self._recorded_steps,
+            memory=self._memory,
+            scratch=scratch_file(self.path),
+        )
+        self._tracer.start()
+
+    def _end_traced_step(self) -> None:
+        assert self._tracer is not None
+        if self._timer is not None:
+            self._timer.mark()
+        self._tracer.step()
+        if self._phase_count == TRACER_WARMUP_STEPS:
+            self._timer = StepTimer(self._cuda)
+        elif self._phase_count == TRACER_WARMUP_STEPS + self._recorded_steps:
+            self.finish()
 
     def _describe(self, timer: StepTimer) -> dict[str, Any]:
-        assert self._input is not None
-        assert self._gradients is not None
+        assert self._watchers is not None
+        untraced = timer.summaries("untraced")
+        # At once: the GPU's clocks sink while it rests.
+        clocks, driver = describe_clocks() if self._cuda else (None, None)
         return {
             "version": METADATA_VERSION,
-            **timer.summaries(),
+            "backend": self._backend,
+            **untraced,
+            **self._watchers.summary(),
             "layers": describe_layers(self._model),
             "optimizer": describe_optimizer(self._optimizer),
-            "batch_size": self._input.shape[0] if self._input.shape else None,
-            "input_shape": self._input.shape,
-            "input_dtype": self._input.dtype,
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if self._cuda else None,
-            "precision": describe_precision(self._model, self._input.autocast),
-            "grad_ready_order": self._gradients.rows(),
-            "rates": None if self._cuda else measure_cpu_rates(),
             **describe_environment(self._cuda),
+            "clocks": clocks,
+            "driver": driver,
+            "rates": measure_rates(self._cuda),
         }
+
+    def _write(self, tracer: Tracer, steps: int) -> None:
+        assert self._timer is not None
+        try:
+            trace = tracer.trace()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        events = keep_whole_steps(trace["traceEvents"], TRACER_WARMUP_STEPS, steps)
+        metadata = {
+            **self._metadata,
+            **self._timer.summaries("traced"),
+            "profiler_cost_ns": self._cost.summary(trace["traceEvents"]),
+            "execution": describe_execution(events, self._model),
+            "flops": forward_flops(events, steps),
+        }
+        write_recording({**trace, "traceEvents": events}, self.path, metadata)
 
 
 def _runs_on_cuda(model: nn.Module) -> bool:
@@ -237,16 +287,6 @@ def _runs_on_cuda(model: nn.Module) -> bool:
         return parameter.is_cuda
     cuda: Any = torch.cuda  # Partly untyped.
     return bool(cuda.is_initialized())
-
-
-def _make_profiler(cuda: bool, steps: int) -> profile:
-    return profile(
-        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
-        schedule=schedule(wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1),
-        record_shapes=True,
-        # Without the synchronisation events nobody can tell which GPU work a waiting CPU thread waits for.
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=cuda),
-    )
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,10 +1,9 @@
-"""Writes a recording: the profiler's events and what was measured beside them, in one file, whole or not at all."""
+"""Writes a recording: the tracer's events and what was measured beside them, in one file, whole or not at all."""
 
 import gzip
 import io
 import json
 import os
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from whatif.output_file import output_file
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
-
-_STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
-
 
 # What `_encode` begins every recording with.
 _FIRST_BYTES = b'{"whatif":'
@@ -50,53 +46,34 @@ def _may_be_replaced(path: Path) -> bool:
     return start in (b"", _FIRST_BYTES)
 
 
-def write_recording(profiler: Any, path: Path, metadata: dict[str, Any], whole_steps: int) -> None:
-    """Write the stopped profiler's events and the metadata to `path`, compressed if it ends in `.gz`.
+def write_recording(trace: dict[str, Any], path: Path, metadata: dict[str, Any]) -> None:
+    """Write a chrome trace object and the metadata to `path`, compressed if it ends in `.gz`.
 
-    Step marks after the first `whole_steps` are dropped: a run that ends early leaves the mark of a step cut short.
-    Raises WhatifError when the profiler's own file cannot be read or the recording cannot be written.
+    Raises WhatifError when the recording cannot be written.
     """
     target = output_file(path)
-    raw = target.with_name(f".{target.name}.{os.getpid()}.raw.json")
     finished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    public = {key: value for key, value in trace.items() if key not in _PRIVATE_KEYS}
     try:
-        profiler.export_chrome_trace(str(raw))
-        trace = _read_trace(raw)
-        for key in _PRIVATE_KEYS:
-            trace.pop(key, None)
-        trace["traceEvents"] = _drop_partial_steps(trace["traceEvents"], whole_steps)
-        finished.write_bytes(_encode({"whatif": metadata, **trace}, compress=path.suffix == ".gz"))
+        finished.write_bytes(_encode({"whatif": metadata, **public}, compress=path.suffix == ".gz"))
         os.replace(finished, target)
     except OSError as error:
-        raise WhatifError(
-            f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."
-        ) from error
+        raise cannot_write(path, error) from error
     finally:
-        raw.unlink(missing_ok=True)
         finished.unlink(missing_ok=True)
 
 
-def _read_trace(raw: Path) -> dict[str, Any]:
-    try:
-        # Names come from the user's program: they may hold bytes that are no text and control characters.
-        trace = json.loads(raw.read_text(encoding="utf-8", errors="replace"), strict=False)
-    except ValueError as error:
-        raise WhatifError(
-            f"expected valid JSON from torch.profiler, got {error}: record again with fewer steps, or another torch."
-        ) from error
-    assert isinstance(trace, dict)
-    return trace
+def scratch_file(path: Path) -> Path:
+    """Return where a tracer may put its own file while a recording is made: beside the recording, and hidden."""
+    target = output_file(path)
+    return target.with_name(f".{target.name}.{os.getpid()}.raw.json")
 
 
-def _drop_partial_steps(events: list[dict[str, Any]], whole_steps: int) -> list[dict[str, Any]]:
-    numbers = [_step_number(event) for event in events]
-    whole = set(sorted({number for number in numbers if number is not None})[:whole_steps])
-    return [event for event, number in zip(events, numbers, strict=True) if number is None or number in whole]
-
-
-def _step_number(event: dict[str, Any]) -> int | None:
-    match = _STEP_MARK.fullmatch(str(event.get("name", "")))
-    return int(match[1]) if match else None
+def cannot_write(path: Path, error: OSError) -> WhatifError:
+    """Return the error that says why there is no recording."""
+    return WhatifError(
+        f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."
+    )
 
 
 def _encode(recording: dict[str, Any], compress: bool) -> bytes:

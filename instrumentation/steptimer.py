@@ -1,4 +1,4 @@
-"""Times steps without the profiler, and without making the program wait for the GPU."""
+"""Times steps without making the program wait for the GPU."""
 
 import itertools
 import statistics
@@ -35,15 +35,15 @@ class StepTimer:
         """The number of whole steps timed so far."""
         return len(self._events if self._cuda else self._wall_ns) - 1
 
-    def summaries(self) -> dict[str, dict[str, float]]:
-        """Return `untraced_step_ms` and, on a CPU, `untraced_cpu_ms` of two steps or more; waits for the GPU once."""
+    def summaries(self, which: str) -> dict[str, dict[str, float]]:
+        """Return `{which}_step_ms` and, on a CPU, `{which}_cpu_ms` of two steps or more; waits for the GPU once."""
         if self._cuda:
             torch.cuda.synchronize()
             pairs = itertools.pairwise(self._events)
-            return {"untraced_step_ms": _summary([start.elapsed_time(end) for start, end in pairs])}
+            return {f"{which}_step_ms": _summary([start.elapsed_time(end) for start, end in pairs])}
         return {
-            "untraced_step_ms": _summary(_differences_ms(self._wall_ns)),
-            "untraced_cpu_ms": _summary(_differences_ms(self._cpu_ns)),
+            f"{which}_step_ms": _summary(_differences_ms(self._wall_ns)),
+            f"{which}_cpu_ms": _summary(_differences_ms(self._cpu_ns)),
         }
 
 

@@ -44,3 +44,33 @@ def test_a_script_is_recorded_and_its_recording_is_read(tmp_path: Path) -> None:
     assert info["untraced_ms"] > 0
     layers = {part["layer"] for part in json.loads(run("explain", "train.json.gz", "--json"))["layers"]}
     assert {"0", "2"} <= layers
+
+
+def test_options_reach_the_recorder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["--steps", "3", "--untraced-steps", "4", "--memory", "--measure-operators", "-o", "run.json", "train.py"]
+    command = [sys.executable, "-m", "whatif", "collect", *words, "--steps", "9"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    recording = json.loads((tmp_path / "run.json").read_text())
+    assert recording["whatif"]["untraced_step_ms"]["steps"] == 4
+    assert recording["whatif"]["traced_step_ms"]["steps"] == 3
+    assert recording["whatif"]["operator_times"]
+    assert any(event.get("name") == "[memory]" for event in recording["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["--backend", "nsys"], 2, "invalid choice: 'nsys'"),
+        (["--backend", "cupti", "--memory"], 1, "expected backend kineto for the memory timeline"),
+        (["--untraced-steps", "1"], 1, "expected untraced_steps of at least 2, got 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], status: int, sentence: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "whatif", "collect", *words, "train.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, len(found.stderr.splitlines())) == (status, 1)
+    assert sentence in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

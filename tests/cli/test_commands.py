@@ -190,6 +190,8 @@ def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.C
     trust = report(capsys, "info", slowed)["trust"]
     assert trust.startswith("sound as far as it goes: the replay meets")
     assert trust.endswith("but the profiler made the step 2.0 times as long.")
+    unexplained = report(capsys, "info", slowed)["calibration"]["reason"]
+    assert "the GPU's work bounds it" in unexplained
     cut = recorded(tmp_path / "cut.json", cut='"ts"', untraced_step_ms={"median": 0.5})
     trust = report(capsys, "info", cut)["trust"]
     assert "times as long and 1 event was not read: truncated file" in trust

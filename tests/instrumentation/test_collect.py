@@ -139,11 +139,28 @@ for _ in range(100):
     update_generator.step()
 """,
     )
-    assert layers_of(recording) == ["(root)", "Generator", "Critic"]
+    assert layers_of(recording) == ["(root)", "Critic", "Generator"]
     names = [event["name"] for event in recording["traceEvents"]]
     assert len(steps_of(recording)) == 3
     assert names.count("Optimizer.step#Adam.step") == 9
     assert names.count("Optimizer.step#SGD.step") == 3
+
+
+def test_an_optimizer_of_bare_tensors_is_enough(tmp_path: Path) -> None:
+    recording = record(
+        tmp_path,
+        """
+weight = torch.zeros(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(100):
+    (weight * torch.ones(3)).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert [layer["name"] for layer in recording["whatif"]["layers"]] == ["(root)"]
+    assert recording["whatif"]["grad_ready_order"] == []
+    assert recording["whatif"]["ddp"] is None
+    assert len(steps_of(recording)) == 3
 
 
 def test_a_script_without_an_optimizer_marks_its_steps(tmp_path: Path) -> None:

@@ -98,10 +98,43 @@ def test_metadata_describes_the_run(recording: dict[str, Any]) -> None:
     assert metadata["torch"] == torch.__version__
     assert metadata["threads"] == torch.get_num_threads()
     assert metadata["cpu"]
-    for clock in ("untraced_step_ms", "untraced_cpu_ms"):
+    assert 1 <= metadata["cpu_cores"] <= (os.cpu_count() or 1)
+    assert metadata["backend"] == "kineto"
+    assert metadata["execution"] == {"compiled": False, "cuda_graph": False}
+    assert metadata["data_loading"] is None
+    assert [metadata[key] for key in ("gpu", "driver", "clocks", "peak_memory_bytes")] == [None] * 4
+    for clock in ("untraced_step_ms", "untraced_cpu_ms", "traced_step_ms", "traced_cpu_ms"):
         summary = metadata[clock]
         assert summary["steps"] == 4
         assert 0 < summary["q25"] <= summary["median"] <= summary["q75"]
+
+
+def test_the_profilers_own_cost_is_measured_and_not_recorded(recording: dict[str, Any]) -> None:
+    # 0.4 to 1 µs on an idle machine; the bounds only tell ns from µs and one event from a step.
+    assert 50 < recording["whatif"]["profiler_cost_ns"]["per_event"] < 50_000
+    assert not events(recording, "whatif::profiler_cost")
+    last = events(recording, "ProfilerStep#")[-1]
+    spans = [event for event in recording["traceEvents"] if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
+    assert spans
+    assert all(event["ts"] < last["ts"] + last["dur"] for event in spans)
+
+
+def test_nothing_of_ours_is_on_the_program_while_untraced_steps_run(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fetch = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    watched = []
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        for _ in range(ALL_STEPS):
+            hooks = [h for m in model.modules() for h in (*m._forward_hooks, *m._forward_pre_hooks)]
+            hooks += [h for p in model.parameters() for h in (p._post_accumulate_grad_hooks or ())]
+            loading = torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is not fetch
+            watched.append((bool(hooks), loading))
+            assert not torch.nn.modules.module._has_any_global_hook()
+            assert not torch._C._autograd._profiler_enabled() or recording.tracing
+            train(model, optimizer)
+            recording.step()
+    assert watched == [(True, True)] + [(False, False)] * 4 + [(True, False)] * 7
 
 
 def test_layers_have_qualified_names_and_sizes(recording: dict[str, Any]) -> None:
@@ -112,6 +145,7 @@ def test_layers_have_qualified_names_and_sizes(recording: dict[str, Any]) -> Non
         "type": "Linear",
         "parameters": 72,
         "gradient_bytes": 288,
+        "shapes": {"weight": [8, 8], "bias": [8]},
     }
     assert layers["body"]["parameters"] == 0
 
@@ -120,7 +154,7 @@ def test_gradients_get_ready_from_the_last_layer_to_the_first(recording: dict[st
     order = recording["whatif"]["grad_ready_order"]
     layers = list(dict.fromkeys(row["layer"] for row in order))
     assert layers == ["head", "body.1.linear", "body.0.linear", "stem"]
-    assert {"name": "stem.weight", "layer": "stem", "bytes": 6 * 8 * 4} in order
+    assert {"name": "stem.weight", "layer": "stem", "bytes": 6 * 8 * 4, "dtype": "float32"} in order
 
 
 def test_every_recorded_step_has_one_mark_with_its_optimizer_step_inside(recording: dict[str, Any]) -> None:
@@ -289,3 +323,12 @@ def test_records_kernels_and_synchronisations_on_a_gpu(tmp_path: Path) -> None:
     assert recorded["whatif"]["peak_memory_bytes"] > 0
     assert recorded["whatif"]["gpu"] == torch.cuda.get_device_name()
     assert len(events(recorded, "ProfilerStep#")) >= 4
+    assert recorded["whatif"]["traced_step_ms"]["steps"] == 4
+    assert recorded["whatif"]["profiler_cost_ns"]["per_event"] > 0
+    assert recorded["whatif"]["clocks"]["sm_mhz"] > 0
+    assert recorded["whatif"]["driver"]
+    launches = {event["args"]["correlation"] for event in events(recorded, "cudaLaunchKernel")}
+    kernels = {event["args"]["correlation"] for event in recorded["traceEvents"] if event.get("cat") == "kernel"}
+    assert launches <= kernels
+    with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
+        instrumentation.record(model, optimizer, tmp_path / "again.json").start()

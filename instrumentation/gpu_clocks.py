@@ -1,0 +1,47 @@
+"""Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi tells them; nothing is set."""
+
+import subprocess
+from typing import Any
+
+import torch
+
+# Units as nvidia-smi prints them without units: MHz, MHz, W, °C.
+_FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "temperature_c": "temperature.gpu",
+    "driver": "driver_version",
+}
+_TIMEOUT_S = 10
+
+
+def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:
+    """Return the current GPU's clocks and its driver's version; None for what nvidia-smi does not tell."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = getattr(properties, "uuid", None)
+    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    # torch numbers the visible GPUs only, nvidia-smi all of them.
+    command += [f"--id=GPU-{uuid}"] if uuid is not None else []
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return parse_clocks(found.stdout)
+
+
+def parse_clocks(text: str) -> tuple[dict[str, float | None] | None, str | None]:
+    """Read nvidia-smi's answer, one line for the GPU; a field such as "[N/A]" is None, another shape all None."""
+    line = text.strip().split("\n")[0]
+    words = dict(zip(_FIELDS, (word.strip() for word in line.split(",")), strict=False))
+    if len(words) != len(_FIELDS):
+        return None, None
+    driver = words.pop("driver")
+    return {key: _number(word) for key, word in words.items()}, driver
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

@@ -1,0 +1,39 @@
+"""Everything that watches the warm-up steps, and is off the program before a step is timed."""
+
+from typing import Any
+
+from torch import nn
+
+from .ddp_buckets import describe_buckets
+from .layers import GradientOrder
+from .loaders import LoaderWatch
+from .metadata import FirstInput, describe_precision
+
+
+class WarmupWatchers:
+    """Watches the model's input, the order of its gradients and the data loading, until `remove`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._input = FirstInput(model)
+        self._gradients = GradientOrder(model)
+        self._loaders = LoaderWatch()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for watcher in (self._input, self._gradients, self._loaders):
+            watcher.remove()
+
+    def summary(self) -> dict[str, Any]:
+        """Return the metadata about input, precision, gradients, buckets and data loading."""
+        shape, gradients, loading = self._input.shape, self._gradients.rows(), self._loaders.summary()
+        return {
+            # A compiled function calls no module that could tell its input.
+            "batch_size": shape[0] if shape else (loading or {}).get("batch_size"),
+            "input_shape": shape,
+            "input_dtype": self._input.dtype,
+            "precision": describe_precision(self._model, self._input.autocast),
+            "grad_ready_order": gradients,
+            "ddp": describe_buckets(self._model, gradients),
+            "data_loading": loading,
+        }

@@ -1,0 +1,61 @@
+"""Cuts a trace to the steps that are kept: warm-up, a step cut short and what ran after the steps fall away."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
+
+# Events that happen on the GPU's clock: they belong to the step that launched them, whenever they run.
+_GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync", "overhead"})
+
+_CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
+
+
+def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
+    """Return the events of the first `count` steps that are numbered `first` or higher, in their order.
+
+    CPU events count by their start, GPU events by the call that launched them. Where a trace has no earlier steps,
+    what lies before the first kept one stays.
+    """
+    numbers = [_step_number(event) for event in events]
+    known = {number for number in numbers if number is not None}
+    kept = set(sorted(number for number in known if number >= first)[:count])
+    marks = [
+        event
+        for event, number in zip(events, numbers, strict=True)
+        if number in kept and event.get("ph") == "X" and event.get("cat") not in _GPU_CATEGORIES
+    ]
+    if not marks:
+        return events
+    begin_us = min(mark["ts"] for mark in marks) if known and min(known) < first else float("-inf")
+    end_us = max(mark["ts"] + mark.get("dur", 0) for mark in marks)
+
+    def outside(event: dict[str, Any]) -> bool:
+        return event.get("ph") != "M" and not begin_us <= event.get("ts", begin_us) < end_us
+
+    on_cpu = [event.get("cat") not in _GPU_CATEGORIES for event in events]
+    dropped = [event for event, cpu in zip(events, on_cpu, strict=True) if cpu and outside(event)]
+    launches = _values((event for event in dropped if event.get("cat") in _CALL_CATEGORIES), "correlation")
+    operators = _values(dropped, "External id")
+
+    def keep(event: dict[str, Any], cpu: bool, number: int | None) -> bool:
+        if number is not None and number not in kept:
+            return False
+        if event.get("cat") == "ac2g":  # the arrow from a launch to its kernel
+            return event.get("id") not in launches
+        if cpu:
+            return not outside(event)
+        args = event.get("args", {})
+        return args.get("correlation") not in launches and args.get("External id") not in operators
+
+    return [event for event, cpu, number in zip(events, on_cpu, numbers, strict=True) if keep(event, cpu, number)]
+
+
+def _step_number(event: dict[str, Any]) -> int | None:
+    match = _STEP_MARK.fullmatch(str(event.get("name", "")))
+    return int(match[1]) if match else None
+
+
+def _values(events: Iterable[dict[str, Any]], key: str) -> set[Any]:
+    return {event["args"][key] for event in events if key in event.get("args", {})}

@@ -1,0 +1,100 @@
+"""DDP's buckets: what a real DistributedDataParallel reports, and that the rule finds the same without one."""
+
+import gzip
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def need(name: str) -> Any:
+    """Import the module, or skip these tests; where nothing may be skipped, fail."""
+    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
+
+
+torch = need("torch")
+instrumentation = need("whatif.instrumentation")
+ddp_buckets = need("whatif.instrumentation.ddp_buckets")
+nn = torch.nn
+MIB = 1 << 20
+
+
+class Net(nn.Module):
+    """The layers are not called in the order in which they are made, and one is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.Linear(600, 600)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(600, 600), nn.LayerNorm(600)) for _ in range(5)])
+        self.early = nn.Linear(600, 600)
+        self.frozen = nn.Linear(600, 600).requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        return self.late(self.blocks(self.frozen(self.early(self.early(x)))))
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    file = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def record(model: Any, path: Path) -> dict[str, Any]:
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with instrumentation.record(model, optimizer, path, steps=3, warmup_steps=2, untraced_steps=2) as recording:
+        while not recording.done:
+            optimizer.zero_grad()
+            model(torch.ones(2, 600)).square().mean().backward()
+            optimizer.step()
+            recording.step()
+    with gzip.open(path) as file:
+        return json.load(file)["whatif"]
+
+
+@pytest.mark.parametrize("cap_mb", [None, 3, 25])
+def test_the_rule_finds_the_buckets_that_ddp_reports(process_group: None, tmp_path: Path, cap_mb: int | None) -> None:
+    options = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
+    told = record(nn.parallel.DistributedDataParallel(Net(), **options), tmp_path / "ddp.json.gz")
+    alone = record(Net(), tmp_path / "alone.json.gz")
+    assert (told["ddp"]["source"], alone["ddp"]["source"]) == ("ddp", "rule")
+    assert told["ddp"]["world_size"] == 1
+    cap_bytes = (cap_mb or 25) * MIB
+    limits = (cap_bytes, MIB if cap_mb is None else cap_bytes)
+    assert (told["ddp"]["bucket_cap_bytes"], told["ddp"]["first_bucket_bytes"]) == limits
+    assert told["grad_ready_order"] == alone["grad_ready_order"]
+    assert ddp_buckets.fill_buckets(alone["grad_ready_order"], *limits) == told["ddp"]["buckets"]
+    if cap_mb is None:
+        assert alone["ddp"]["buckets"] == told["ddp"]["buckets"]
+    assert len(told["ddp"]["buckets"]) == {None: 2, 3: 3, 25: 1}[cap_mb]
+    trained = [row for row in told["layers"] if row["name"] != "frozen"]
+    assert sum(bucket["bytes"] for bucket in told["ddp"]["buckets"]) == sum(row["gradient_bytes"] for row in trained)
+
+
+def test_buckets_that_are_never_rebuilt_are_those_of_the_registration_order(
+    process_group: None, tmp_path: Path
+) -> None:
+    model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True, bucket_cap_mb=3)
+    told = record(model, tmp_path / "run.json.gz")["ddp"]
+    assert told["source"] == "ddp"
+    sizes = [int(size) for size in model._get_ddp_logging_data()["bucket_sizes"].split(",")]
+    assert [bucket["bytes"] for bucket in told["buckets"]] == sizes
+    assert told["buckets"][-1]["parameters"][0] == "late.weight"
+
+
+def test_each_dtype_fills_buckets_of_its_own() -> None:
+    rows = [
+        {"name": name, "bytes": size, "dtype": dtype}
+        for name, size, dtype in [("a", 6, "x"), ("b", 3, "y"), ("c", 6, "x"), ("d", 8, "y"), ("e", 9, "x")]
+    ]
+    assert ddp_buckets.fill_buckets(rows, cap_bytes=9, first_bytes=5) == [
+        {"bytes": 6, "parameters": ["a"]},
+        {"bytes": 11, "parameters": ["b", "d"]},
+        {"bytes": 15, "parameters": ["c", "e"]},
+    ]
