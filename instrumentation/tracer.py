@@ -89,7 +89,7 @@ def make_tracer(
         return KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch)
     if not cuda:
         raise WhatifError("expected a model on the GPU for backend cupti, got one on the CPU: use backend kineto.")
-    from .cupti_tracer import CuptiTracer
+    from .cupti.tracer import CuptiTracer
 
     tracer: Tracer = CuptiTracer(model, optimizer)
     return tracer

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import whatif
 from whatif import (
@@ -27,6 +30,12 @@ from whatif.graph import TASK_COLUMNS
 from whatif.types import ALL_STREAMS, Waits
 
 Event = dict[str, Any]
+
+
+def need(module: str) -> Any:
+    """A module that not everybody has; without it the tests are skipped, or fail where nothing may be skipped."""
+    return importlib.import_module(module) if os.environ.get("WHATIF_STRICT") == "1" else pytest.importorskip(module)
+
 
 CPU = Thread("CPU", ThreadKind.CPU)
 STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)

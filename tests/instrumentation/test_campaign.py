@@ -1,7 +1,6 @@
 """The campaign really runs here: small models, a failing run, resuming, a budget, an interrupt, packing."""
 
 import gzip
-import importlib
 import json
 import os
 import shutil
@@ -16,21 +15,16 @@ from typing import Any
 import pytest
 
 import whatif
+from tests.helpers import need
 from whatif.errors import WhatifError
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
-
 torch = need("torch")
-campaign = need("whatif.instrumentation.campaign")
-queue = need("whatif.instrumentation.campaign_queue")
-variants = need("whatif.instrumentation.campaign_variants")
-records = need("whatif.instrumentation.campaign_records")
-packing = need("whatif.instrumentation.campaign_pack")
-trimming = need("whatif.instrumentation.campaign_trim")
+campaign = need("whatif.instrumentation.campaign.__main__")
+queue = need("whatif.instrumentation.campaign.queue")
+variants = need("whatif.instrumentation.campaign.variants")
+records = need("whatif.instrumentation.campaign.records")
+packing = need("whatif.instrumentation.campaign.pack")
+trimming = need("whatif.instrumentation.campaign.trim")
 
 MODELS = ("gnmt", "vgg19")
 VARIANTS = ("baseline", "adam_for", "batch_x0.5", "channels_last")

@@ -1,23 +1,17 @@
 """The campaign's models and variants: published sizes, and variants that change how a step is computed, not what."""
 
-import importlib
-import os
 from typing import Any
 
 import pytest
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
+from tests.helpers import need
 
 torch = need("torch")
-models = need("whatif.instrumentation.campaign_models")
-variants = need("whatif.instrumentation.campaign_variants")
-training = need("whatif.instrumentation.campaign_training")
-loading = need("whatif.instrumentation.campaign_loading")
-memory = need("whatif.instrumentation.campaign_memory")
+models = need("whatif.instrumentation.campaign.models")
+variants = need("whatif.instrumentation.campaign.variants")
+training = need("whatif.instrumentation.campaign.training")
+loading = need("whatif.instrumentation.campaign.loading")
+memory = need("whatif.instrumentation.campaign.memory")
 
 CPU = torch.device("cpu")
 

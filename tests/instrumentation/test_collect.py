@@ -1,9 +1,7 @@
 """`collect` on scripts that know nothing of it: finds the step and the model, says what is wrong in one sentence."""
 
 import gzip
-import importlib
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,13 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import need
 from whatif.errors import WhatifError
-
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
 
 torch = need("torch")
 collect = need("whatif.instrumentation.collect").collect

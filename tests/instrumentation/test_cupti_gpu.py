@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from whatif.instrumentation.cupti_names import demangle
+from whatif.instrumentation.cupti.names import demangle
 
 import whatif
 from tests.helpers import names

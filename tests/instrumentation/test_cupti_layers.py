@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from whatif.instrumentation.cupti_layers import (
+from whatif.instrumentation.cupti.layers import (
     ACCUMULATE,
     ANNOTATION,
     BACKWARD_PREFIX,

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from whatif.instrumentation.cupti_names import api_name, copy_name, demangle, memset_name, overhead_name, sync_name
-from whatif.instrumentation.cupti_records import CallRow, CopyRow, EventRow, KernelRow, OverheadRow, Records, SyncRow
+from whatif.instrumentation.cupti.names import api_name, copy_name, demangle, memset_name, overhead_name, sync_name
+from whatif.instrumentation.cupti.records import CallRow, CopyRow, EventRow, KernelRow, OverheadRow, Records, SyncRow
 
 from tests.instrumentation import cupti_machine as machine
 from tests.instrumentation.cupti_machine import KIND, cupti

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from whatif.instrumentation import cupti_session
-from whatif.instrumentation.cupti_session import (
+from whatif.instrumentation.cupti import session
+from whatif.instrumentation.cupti.session import (
     CuptiSession,
     load_cupti,
     loaded_cupti_libraries,
@@ -31,8 +31,8 @@ no_gpu_here = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a mach
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     """A driver beneath the binding, and a process that has not used it."""
     found = Library()
-    monkeypatch.setattr(cupti_session, "load_cupti", lambda: found)
-    monkeypatch.setattr(cupti_session, "_opened", False)
+    monkeypatch.setattr(session, "load_cupti", lambda: found)
+    monkeypatch.setattr(session, "_opened", False)
     no_gpu_to_wait_for(monkeypatch)
     return found
 
@@ -47,7 +47,7 @@ def test_the_package_that_the_binding_needs_is_named() -> None:
     """With `--no-deps` it may be missing: the real binding, in a process of its own, without it."""
     code = (
         "import sys; sys.modules['cuda'] = None\n"
-        "from whatif.instrumentation.cupti_session import load_cupti\n"
+        "from whatif.instrumentation.cupti.session import load_cupti\n"
         "load_cupti()"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -143,7 +143,7 @@ def test_two_copies_of_the_library_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_else_imports_the_binding() -> None:
     code = (
-        "import sys, whatif.instrumentation.cupti_session, whatif.instrumentation.gpu_rates;"
+        "import sys, whatif.instrumentation.cupti.session, whatif.instrumentation.gpu_rates;"
         "print({'cupti', 'cupy'} & {name.split('.')[0] for name in sys.modules})"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

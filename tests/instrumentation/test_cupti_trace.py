@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whatif.instrumentation.cupti_layers import ANNOTATION, BACKWARD_PREFIX, OPERATOR, Moment, Span
-from whatif.instrumentation.cupti_records import Records
-from whatif.instrumentation.cupti_trace import TraceBuilder, Window
+from whatif.instrumentation.cupti.layers import ANNOTATION, BACKWARD_PREFIX, OPERATOR, Moment, Span
+from whatif.instrumentation.cupti.records import Records
+from whatif.instrumentation.cupti.trace import TraceBuilder, Window
 
 import whatif
 from tests.helpers import names

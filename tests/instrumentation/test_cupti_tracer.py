@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from whatif.instrumentation import cupti_session
-from whatif.instrumentation.cupti_tracer import CuptiTracer
+from whatif.instrumentation.cupti import session
+from whatif.instrumentation.cupti.tracer import CuptiTracer
 from whatif.instrumentation.tracer import TRACER_WARMUP_STEPS
 
 import whatif
@@ -30,8 +30,8 @@ def driver() -> Iterator[Library]:
     """A driver beneath the binding, and a process that has not used it."""
     found = Library()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cupti_session, "load_cupti", lambda: found)
-        patch.setattr(cupti_session, "_opened", False)
+        patch.setattr(session, "load_cupti", lambda: found)
+        patch.setattr(session, "_opened", False)
         no_gpu_to_wait_for(patch)
         yield found
 

@@ -1,20 +1,14 @@
 """DDP's buckets: what a real DistributedDataParallel reports, and that the rule finds the same without one."""
 
 import gzip
-import importlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
+from tests.helpers import need
 
 torch = need("torch")
 instrumentation = need("whatif.instrumentation")

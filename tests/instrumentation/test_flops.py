@@ -1,18 +1,12 @@
 """FLOPs of the forward pass from the recorded shapes, against torch's own counter and by hand."""
 
-import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
+from tests.helpers import need
 
 torch = need("torch")
 instrumentation = need("whatif.instrumentation")

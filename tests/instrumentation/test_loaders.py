@@ -1,16 +1,8 @@
 """The DataLoader that feeds the training: found whoever made it, and however long before."""
 
-import importlib
-import os
-from typing import Any
-
 import pytest
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
+from tests.helpers import need
 
 torch = need("torch")
 watch = need("whatif.instrumentation.loaders").LoaderWatch

@@ -7,7 +7,7 @@ import pytest
 
 from whatif.errors import WhatifError
 
-op_recording: Any = importlib.import_module("whatif.instrumentation.op_recording")  # Needs no torch.
+op_recording: Any = importlib.import_module("whatif.instrumentation.operators.recording")  # Needs no torch.
 
 
 def span(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -1,28 +1,21 @@
 """Operators measured alone: real recordings, real replays, and recordings that mean harm."""
 
 import gzip
-import importlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import need
 from whatif.errors import WhatifError
-
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
 
 torch = need("torch")
 nn = torch.nn
 instrumentation = need("whatif.instrumentation")
-op_times = need("whatif.instrumentation.op_times")
-op_recording = need("whatif.instrumentation.op_recording")
+op_times = need("whatif.instrumentation.operators.times")
+op_recording = need("whatif.instrumentation.operators.recording")
 
 BATCH = 6  # No other length of the models below.
 

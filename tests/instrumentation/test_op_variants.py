@@ -11,8 +11,8 @@ def module(name: str) -> Any:
     return importlib.import_module(f"whatif.instrumentation.{name}")
 
 
-op_calls = module("op_calls")
-op_variants = module("op_variants")
+op_calls = module("operators.calls")
+op_variants = module("operators.variants")
 
 
 def tensor(name: str, *shape: int, dtype: str = "float", strides: tuple[int, ...] | None = None) -> Any:

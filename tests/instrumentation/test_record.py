@@ -1,7 +1,6 @@
 """The recorder: what is in its file, and that there is no file when something goes wrong."""
 
 import gzip
-import importlib
 import json
 import os
 import subprocess
@@ -12,13 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import need
 from whatif.errors import WhatifError
-
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
 
 torch = need("torch")
 nn = torch.nn

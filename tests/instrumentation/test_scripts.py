@@ -4,9 +4,7 @@ Coverage is the share of operator time in forward and backward passes that belon
 and whatever else the script does there count as not covered; data loading and update are no layer's work.
 """
 
-import importlib
 import json
-import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +13,8 @@ from typing import Any
 import pytest
 
 import whatif
+from tests.helpers import need
 from whatif.types import Phase, TaskKind
-
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
 
 torch = need("torch")
 collect = need("whatif.instrumentation.collect").collect

@@ -1,20 +1,13 @@
 """The tracers: what a backend needs is said before the first step; memory events are kept when asked for."""
 
-import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import need
 from whatif.errors import WhatifError
-
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
 
 torch = need("torch")
 nn = torch.nn

@@ -1,16 +1,10 @@
 """Cutting a trace to its whole steps: what belongs to a step on the GPU's clock is what the step launched."""
 
-import importlib
-import os
 from typing import Any
 
 import pytest
 
-
-def need(name: str) -> Any:
-    """Import the module, or skip these tests; where nothing may be skipped, fail."""
-    return importlib.import_module(name) if os.environ.get("WHATIF_STRICT") else pytest.importorskip(name)
-
+from tests.helpers import need
 
 need("torch")
 keep_whole_steps = need("whatif.instrumentation.whole_steps").keep_whole_steps

@@ -13,7 +13,7 @@ from whatif.errors import WhatifError
 REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"
-OPERATOR_TIMES = "whatif.instrumentation.op_times"
+OPERATOR_TIMES = "whatif.instrumentation.operators.times"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .op_calls import NotReplayable
-from .op_timing import Clock, cuda_clock, first_ns, measure_alone
+from .calls import NotReplayable
+from .timing import Clock, cuda_clock, first_ns, measure_alone
 
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "for_loop": {"foreach": False, "fused": False},

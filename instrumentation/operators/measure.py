@@ -12,9 +12,9 @@ from typing import Any
 
 from whatif.errors import WhatifError
 
-from .op_recording import Operator
+from .recording import Operator
 
-# The job that is no operator, as in `op_worker`, which is not imported here because it needs torch.
+# The job that is no operator, as in `worker`, which is not imported here because it needs torch.
 UPDATES = -1
 
 # Freed memory stays with the process, as it does in a training loop that has warmed up: otherwise an operator would be
@@ -118,7 +118,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     environment = {**os.environ, **ENVIRONMENT}
     if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
         environment["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, "-m", f"{__package__}.op_worker"]
+    command = [sys.executable, "-m", f"{__package__}.worker"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
     ) as process:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .campaign_models import FULL, TWINS, Model
+from .models import FULL, TWINS, Model
 
 # On a CPU compiling takes longer than all other runs of a model together.
 COMPILED_ON_CPU = "bert-base"

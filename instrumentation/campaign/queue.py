@@ -9,9 +9,9 @@ from pathlib import Path
 
 from whatif.errors import WhatifError
 
-from .campaign_records import Record
-from .campaign_variants import EMULATED_TIER, Job
-from .campaign_worker import Outcome, Request, Worker
+from .records import Record
+from .variants import EMULATED_TIER, Job
+from .worker import Outcome, Request, Worker
 
 # Guesses for what nothing has been measured of yet, by part; compiling comes on top.
 FIRST_GUESS_S = {"time": 15.0, "trace": 20.0, "operators": 90.0, "update": 10.0}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .campaign_models import Batch
+from .models import Batch
 
 # Decompressed for the baseline's batch, however many samples it has: about 40 ms of work for one core.
 DECODED_BYTES_PER_BATCH = 6 << 20

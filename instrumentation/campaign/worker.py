@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .campaign_variants import Options
+from .variants import Options
 
 POLL_S = 0.02
 
@@ -68,7 +68,7 @@ class Worker:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
         if request.device == "cpu":
             environment |= CPU_ENVIRONMENT
-        command = [sys.executable, "-m", "whatif.instrumentation.campaign_run", request.to_json()]
+        command = [sys.executable, "-m", "whatif.instrumentation.campaign.run", request.to_json()]
         with log.open("w") as stream:
             # A session of its own: an interrupt at the terminal is the campaign's to handle, and it ends as a whole.
             self._process = subprocess.Popen(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .campaign_cnns import DenseNet, ResNet, Vgg
-from .campaign_language import Bert, Gnmt, Gpt2, answer_loss, next_token_loss
+from .cnns import DenseNet, ResNet, Vgg
+from .language import Bert, Gnmt, Gpt2, answer_loss, next_token_loss
 
 Batch = tuple[tuple[Tensor, ...], Tensor]
 """Inputs of the model, and the loss function's target; the first dimension of each is the sample."""

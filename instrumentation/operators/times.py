@@ -1,11 +1,8 @@
 """Measures a recording's operators alone, each also in the forms that a what-if asks about, and adds the times to it.
 
-python -m whatif.instrumentation.op_times RECORDING [--variants bf16,channels_last] [--budget-s 60]
-
 Writes the metadata keys "operator_times" and "update_times_ns" (see docs/operators.md); the events stay as they are.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -19,9 +16,9 @@ from typing import Any
 from whatif.errors import WhatifError
 from whatif.output_file import output_file
 
-from .op_measure import Measured, measure_operators
-from .op_recording import Operator, dearest, distinct_operators
-from .op_variants import RECORDED, VARIANTS
+from .measure import Measured, measure_operators
+from .recording import Operator, dearest, distinct_operators
+from .variants import RECORDED, VARIANTS
 
 # The rest is many small operators that no what-if would notice.
 SHARE = 0.99
@@ -139,20 +136,3 @@ def _summary(operators: Sequence[Operator], measured: Measured, total_ns: float)
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "0 %"
-
-
-def main() -> None:
-    """Measure the operators of the recording that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", type=Path)
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of: %(default)s")
-    parser.add_argument("--budget-s", type=float, help="seconds in all, about; by default 600 recorded steps")
-    options = parser.parse_args()
-    try:
-        add_operator_times(options.recording, options.variants.split(","), options.budget_s)
-    except WhatifError as error:
-        parser.exit(1, f"{error}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from .cupti_names import copy_name, memset_name, overhead_name, sync_name
+from .names import copy_name, memset_name, overhead_name, sync_name
 
 # What a synchronisation record says where it has no stream or no event: all bits set.
 _NONE = 2**32 - 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .op_calls import Argument, Call, NotReplayable, RawInput, read_inputs
+from .calls import Argument, Call, NotReplayable, RawInput, read_inputs
 
 # These may return their input or copy it: the recorded strides decide, as they did in the run.
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "to", "_reshape_alias", "reshape_as"})

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .cupti_layers import ANNOTATION, LayerStamps, Span
-from .cupti_session import CuptiSession, cupti_version
-from .cupti_trace import TraceBuilder, Window
-from .tracer import TRACER_WARMUP_STEPS
+from ..tracer import TRACER_WARMUP_STEPS
+from .layers import ANNOTATION, LayerStamps, Span
+from .session import CuptiSession, cupti_version
+from .trace import TraceBuilder, Window
 
 
 class CuptiTracer:

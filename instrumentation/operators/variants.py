@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .op_calls import BF16, FP32, Argument, Call, TensorSpec, contiguous_strides
+from .calls import BF16, FP32, Argument, Call, TensorSpec, contiguous_strides
 
 RECORDED = "recorded"
 VARIANTS = (RECORDED, "bf16", "channels_last", "bf16_channels_last", "batch_x0.5", "batch_x2", "eval")

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from whatif.errors import WhatifError
 
-from .campaign_pack import MB, pack
-from .campaign_queue import Plan, Progress, Queue
-from .campaign_variants import VARIANTS, Job, all_jobs
+from .pack import MB, pack
+from .queue import Plan, Progress, Queue
+from .variants import VARIANTS, Job, all_jobs
 
 PACK_FILES = 4
 
@@ -109,7 +109,7 @@ def _emulates_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 slower than float32."""
     import torch
 
-    from .rates import measure_cpu_rates
+    from ..rates import measure_cpu_rates
 
     torch.set_num_threads(1)
     rates = measure_cpu_rates()
@@ -123,7 +123,7 @@ def _list(jobs: list[Job]) -> None:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    from .campaign_models import FULL
+    from .models import FULL
 
     parser = argparse.ArgumentParser(
         prog="python -m whatif.instrumentation.campaign", description=__doc__, allow_abbrev=False,

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from .metadata import describe_environment
-from .op_calls import Call, NotReplayable
-from .op_replay import MOST_COPIES, ROTATED_BYTES, make_replay
-from .op_schema import resolve
-from .op_timing import Clock, cpu_clock, first_ns, measure_alone
-from .op_variants import RECORDED, describe_run, named_parameter_shapes, variants
+from ..metadata import describe_environment
+from .calls import Call, NotReplayable
+from .replay import MOST_COPIES, ROTATED_BYTES, make_replay
+from .schema import resolve
+from .timing import Clock, cpu_clock, first_ns, measure_alone
 from .update_times import measure_updates, wall_of_gpu
+from .variants import RECORDED, describe_run, named_parameter_shapes, variants
 
 # The job that is no operator.
 UPDATES = -1

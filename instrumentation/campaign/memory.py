@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .campaign_training import Training
+from .training import Training
 
 
 def measure_memory(training: Training, device: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .layers import LAYER_PREFIX, named_layers
+from ..layers import LAYER_PREFIX, named_layers
 
 # Kineto's words, from which readers know the phase.
 BACKWARD_PREFIX = "autograd::engine::evaluate_function: "

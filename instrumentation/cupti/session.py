@@ -15,7 +15,7 @@ import torch
 
 from whatif.errors import WhatifError
 
-from .cupti_records import Records
+from .records import Records
 
 # A step of 1,500 kernels and 5,000 calls fills 0.6 MB. CUPTI delivers a full buffer on a thread of its own while it
 # holds its lock, and that thread then waits for Python's: no buffer should fill up before the flush.

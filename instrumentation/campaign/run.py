@@ -1,6 +1,6 @@
 """One part of one run of the campaign, in this process: time steps, record a trace, or measure its operators.
 
-`python -m whatif.instrumentation.campaign_run REQUEST` prepares, waits for a line on standard input, and leaves its
+`python -m whatif.instrumentation.campaign.run REQUEST` prepares, waits for a line on standard input, and leaves its
 result, or the reason why there is none, in the file that the request names.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from .campaign_memory import measure_memory
-from .campaign_timing import time_steps
-from .campaign_training import Training
-from .campaign_trim import trim
-from .campaign_worker import Request
-from .metadata import describe_environment
-from .recorder import record
+from ..metadata import describe_environment
+from ..recorder import record
+from .memory import measure_memory
+from .timing import time_steps
+from .training import Training
+from .trim import trim
+from .worker import Request
 
 # So much memory is the process's own before anything is timed; more than a twin ever takes.
 TOUCHED_BYTES = 384 << 20
@@ -82,14 +82,14 @@ def _trace(request: Request) -> dict[str, Any]:
 
 
 def _operators(request: Request) -> dict[str, Any]:
-    from .op_times import add_operator_times
+    from ..operators.times import add_operator_times
 
     _wait_for_go()
     return {"rows": add_operator_times(Path(request.trace))}
 
 
 def _update(request: Request) -> dict[str, Any]:
-    from .op_times import add_operator_times
+    from ..operators.times import add_operator_times
 
     _wait_for_go()
     return {"rows": add_operator_times(Path(request.trace), variants=(), budget_s=UPDATE_BUDGET_S)}

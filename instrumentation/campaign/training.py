@@ -9,10 +9,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from .campaign_loading import load
-from .campaign_models import FULL, TWINS, Batch
-from .campaign_offload import StreamOffload
-from .campaign_variants import Options
+from .loading import load
+from .models import FULL, TWINS, Batch
+from .offload import StreamOffload
+from .variants import Options
 
 AMP_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from whatif.errors import WhatifError
 
-from .campaign_variants import Job
+from .variants import Job
 
 SCHEMA = 1
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .op_calls import Argument, Call, NotReplayable
-from .op_schema import overload_of
-from .op_tensors import make_tensor
+from .calls import Argument, Call, NotReplayable
+from .schema import overload_of
+from .tensors import make_tensor
 
 # Inputs are rotated, so that an operator does not find them in the first-level cache each time: in a step other
 # operators ran in between. More copies than these, or than this size, would be colder than a step's are.

@@ -4,9 +4,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from .cupti_layers import Span
-from .cupti_names import api_name, demangle
-from .cupti_records import CallRow, CopyRow, KernelRow, Records, SyncRow
+from .layers import Span
+from .names import api_name, demangle
+from .records import CallRow, CopyRow, KernelRow, Records, SyncRow
 
 Event = dict[str, Any]
 

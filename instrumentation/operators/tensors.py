@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .op_calls import Argument, Call, TensorSpec
+from .calls import Argument, Call, TensorSpec
 
 _DTYPES = {
     "float": torch.float32,
