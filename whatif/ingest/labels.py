@@ -40,11 +40,32 @@ class Labeller:
         self._backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
+        self._building = self._operators_that_build()
         self._layer_of_sequence = self._sequence_layers()
         self._numbered = bool(len(self._layer_of_sequence[0]))
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers()
         self.has_backward = bool(self._backward.any())
+
+    def _operators_that_build(self) -> Bool:
+        """Which operators build the autograd graph, shape (n_events,): forward ones with a sequence number.
+
+        An operator that saves nothing carries the number of the next one that does. Where the optimizer's step lies
+        between them (unscaling, clipping), it builds nothing.
+        """
+        events = self._events
+        building = self._operator & (events.sequence >= 0) & ~self._backward
+        stepping = (events.category == EventCategory.ANNOTATION) & self._marks.optimizer[events.name]
+        step_ns = np.sort(events.start_ns[stepping])
+        rows = np.flatnonzero(building)
+        if not len(step_ns) or not len(rows):
+            return building
+        steps_before = np.searchsorted(step_ns, events.start_ns[rows])
+        sequence, which = np.unique(events.sequence[rows], return_inverse=True)
+        latest = np.zeros(len(sequence), dtype=np.int64)
+        np.maximum.at(latest, np.asarray(which).reshape(-1), steps_before)
+        building[rows] = steps_before == latest[np.asarray(which).reshape(-1)]
+        return building
 
     def _nest(self, rows: Array) -> Nest:
         start_ns = self._events.start_ns[rows]
@@ -144,7 +165,7 @@ class Labeller:
         loading = _inside(events, annotation & marks.loading[events.name], time_ns)
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
-        building = np.flatnonzero(on_track & self._operator & (events.sequence >= 0) & ~self._backward)
+        building = np.flatnonzero(on_track & self._building)
         # A recording without operators has the layers' forward calls alone to tell it.
         forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
