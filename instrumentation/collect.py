@@ -6,6 +6,7 @@ When the recording is written the script is stopped by an exception that is a Sy
 """
 
 import functools
+import gc
 import os
 import runpy
 import sys
@@ -70,7 +71,17 @@ def collect(
     finally:
         _active = None
         collector.close()
-    return collector.output
+    del collector  # It holds the model.
+    _free_gpu_memory()
+    return Path(output)
+
+
+def _free_gpu_memory() -> None:
+    """Give back what the script held on a GPU: the process that measures its operators next needs room."""
+    cuda: Any = torch.cuda  # Partly untyped.
+    if cuda.is_initialized():
+        gc.collect()
+        cuda.empty_cache()
 
 
 def _run(script: str, args: list[str], collector: "_Collector") -> None:
@@ -122,14 +133,15 @@ class _Collector:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._explicit = False
         self._stops = 0  # how often the script was told to stop
+        self._failure: WhatifError | None = None  # why there is no recording, which the script may have caught
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
         self._handle = register_optimizer_step_post_hook(self._after_any_step)
 
     @property
     def done(self) -> bool:
-        """Whether the recording is written."""
-        return self._recording is not None and self._recording.done
+        """Whether the recording is over: written, or failed for a reason that `finish` raises."""
+        return self._failure is not None or (self._recording is not None and self._recording.done)
 
     def explicit_step(self) -> None:
         """End a step because the script says so; the first one only tells that it will."""
@@ -142,7 +154,9 @@ class _Collector:
             self._modules = OutermostModules()
 
     def finish(self, script: str) -> None:
-        """Write what there is after the script's end; raises WhatifError when that is too little."""
+        """Write what there is after the script's end; raises WhatifError when that is too little, or what failed."""
+        if self._failure is not None:
+            raise self._failure
         if self._recording is not None and self._recording.enough:
             self._recording.finish()
             return
@@ -200,8 +214,9 @@ class _Collector:
     def _stop_script(self) -> NoReturn:
         self._stops += 1
         if self._stops == _TOLD_AT_STOP:
+            became = "is written" if self._failure is None else "cannot be written"
             print(
-                f"whatif: {self.output} is written, but the script catches what stops it (SystemExit) and goes on;"
+                f"whatif: {self.output} {became}, but the script catches what stops it (SystemExit) and goes on;"
                 " end it with Ctrl-C.",
                 file=sys.stderr,
                 flush=True,
@@ -209,6 +224,15 @@ class _Collector:
         raise _RecordingWritten(0)
 
     def _end_step(self) -> None:
+        if self._failure is not None:
+            self._stop_script()
+        try:
+            self._advance()
+        except WhatifError as error:
+            self._failure = error
+            raise
+
+    def _advance(self) -> None:
         self.steps_seen += 1
         if self._recording is not None:
             self._recording.step()

@@ -16,12 +16,21 @@ _LIBRARIES = (
 )
 
 
+def gpu_of(model: nn.Module) -> torch.device | None:
+    """Return the GPU that the model is on; for a model without parameters the current one, if the program uses any."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        return parameter.device if parameter.is_cuda else None
+    cuda: Any = torch.cuda  # Partly untyped.
+    return torch.device("cuda", cuda.current_device()) if cuda.is_initialized() else None
+
+
 def describe_environment(cuda: bool) -> dict[str, Any]:
     """Return the versions and hardware that the times depend on; nothing in it names the machine or its user."""
     cudnn: Any = torch.backends.cudnn  # Partly untyped.
     return {
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "cuda": torch.version.cuda if cuda else None,
         "cudnn": cudnn.version() if cuda else None,
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cpu": _cpu_name(),
@@ -72,7 +81,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
 
 
 class FirstInput:
-    """Watches for the model's first input: the batch size is its leading dimension, and autocast shows there."""
+    """Watches for the model's first input, whose leading dimension is the batch size, and for autocast.
+
+    Autocast may be entered inside the model's forward call: the modules inside are asked as well.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.shape: list[int] | None = None
@@ -86,13 +98,14 @@ class FirstInput:
         ]
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self.shape is not None:
+        if torch.compiler.is_compiling() or self.autocast is not None:
             return
         tensor = next(_tensors([*args, *kwargs.values()]), None)
         if tensor is None:
             return
-        self.shape = list(tensor.shape)
-        self.dtype = _dtype_name(tensor.dtype)
+        if self.shape is None:
+            self.shape = list(tensor.shape)
+            self.dtype = _dtype_name(tensor.dtype)
         if torch.is_autocast_enabled(tensor.device.type):
             self.autocast = _dtype_name(torch.get_autocast_dtype(tensor.device.type))
 

@@ -3,6 +3,7 @@
 import enum
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +17,7 @@ from .execution import describe_execution
 from .flops import forward_flops
 from .gpu_clocks import describe_clocks
 from .layers import describe_layers
-from .metadata import describe_environment, describe_optimizer
+from .metadata import describe_environment, describe_optimizer, gpu_of
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, scratch_file, write_recording
@@ -110,7 +111,7 @@ class Recording:
         self._count = 0  # steps of all phases
         self._phase_count = 0
         self._phase = _Phase.WARMUP
-        self._cuda = False
+        self._device: torch.device | None = None  # the GPU that the model is on, if any
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
         self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
@@ -161,7 +162,7 @@ class Recording:
 
     def start(self) -> None:
         """Begin with the warm-up steps."""
-        check_session(_runs_on_cuda(self._model))
+        check_session(gpu_of(self._model) is not None)
         self._watchers = WarmupWatchers(self._model)
 
     def step(self) -> None:
@@ -187,8 +188,8 @@ class Recording:
             return
         tracer, enough = self._tracer, self.enough
         if tracer is not None and enough and self._backend == "kineto":
-            self._cost.measure_with()
-        self.abandon()
+            self._cost.measure()
+        self._stop()
         if tracer is None or not enough:
             raise WhatifError(
                 f"{self.path}: expected at least {self.fewest_steps} training steps ({self.steps_needed} for a whole"
@@ -198,11 +199,21 @@ class Recording:
 
     def abandon(self) -> None:
         """Take everything off the program and write nothing."""
+        # After an error on the GPU stopping raises as well, and would hide what went wrong first.
+        with suppress(Exception):
+            self._stop()
+
+    def _stop(self) -> None:
         self._phase = _Phase.DONE
         self._stop_watching()
-        if self._tracer is not None:
-            self._tracer.stop()
-        self._tracer = None
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            with self._on_its_gpu():
+                tracer.stop()
+
+    def _on_its_gpu(self) -> AbstractContextManager[Any]:
+        """Make the model's GPU the current one, which not every program does: it is the one that is waited for."""
+        return nullcontext() if self._device is None else torch.cuda.device(self._device)
 
     def _stop_watching(self) -> None:
         if self._watchers is not None:
@@ -210,24 +221,24 @@ class Recording:
 
     def _begin_untraced(self) -> None:
         self._stop_watching()
-        self._cuda = _runs_on_cuda(self._model)
+        self._device = gpu_of(self._model)
         self._phase, self._phase_count = _Phase.UNTRACED, 0
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-        self._timer = StepTimer(self._cuda)
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._timer = StepTimer(self._device)
 
     def _begin_traced(self) -> None:
         # The tracer comes last: what runs after it in the same process is slower even when it is off.
         assert self._timer is not None
-        self._metadata = self._describe(self._timer)
+        with self._on_its_gpu():
+            self._metadata = self._describe(self._timer)
         self._timer = None
         self._phase, self._phase_count = _Phase.TRACED, 0
-        self._cost.measure_without()
         self._tracer = make_tracer(
             self._backend,
             self._model,
             self._optimizer,
-            cuda=self._cuda,
+            cuda=self._device is not None,
             steps=self._recorded_steps,
             memory=self._memory,
             scratch=scratch_file(self.path),
@@ -240,15 +251,17 @@ class Recording:
             self._timer.mark()
         self._tracer.step()
         if self._phase_count == TRACER_WARMUP_STEPS:
-            self._timer = StepTimer(self._cuda)
+            self._timer = StepTimer(self._device)
         elif self._phase_count == TRACER_WARMUP_STEPS + self._recorded_steps:
             self.finish()
 
     def _describe(self, timer: StepTimer) -> dict[str, Any]:
+        """Everything that is known before the tracer starts; the current GPU is the model's."""
         assert self._watchers is not None
+        cuda = self._device is not None
         untraced = timer.summaries("untraced")
         # At once: the GPU's clocks sink while it rests.
-        clocks, driver = describe_clocks() if self._cuda else (None, None)
+        clocks, driver = describe_clocks() if cuda else (None, None)
         return {
             "version": METADATA_VERSION,
             "backend": self._backend,
@@ -256,11 +269,11 @@ class Recording:
             **self._watchers.summary(),
             "layers": describe_layers(self._model),
             "optimizer": describe_optimizer(self._optimizer),
-            "peak_memory_bytes": torch.cuda.max_memory_allocated() if self._cuda else None,
-            **describe_environment(self._cuda),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+            **describe_environment(cuda),
             "clocks": clocks,
             "driver": driver,
-            "rates": measure_rates(self._cuda),
+            "rates": measure_rates(cuda),
         }
 
     def _write(self, tracer: Tracer, steps: int) -> None:
@@ -278,15 +291,6 @@ class Recording:
             "flops": forward_flops(events, steps),
         }
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
-
-
-def _runs_on_cuda(model: nn.Module) -> bool:
-    """Whether the model lives on a GPU; a model without parameters goes where the program has gone."""
-    parameter = next(model.parameters(), None)
-    if parameter is not None:
-        return parameter.is_cuda
-    cuda: Any = torch.cuda  # Partly untyped.
-    return bool(cuda.is_initialized())
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Writes a recording: the tracer's events and what was measured beside them, in one file, whole or not at all."""
+"""Reads and writes a recording: events and what was measured beside them, in one file, whole or not at all."""
 
 import gzip
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.output_file import output_file
+from whatif.output_file import output_file, replacing
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
@@ -51,16 +51,30 @@ def write_recording(trace: dict[str, Any], path: Path, metadata: dict[str, Any])
 
     Raises WhatifError when the recording cannot be written.
     """
-    target = output_file(path)
-    finished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     public = {key: value for key, value in trace.items() if key not in _PRIVATE_KEYS}
+    rewrite_recording({"whatif": metadata, **public}, path, compress=path.suffix == ".gz")
+
+
+def rewrite_recording(recording: dict[str, Any], path: Path, *, compress: bool) -> None:
+    """Write a recording that was read and changed; raises WhatifError when it cannot be written."""
+    data = _encode(recording, compress)
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
+def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return a recording, and whether its file is compressed; raises WhatifError for what is none."""
     try:
-        finished.write_bytes(_encode({"whatif": metadata, **public}, compress=path.suffix == ".gz"))
-        os.replace(finished, target)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        finished.unlink(missing_ok=True)
+        data = path.read_bytes()
+        compressed = data.startswith(_GZIP_MAGIC)
+        recording = json.loads(gzip.decompress(data) if compressed else data)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise WhatifError(
+            f"{path}: expected a recording to read, got {type(error).__name__}: record it again."
+        ) from error
+    if not isinstance(recording, dict) or not isinstance(recording.get("whatif"), dict):
+        raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
+    return recording, compressed
 
 
 def scratch_file(path: Path) -> Path:

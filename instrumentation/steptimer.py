@@ -10,45 +10,41 @@ import torch
 
 
 class StepTimer:
-    """Times the steps between calls of `mark`: by CUDA events, or by the wall and the CPU clock of this thread."""
+    """Times the steps between calls of `mark`: by events of a CUDA device, or by this thread's wall and CPU clock."""
 
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
-        self._events: list[Any] = []
-        self._wall_ns: list[int] = []
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device  # None: the CPU
+        self._ends: list[Any] = []  # CUDA events, or ns on the wall clock
         self._cpu_ns: list[int] = []
         self.mark()
 
     def mark(self) -> None:
         """End one step and begin the next."""
-        if self._cuda:
+        self._cpu_ns.append(time.thread_time_ns())
+        if self._device is None:
+            self._ends.append(time.perf_counter_ns())
+        else:
             cuda: Any = torch.cuda  # Partly untyped.
             event = cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
-        else:
-            self._cpu_ns.append(time.thread_time_ns())
-            self._wall_ns.append(time.perf_counter_ns())
+            # Of the model's device: an event on another one, which is idle, would time the CPU.
+            event.record(cuda.current_stream(self._device))
+            self._ends.append(event)
 
-    @property
-    def steps(self) -> int:
-        """The number of whole steps timed so far."""
-        return len(self._events if self._cuda else self._wall_ns) - 1
+    def times_ms(self) -> tuple[list[float], list[float]]:
+        """Return each step's time, and this thread's CPU time in it; waits for the GPU once."""
+        cpu_ms = [(end - begin) / 1e6 for begin, end in itertools.pairwise(self._cpu_ns)]
+        steps = itertools.pairwise(self._ends)
+        if self._device is None:
+            return [(end - begin) / 1e6 for begin, end in steps], cpu_ms
+        torch.cuda.synchronize(self._device)
+        return [begin.elapsed_time(end) for begin, end in steps], cpu_ms
 
     def summaries(self, which: str) -> dict[str, dict[str, float]]:
         """Return `{which}_step_ms` and, on a CPU, `{which}_cpu_ms` of two steps or more; waits for the GPU once."""
-        if self._cuda:
-            torch.cuda.synchronize()
-            pairs = itertools.pairwise(self._events)
-            return {f"{which}_step_ms": _summary([start.elapsed_time(end) for start, end in pairs])}
-        return {
-            f"{which}_step_ms": _summary(_differences_ms(self._wall_ns)),
-            f"{which}_cpu_ms": _summary(_differences_ms(self._cpu_ns)),
-        }
-
-
-def _differences_ms(clock_ns: Sequence[int]) -> list[float]:
-    return [(end - start) / 1e6 for start, end in itertools.pairwise(clock_ns)]
+        wall_ms, cpu_ms = self.times_ms()
+        # What the CPU does beside a GPU does not add up to the step: it would mislead.
+        on_cpu = {f"{which}_cpu_ms": _summary(cpu_ms)} if self._device is None else {}
+        return {f"{which}_step_ms": _summary(wall_ms), **on_cpu}
 
 
 def _summary(times_ms: Sequence[float]) -> dict[str, float]:

@@ -19,6 +19,8 @@ BACKENDS = ("kineto", "cupti")
 # Steps with the tracer running whose events are thrown away: its first steps pay for its own start-up.
 TRACER_WARMUP_STEPS = 3
 
+_gpu_recorded = False  # whether a recording on a GPU was begun in this process
+
 _CUPTI_INSTALL = '`pip install cupti-python` (beside torch 2.11: `pip install --no-deps "cupti-python==13.2.0"`)'
 
 
@@ -57,7 +59,7 @@ def check_backend(backend: str, *, memory: bool) -> None:
 
 
 def check_session(cuda: bool) -> None:
-    """Raise WhatifError where a profiler runs already, or did on a GPU in this process.
+    """Raise WhatifError where a profiler runs already, or where this process has recorded on a GPU before.
 
     Steps on a GPU are slower behind a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
     """
@@ -65,7 +67,7 @@ def check_session(cuda: bool) -> None:
         raise WhatifError(
             "expected no other profiler in the recorded steps, got a running torch.profiler: switch it off."
         )
-    if cuda and KinetoTracer.used_gpu:
+    if cuda and _gpu_recorded:
         raise WhatifError(
             "expected one recording on a GPU in a process, got a second: record it in a process of its own."
         )
@@ -83,26 +85,29 @@ def make_tracer(
 ) -> Tracer:
     """Return the tracer of a backend; `steps` are to be recorded after the warm-up.
 
-    `scratch` is a file that may be written and is removed again. Raises WhatifError for cupti without a model on a GPU.
+    `scratch` is a file that may be written and is removed again. Raises WhatifError as `check_session` does, and for
+    cupti without a model on a GPU.
     """
+    global _gpu_recorded
+    check_session(cuda)
+    tracer: Tracer
     if backend == "kineto":
-        return KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch)
-    if not cuda:
-        raise WhatifError("expected a model on the GPU for backend cupti, got one on the CPU: use backend kineto.")
-    from .cupti.tracer import CuptiTracer
+        tracer = KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch)
+    elif cuda:
+        from .cupti.tracer import CuptiTracer
 
-    tracer: Tracer = CuptiTracer(model, optimizer)
+        tracer = CuptiTracer(model, optimizer)
+    else:
+        raise WhatifError("expected a model on the GPU for backend cupti, got one on the CPU: use backend kineto.")
+    _gpu_recorded |= cuda
     return tracer
 
 
 class KinetoTracer:
     """Records with torch.profiler: operators with shapes, GPU work and its calls, and the layers' marks."""
 
-    used_gpu = False  # a session with a GPU was started in this process
-
     def __init__(self, model: nn.Module, *, cuda: bool, steps: int, memory: bool, scratch: Path) -> None:
         self._model = model
-        self._cuda = cuda
         self._scratch = scratch
         self._marks: LayerMarks | None = None
         self._profiler = profile(
@@ -117,8 +122,6 @@ class KinetoTracer:
 
     def start(self) -> None:
         """Mark the layers and start the profiler."""
-        check_session(self._cuda)
-        KinetoTracer.used_gpu |= self._cuda
         self._marks = LayerMarks(self._model)
         self._profiler.start()
 

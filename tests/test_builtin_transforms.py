@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -163,8 +164,33 @@ def test_an_update_measured_alone_decides_on_a_cpu(tmp_path: Path, to: str, rati
     assert twice.predicted_ms == prediction.predicted_ms
 
 
-@pytest.mark.parametrize("times", [None, 3, {}, {"for_loop": 0, "foreach": 1}, {"for_loop": "1", "foreach": 1}])
+@pytest.mark.parametrize(
+    "times",
+    [None, 3, {}, {"for_loop": 0, "foreach": 1}, {"for_loop": "1", "foreach": 1}, {"for_loop": 1, "foreach": 1e9}],
+)
 def test_an_update_that_was_not_measured_says_what_foreach_needs(tmp_path: Path, times: object) -> None:
     prediction = whatif.apply(cpu_updates(tmp_path, update_times_ns=times), "fused_adam:to=foreach")
     assert prediction.predicted_ms == prediction.baseline_ms
     assert any("measure-operators" in warning for warning in prediction.warnings)
+
+
+def test_a_foreach_update_on_a_cpu_needs_no_measurement_to_stay(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / "transformer_cpu_foreach.json.gz")
+    prediction = whatif.apply(graph, "fused_adam:to=foreach")
+    assert prediction.predicted_ms == prediction.baseline_ms
+    assert any("lists of tensors already" in warning for warning in prediction.warnings)
+
+
+def test_an_optimizer_of_ones_own_has_no_foreach(tmp_path: Path) -> None:
+    graph = cpu_updates(tmp_path)
+    graph = graph.replace(info=replace(graph.info, optimizer="Lion"))
+    with pytest.raises(WhatifError, match="foreach=True, got Lion"):
+        whatif.apply(graph, "fused_adam:to=foreach")
+
+
+def test_an_update_measured_alone_decides_without_marks_as_well(tmp_path: Path) -> None:
+    graph = cpu_updates(tmp_path, update_times_ns={"for_loop": 4e5, "foreach": 3e5, "fused": 1e5})
+    graph = graph.replace(in_optimizer=np.zeros(len(graph), dtype=np.bool_))
+    changed = whatif.apply(graph, "fused_adam").graph
+    operators = graph.select(name="addcdiv")
+    assert (changed.duration_ns[operators] == 0.25 * graph.duration_ns[operators]).all()

@@ -164,6 +164,17 @@ def test_what_other_programs_took_while_recording_does_not_count_against_the_bou
     assert calibrate(odd, "mark").pace == PACE_LOW
 
 
+def test_a_bound_at_the_recorded_pace_is_no_pace(tmp_path: Path) -> None:
+    """Others took a third of the machine, so the largest pace is 1: a slower step without the profiler is not met."""
+    told = {"untraced_step_ms": time(0.12), "untraced_cpu_ms": time(0.12)}
+    graph = recorded(
+        tmp_path, **told, traced_step_ms=time(0.3), traced_cpu_ms=time(0.2), profiler_cost_ns={"per_event": 1}
+    )
+    found = calibrate(graph, "mark")
+    assert found.pace == 1
+    assert "still differs" in found.reason
+
+
 # -- which clock is to be met ---------------------------------------------------------------------------------------
 
 

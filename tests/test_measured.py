@@ -135,3 +135,28 @@ def test_ratios_outside_reason_are_not_used() -> None:
     times = OperatorTimes.of({"operator_times": [row("a", recorded=1, bf16=1e6), row("b", recorded=4, bf16=2)]})
     assert np.isnan(times.ratio("bf16")[0])
     assert times.ratio("bf16")[1] == 0.5
+
+
+def test_eval_takes_its_own_ratio_whatever_came_before(tmp_path: Path) -> None:
+    norm = row("aten::batch_norm", recorded=200, eval=100, bf16=50, channels_last=180, bf16_channels_last=45)
+    graph = conv_steps(CONVOLUTION, norm, folder=tmp_path)
+    assert time_us(whatif.apply(graph, "amp", "channels_last").graph, "batch_norm$") == pytest.approx(40 * 45 / 200)
+    for specs in (("amp", "batch_norm_eval"), ("batch_norm_eval", "amp")):
+        assert time_us(whatif.apply(graph, *specs).graph, "batch_norm$") == pytest.approx(40 * 0.25 * 0.5)
+    for spec in ("batch_norm_eval", "channels_last"):
+        once, twice = (whatif.apply(graph, *[spec] * n) for n in (1, 2))
+        assert (once.predicted_ms, once.low_ms, once.high_ms) == (twice.predicted_ms, twice.low_ms, twice.high_ms)
+
+
+def test_forms_that_nobody_measures_take_no_room() -> None:
+    odd = {f"form{i}": 1.0 for i in range(1000)} | {f"batch_x{i}": 1.0 for i in range(2, 1000)}
+    times = OperatorTimes.of({"operator_times": [row("a", recorded=1, bf16=0.5, **odd)]})
+    assert len(times.ns) < 20
+    assert times.ratio("bf16")[0] == 0.5
+
+
+@pytest.mark.parametrize(("at_twice_ns", "factor", "ratio"), [(900, 1e4, 0.9), (900, 0.5, 1.0), (1e6, 8, 16_000)])
+def test_noise_is_not_carried_beyond_the_measured_batches(at_twice_ns: float, factor: float, ratio: float) -> None:
+    """Beyond twice the batch nothing shrinks, and what grew a thousandfold grows with the square."""
+    times = OperatorTimes.of({"operator_times": [row("a", recorded=1000, batch_x2=at_twice_ns)]})
+    assert times.batch_ratio(factor)[0] == pytest.approx(ratio)

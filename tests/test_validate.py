@@ -410,3 +410,25 @@ def test_pairs_that_are_not_scored_count_in_no_median(tmp_path: Path) -> None:
     result = validate([tmp_path])
     assert result.score == Score(1, 0, None, None, 0, 0, None)
     assert result.by_kind == {"scale": result.score}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"batch": 10**400}, {"batch_factor": 10**400}, {"accumulate": 10**400}, {"loader_workers": -(10**400)},
+     {"untraced": {"median_ms": 10**400, "cpu_thread_ms": [10**400]}}, {"machine": {"torch": 10**400}}],
+)  # fmt: skip
+def test_numbers_that_no_run_has_are_no_traceback(tmp_path: Path, odd: dict[str, Any]) -> None:
+    record(tmp_path, "baseline")
+    path = record(tmp_path, "odd")
+    content = json.loads(path.read_bytes())
+    for key, value in odd.items():
+        (content["options"] if key in DEFAULT_OPTIONS else content)[key] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert "net--odd" in {item.name for item in validate([tmp_path]).unpaired}
+
+
+def test_a_record_brings_no_pattern_of_its_own(tmp_path: Path) -> None:
+    record(tmp_path, "baseline")
+    record(tmp_path, "odd", checkpoint="(a+)+$")
+    pairs, _ = find_pairs([tmp_path])
+    assert [pair.what_ifs for pair in pairs] == [("activation_checkpoint",)]

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from whatif.instrumentation.kept_memory import KEEP_FREED_MEMORY
+
 TRACES = Path(__file__).resolve().parent
 EXAMPLES = TRACES.parent / "examples"
 
@@ -39,15 +41,6 @@ RECORDINGS = {
 STEPS = 5
 UNTRACED_STEPS = 20
 
-# Freed memory stays with the process: on a virtual machine a page that was given back can cost more than the operator
-# that touches it again, and the profiler's own memory makes that worse step by step.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
-
 
 def record_here(name: str, output: Path) -> None:
     """Record in this process: the profiler must not have run in it before."""
@@ -63,7 +56,7 @@ def record_here(name: str, output: Path) -> None:
 def record_in_rounds(names: list[str], rounds: int) -> dict[str, list[float]]:
     """Record each name in every round, keep the median one here; return the untraced medians in ms of all rounds."""
     medians_ms: dict[str, list[float]] = {name: [] for name in names}
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     with tempfile.TemporaryDirectory(dir=TRACES) as folder:
         attempts = {name: [Path(folder) / f"{name}.{number}.json.gz" for number in range(rounds)] for name in names}
         for number in range(rounds):

@@ -4,11 +4,12 @@ Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3;
         use_reentrant=False.
 Model:  before the backward work of each segment its forward work comes again, with all its kernels, launches and
         Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Ignored: the
-        end of a segment that no activation depends on (PyTorch stops early), the hooks that take the place of saving.
+        end of a segment that no activation depends on (PyTorch stops early), the hooks that take the place of saving,
+        collectives inside a segment.
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.segments import recompute, segments
+from whatif.segments import are_classes, recompute, segments
 
 
 def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
@@ -20,4 +21,15 @@ def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
             f"activation_checkpoint: expected {wanted} in the recording, got {len(graph.layers) - 1} layers; name "
             "some as in activation_checkpoint:layers=encoder.layer.[0-9]+ (`whatif collect` records layers)."
         )
-    return recompute(graph, chosen).note(f"activation_checkpoint: {len(chosen)} segments, {chosen[0]} … {chosen[-1]}")
+    changed = recompute(graph, chosen)
+    if changed is graph:
+        return graph.note(
+            "activation_checkpoint: no step has forward and backward work of these layers that is not recomputed yet; "
+            "nothing changes"
+        )
+    if are_classes(graph):
+        changed = changed.note(
+            "activation_checkpoint: this recording names layers by class, not by path, so layers inside of those named "
+            "are not recomputed; name them as well"
+        )
+    return changed.note(f"activation_checkpoint: {len(chosen)} segments, {chosen[0]} … {chosen[-1]}")

@@ -55,7 +55,8 @@ def transform(
         return graph.note(f"amp: no matrix kernel gets faster in {target}; nothing changes")
     changed = np.zeros(len(graph), dtype=np.bool_)
     changed[work] = ratio < 1
-    graph = graph.with_duration(work, duration_ns * ratio, low_ns=duration_ns * low, high_ns=duration_ns * high)
+    low_ns, high_ns = graph.low_ns[work] * low, graph.high_ns[work] * high
+    graph = graph.with_duration(work, duration_ns * ratio, low_ns=low_ns, high_ns=high_ns)
     graph = graph.replace(
         dtype=np.where(changed & ~is_half(graph.dtype), DTYPES.index(target), graph.dtype).astype(np.int8)
     )

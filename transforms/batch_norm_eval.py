@@ -5,14 +5,15 @@ Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015, §3.1 (inference no
 Model:  where the recording has its operators measured alone (`whatif collect --measure-operators`), each batch
         normalization by the ratio of its two measurements. Elsewhere by accesses of one value per activation: forward
         training reads twice and writes once, eval reads and writes once; backward training reads input and gradient
-        twice and writes once, eval reads both once and the gradient again and writes once. Counting the batches goes.
+        twice and writes once, eval reads both once and the gradient again and writes once. The range, from twice that
+        gain to none, is our estimate. Ignored: the counter of batches, a small operator a layer that eval leaves out.
 """
 
 import numpy as np
 
 from whatif import Phase, TaskGraph
 from whatif.kernels import KernelFamily
-from whatif.measured import form_ratio, scale_measured
+from whatif.measured import form_ratio, has_form, scale_measured, with_form
 
 FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
 
@@ -24,8 +25,11 @@ def transform(graph: TaskGraph) -> TaskGraph:
     known = np.isfinite(ratio) & ~graph.select(phase=Phase.UPDATE)
     if not (norm | known).any():
         return graph.note("batch_norm_eval: the recording has no batch normalization; nothing changes")
+    if has_form(graph, "eval").any():
+        return graph.note("batch_norm_eval: the batch normalization is in eval mode already; nothing changes")
     forward = norm & ~known & graph.select(phase=Phase.FORWARD)
     backward = norm & ~known & graph.select(phase=Phase.BACKWARD)
     graph = scale_measured(graph, known, ratio, spread)
     graph = graph.scale(forward, FORWARD_RATIO, low=FORWARD_RATIO**2, high=1.0)
-    return graph.scale(backward, BACKWARD_RATIO, low=BACKWARD_RATIO**2, high=1.0)
+    graph = graph.scale(backward, BACKWARD_RATIO, low=BACKWARD_RATIO**2, high=1.0)
+    return with_form(graph, norm | known, "eval")

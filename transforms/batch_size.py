@@ -4,19 +4,21 @@ Source: Daydream (USENIX ATC 2020) §2 (kernels grow with the batch, their launc
 Model:  every kernel of the forward and the backward pass has a fixed part (start-up, on a CPU the operator's call) and
         a part in proportion to the batch; where the recording has its operators measured alone at other batch sizes
         (`whatif collect --measure-operators`), the measured times decide instead. Loading and copying the batch are in
-        proportion to it. What the CPU does to launch, the update and the gradients' accumulation stay: a step that the
-        CPU bounds gains throughput by a larger batch. Ignored: another kernel choice at another size (the range is a
-        tenth of the change), and memory.
+        proportion to it. What the CPU does to launch and the update stay, and so does, where operators tell it, the
+        accumulation of gradients: a step that the CPU bounds gains throughput by a larger batch. Ignored: another
+        kernel choice at another size (the range is a tenth of the change), and memory.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.batch import batch_tasks, with_batch_size
+from whatif.batch import batch_tasks, launches_kernels, with_batch_size, with_work
 from whatif.measured import task_batch_ratio
 
 # Of the change: products fill the machine better or worse at another size; our estimate.
 SPREAD = 0.1
+MOST_SAMPLES = 10**9
 
 
 def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None = None) -> TaskGraph:
@@ -30,16 +32,23 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
             raise WhatifError(
                 "batch_size: the recording does not know its batch size; say batch_size:factor=2 instead."
             )
+        if not 0 < size <= MOST_SAMPLES:
+            raise WhatifError(f"batch_size: expected a size from 1 to {MOST_SAMPLES:,} samples, got {size}.")
         factor = size / graph.info.batch_size
     if factor is None or not 0 < factor < 1e6:
-        raise WhatifError(f"batch_size: expected a factor above 0, got {factor}.")
+        raise WhatifError(f"batch_size: expected a factor above 0 and below a million, got {factor}.")
     tasks, fixed_ns = batch_tasks(graph)
-    now_ns = graph.duration_ns[tasks]
-    fixed_ns = np.minimum(now_ns, fixed_ns[tasks])
-    new_ns = fixed_ns + (now_ns - fixed_ns) * factor
-    measured = task_batch_ratio(graph, factor)[tasks]
-    new_ns = np.where(np.isfinite(measured), now_ns * measured, new_ns)
-    spread_ns = np.abs(new_ns - now_ns) * SPREAD
-    graph = graph.with_duration(tasks, new_ns, low_ns=new_ns - spread_ns, high_ns=new_ns + spread_ns)
-    loading = graph.select(phase=Phase.DATA) & ~tasks
+    fixed_ns, measured = fixed_ns[tasks], task_batch_ratio(graph, factor)[tasks]
+
+    def at_new_size(time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        kept_ns = np.minimum(time_ns, fixed_ns)
+        return np.where(np.isfinite(measured), time_ns * measured, kept_ns + (time_ns - kept_ns) * factor)
+
+    new_ns, low_ns, high_ns = (
+        at_new_size(time_ns[tasks]) for time_ns in (graph.duration_ns, graph.low_ns, graph.high_ns)
+    )
+    spread_ns = np.abs(new_ns - graph.duration_ns[tasks]) * SPREAD
+    graph = graph.with_duration(tasks, new_ns, low_ns=np.maximum(low_ns - spread_ns, 0), high_ns=high_ns + spread_ns)
+    graph = with_work(graph, tasks, factor)
+    loading = graph.select(phase=Phase.DATA) & ~tasks & ~launches_kernels(graph)
     return with_batch_size(graph.scale(loading & graph.on_cpu, factor), factor)

@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif import Phase, TaskGraph
 from whatif.kernels import KernelFamily
-from whatif.measured import form_ratio, scale_measured, with_form
+from whatif.measured import form_ratio, has_form, scale_measured, with_form
 
 # Without a measurement: cuDNN's NHWC kernels against its NCHW ones, our estimate from NVIDIA's guide (fp32 without
 # tensor cores is faster in NCHW).
@@ -28,12 +28,14 @@ def transform(graph: TaskGraph) -> TaskGraph:
     images = passes & np.isin(graph.family, FAMILIES)
     if not images.any():
         return graph.note("channels_last: the recording has no convolution or pooling; nothing changes")
+    if has_form(graph, "channels_last").any():
+        return graph.note("channels_last: the model is in channels-last already; nothing changes")
     ratio, spread = form_ratio(graph, "channels_last")
     known = passes & np.isfinite(ratio)
     if known.any():
         return with_form(scale_measured(graph, known, ratio, spread), known, "channels_last")
     layout = passes & (graph.family == KernelFamily.LAYOUT)
-    graph = graph.scale(images, 1.0, low=UNKNOWN_LOW, high=UNKNOWN_HIGH)
+    graph = with_form(graph.scale(images, 1.0, low=UNKNOWN_LOW, high=UNKNOWN_HIGH), images, "channels_last")
     return graph.remove(layout & graph.on_gpu).note(
         "channels_last: this recording has no operators measured alone (whatif collect --measure-operators), so the "
         "range is wide"

@@ -9,16 +9,18 @@ Model:  the loading tasks of every step last `time_ms` together, as the median s
         loading goes away, never more than the loading saved, and the prediction lies in its middle. Where loading
         takes longer than recorded, workers may have come or gone: the range is as wide to both sides. With `workers`
         the recorded loading moves to so many processes, which share the cores that training leaves: a batch takes its
-        share of them, the step waits for what does not fit behind its other work, and fetching a finished batch takes
-        1.5 ms (1.4 and 1.7 in the recordings of docs/accuracy.md).
+        share of them, the step waits for what does not fit behind a step without loading, and fetching a finished
+        batch takes 1.5 ms (1.4 and 1.7 in the recordings of docs/accuracy.md).
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from whatif import TaskGraph, TaskKind, WhatifError
+from whatif import TaskGraph, TaskKind, WhatifError, simulate
+from whatif.steps import step_ns
 
 FETCH_MS = 1.5
+MOST_WORKERS = 10_000
 
 
 def transform(graph: TaskGraph, *, time_ms: float = 0.0, workers: int = 0, cpu_growth: float = 0.1) -> TaskGraph:
@@ -33,9 +35,12 @@ def transform(graph: TaskGraph, *, time_ms: float = 0.0, workers: int = 0, cpu_g
         )
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers:
-        if workers < 0 or time_ms:
-            raise WhatifError("data_loading: expected either workers of 1 or more or time_ms, got both or a negative.")
-        time_ms = waiting_ms(graph, usual_ns / 1e6, workers)
+        if not 0 < workers <= MOST_WORKERS or time_ms:
+            raise WhatifError(
+                f"data_loading: expected either from 1 to {MOST_WORKERS:,} workers or time_ms, got workers={workers}, "
+                f"time_ms={time_ms}."
+            )
+        time_ms = waiting_ms(graph, loading, usual_ns / 1e6, workers)
     removed_ns = max(usual_ns - time_ms * 1e6, 0.0)
     growth = min(cpu_growth * removed_ns / max(usual_ns, 1.0), removed_ns / max(cpu_ns, 1.0))
     if usual_ns > 0:
@@ -52,14 +57,14 @@ def transform(graph: TaskGraph, *, time_ms: float = 0.0, workers: int = 0, cpu_g
     return graph.note(f"data_loading: {usual_ns / 1e6:.1f} ms a step in the baseline, {time_ms:g} ms now")
 
 
-def waiting_ms(graph: TaskGraph, loading_ms: float, workers: int) -> float:
+def waiting_ms(graph: TaskGraph, loading: npt.NDArray[np.bool_], loading_ms: float, workers: int) -> float:
     """Give how long a step waits for its batch, fetching included, when ``workers`` processes load, ms."""
     cores = graph.info.metadata.get("cpu_cores")
     free_cores = max(cores - 1, 1) if isinstance(cores, int) else workers
     batch_ms = loading_ms / min(workers, free_cores)
-    first, last = graph.info.steady
-    times_ns = next(iter(graph.info.measured_step_ns.values()), ())[first:last]
-    rest_ms = (float(np.median(times_ns)) / 1e6 if times_ns else loading_ms) - loading_ms
+    without = graph.scale(loading, 0.0)
+    clock = next(iter(graph.info.measured_step_ns), "span")
+    rest_ms = step_ns(simulate(without).step_times_ns(clock), without, clock) / 1e6
     return max(batch_ms - rest_ms, FETCH_MS)
 
 

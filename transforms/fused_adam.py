@@ -28,6 +28,12 @@ from whatif.optimizer import (
 # are written (write allocation), two more for Adam's square root and quotient.
 ACCESSES = {"adam": (7, 18, 20), "adamw": (7, 18, 20), "sgd": (5, 11, 11)}
 
+# Optimizers of torch.optim that take foreach=True (torch 2.13).
+FOREACH = frozenset((
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop",
+    "sgd",
+))  # fmt: skip
+
 
 def transform(
     graph: TaskGraph, *, to: Literal["fused", "foreach"] = "fused", speedup: float | None = None
@@ -42,11 +48,15 @@ def transform(
         return scale_update(graph, measured, to).note(
             f"fused_adam: the update alone takes {measured:.2f} of its time as {to}"
         )
+    optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
     if to == "foreach":
-        if graph.on_gpu.any():
+        if optimizer not in FOREACH:
+            raise WhatifError(
+                f"fused_adam: expected an optimizer of torch.optim that takes foreach=True, got {graph.info.optimizer}."
+            )
+        if graph.on_gpu.any() or implementation(graph) != "for_loop":
             return batch_update(graph)
         return graph.note("fused_adam: what to=foreach saves on a CPU needs `whatif collect --measure-operators`")
-    optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
     if optimizer not in ACCESSES:
         raise WhatifError(
             f"fused_adam: expected Adam, AdamW or SGD, got {graph.info.optimizer}, whose traffic is not modelled; "

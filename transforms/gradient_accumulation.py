@@ -11,7 +11,7 @@ Model:  loading, forward and backward pass take `passes` times as long, each of 
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.batch import with_batch_size
+from whatif.batch import with_batch_size, with_work
 from whatif.gradients import add_gradients, backward_ends
 
 
@@ -20,12 +20,17 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     if not 1 <= passes <= 10_000:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
     if not len(backward_ends(graph)):
-        raise WhatifError("gradient_accumulation: expected steps with a backward pass to repeat, got none.")
+        raise WhatifError("gradient_accumulation: expected a recording whose steps have a backward pass, got none.")
     if passes == 1:
         return graph
     in_pass = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
     repeated = in_pass & (graph.on_gpu | graph.on_cpu)
     # Each repetition of a kernel also follows the one before it on its stream.
     lag_ns = np.array([thread.lag_ns for thread in graph.threads])[graph.thread[repeated]]
-    graph = graph.with_duration(repeated, graph.duration_ns[repeated] * passes + (passes - 1) * lag_ns)
+    new_ns, low_ns, high_ns = (
+        time_ns[repeated] * passes + (passes - 1) * lag_ns
+        for time_ns in (graph.duration_ns, graph.low_ns, graph.high_ns)
+    )
+    graph = graph.with_duration(repeated, new_ns, low_ns=low_ns, high_ns=high_ns)
+    graph = with_work(graph, repeated, passes)
     return with_batch_size(add_gradients(graph, passes - 1), passes)

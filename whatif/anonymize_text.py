@@ -11,13 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 # From here to its end a text may belong to a path: folders have spaces in their names. A slash behind a word is a
-# relative name ("encoder/attention") or a fraction ("0/0", as torch.compile counts its regions), and stays.
+# relative name ("encoder/attention") or a fraction ("0/0", as torch.compile counts its regions), and stays. A file is
+# looked for from the start of a word only, so that a text of one long word is read once.
 _PATH = re.compile(
     r"""(?: file:// | (?<![\w.)\]>*&/]) (?: ~?/[\w.~-] | [A-Za-z]:[\\/][\w.~-] | \\\\[\w.-] )
-      | [\w./\\-]*\.(?:py|pyc|pyx|ipynb|sh|cpp|cu|cuh|hpp|so)\b(?![\w(]*::) ).*""",
+      | (?<![\w./\\-]) [\w./\\-]*\.(?:py|pyc|pyx|ipynb|sh|cpp|cu|cuh|hpp|so)\b(?![\w(]*::) ).*""",
     re.VERBOSE | re.DOTALL,
 )
-_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_ADDRESS = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
 _IP_ADDRESS = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
 _HOME = re.compile(rb"(?:/home|/Users|\\\\Users)[/\\]+([^/\\\"\s]+)")
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]+)"')

@@ -40,7 +40,8 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
         graph.family[others], graph.dtype[others], graph.info.metadata.get("rates")
     )
     graph = scale_measured(graph, changed, ratio, spread)
-    graph = graph.with_duration(others, duration_ns * by, low_ns=duration_ns * low, high_ns=duration_ns * high)
+    low_ns, high_ns = graph.low_ns[others] * low, graph.high_ns[others] * high
+    graph = graph.with_duration(others, duration_ns * by, low_ns=low_ns, high_ns=high_ns)
     changed[others] = by < 1
     dtype = np.where(changed & ~is_half(graph.dtype), DTYPES.index("bf16"), graph.dtype).astype(np.int8)
     graph = with_form(graph.replace(dtype=dtype), changed, "bf16")

@@ -22,13 +22,15 @@ from whatif.untraced import Untraced, event_cost_ns, untraced_step
 # What an event costs where the recording does not tell: 0.34 us by default to 0.98 us with shapes (torch 2.13, measured
 # with thread CPU time on two models); taken only as far as the untraced step asks for it.
 DEFAULT_EVENT_COST_NS = 500.0
-# A machine that is slower or faster than this while it records is another machine. Beside what other programs took.
+# Our choice: a machine that is slower or faster than this while it records is another machine. Beside what other
+# programs took.
 PACE_LOW, PACE_HIGH = 0.4, 1.5
 # Where the simulated step is as close as this to the untraced one, nothing is left to correct.
 MET = 1e-3
 # A difference as large as this is told to the user: the acceptance limit of the calibration.
 MISSED = 0.01
-# Where a step follows the CPU's pace by less than this share, other work bounds it and the CPU explains nothing.
+# Our choice: where a step follows the CPU's pace by less than this share, other work bounds it and the CPU explains
+# nothing.
 FOLLOWS = 0.2
 PACE_SIMULATIONS = 3
 
@@ -203,6 +205,9 @@ class _Search:
         before, at = (1.0, first), self._bounded(self.target_ns / first.step_ns)
         best = before
         for _ in range(PACE_SIMULATIONS):
+            # Tried already: 1, which may be a bound where others shared the machine, or the bound of the round before.
+            if at in (1.0, before[0]):
+                break
             tried = self.run(cost_ns, at)
             if abs(tried.step_ns - self.target_ns) < abs(best[1].step_ns - self.target_ns):
                 best = at, tried
@@ -213,8 +218,6 @@ class _Search:
             if self.meets(tried) or slope <= 0:
                 break
             before, at = (at, tried), self._bounded(at + (self.target_ns - tried.step_ns) / slope)
-            if at == before[0]:
-                break
         pace, tried = best
         if abs(tried.step_ns / self.target_ns - 1) <= MISSED:
             return pace, tried, ""

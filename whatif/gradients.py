@@ -14,6 +14,8 @@ from whatif.mixed_precision import last_gpu_before, memory_gbyte_s, operator_cos
 from whatif.types import Int64, Phase, TaskKind
 
 ADD_NAME = "add gradients (accumulation)"
+# Gradients stay fp32 under autocast, and as large as the parameters for any batch, like what the optimizer moves.
+FAMILY = int(KernelFamily.OPTIMIZER)
 # Accesses of each byte of a gradient that is added to another: two reads and a write. On a CPU the rate counts the
 # bytes that a copy writes, which reads, fetches the line that it overwrites, and writes: as much traffic.
 GPU_ACCESSES, CPU_ACCESSES = 3, 1
@@ -58,13 +60,13 @@ def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
         work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
         tasks = NewTasks(
             ends, ADD_NAME, TaskKind.CPU_OP, work_ns, low_ns=work_ns / SPREAD, high_ns=work_ns * SPREAD,
-            phase=Phase.BACKWARD, family=int(KernelFamily.ELEMENTWISE),
+            phase=Phase.BACKWARD, family=FAMILY,
         )  # fmt: skip
         return graph.insert(tasks).graph
     each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
     after = last_gpu_before(graph, ends)
     tasks = NewTasks(
         after, ADD_NAME, TaskKind.KERNEL, calls * each_ns, high_ns=calls * each_ns * SPREAD, phase=Phase.BACKWARD,
-        family=int(KernelFamily.ELEMENTWISE), launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
+        family=FAMILY, launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
     )  # fmt: skip
     return graph.insert(tasks).graph

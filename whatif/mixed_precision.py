@@ -27,6 +27,8 @@ CPU_CAST_BYTES = 4 * 8 / 12
 # What a core copies where the recording does not say, GB/s: one channel of DDR4-3200 carries 25.6 at its peak, and a
 # copy moves every byte twice.
 CPU_COPY_GBYTE_S = 10.0
+# Outside these a rate is damage, not a measurement: no machine of today copies as slowly, or as fast.
+SLOWEST_COPY_GBYTE_S, FASTEST_COPY_GBYTE_S = 0.01, 1e5
 CAST_NAME = "cast (autocast)"
 # Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
@@ -178,7 +180,9 @@ def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
         return (gpu.memory_gbyte_s if gpu else 900.0) * BANDWIDTH_SHARE
     rates = graph.info.metadata.get("rates")
     measured = rates.get("copy_gbyte_s") if isinstance(rates, dict) else None
-    return float(measured) if isinstance(measured, int | float) and measured > 0 else CPU_COPY_GBYTE_S
+    if isinstance(measured, int | float) and SLOWEST_COPY_GBYTE_S <= measured <= FASTEST_COPY_GBYTE_S:
+        return float(measured)
+    return CPU_COPY_GBYTE_S
 
 
 def _task_before(graph: TaskGraph, tasks: Array) -> Int64:

@@ -7,6 +7,7 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.measured import LARGEST_RATIO, SMALLEST_RATIO
 from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
@@ -54,13 +55,18 @@ def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
     before, after = times.get(implementation(graph)), times.get(to)
     if not all(isinstance(time, int | float) and 0 < time < 1e15 for time in (before, after)):
         return None
-    return float(after) / float(before)  # type: ignore[arg-type]
+    ratio = float(after) / float(before)  # type: ignore[arg-type]
+    return ratio if SMALLEST_RATIO <= ratio <= LARGEST_RATIO else None
 
 
 def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
-    """Give the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time."""
-    update = graph.on_cpu & graph.in_optimizer
-    graph = _renamed(graph, step_kernels(graph), FUSED_NAME if to == "fused" else FOREACH_NAME)
+    """Give the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time.
+
+    In a recording without marks, the operators of the update.
+    """
+    operators = step_kernels(graph)
+    update = graph.on_cpu & graph.in_optimizer if graph.in_optimizer.any() else operators
+    graph = _renamed(graph, operators, FUSED_NAME if to == "fused" else FOREACH_NAME)
     return graph.scale(update, ratio, low=ratio * (1 - MEASURED_SPREAD), high=ratio * (1 + MEASURED_SPREAD))
 
 
@@ -105,7 +111,7 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
 
 
 def batch_update(graph: TaskGraph) -> TaskGraph:
-    """Give the graph in which each operation of an update is one kernel for all parameters (foreach=True), on a GPU.
+    """Give the graph in which each operation of a GPU's update is one kernel for all parameters (foreach=True).
 
     They move what they moved. Raises WhatifError where there is no update; a foreach or fused one is left as it is.
     """

@@ -45,7 +45,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield part
         os.replace(part, target)
     except OSError as error:
-        raise WhatifError(f"{path}: expected to write the file, got '{error.strerror or error}'.") from error
+        raise WhatifError(
+            f"{path}: expected to write the file, got '{error.strerror or error}'; free some space or name another."
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

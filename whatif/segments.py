@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from whatif.graph import TaskGraph, matching
-from whatif.insert import NewTasks
+from whatif.insert import Inserted, NewTasks
 from whatif.types import Array, Bool, Int64, Phase, TaskKind
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
@@ -22,6 +22,8 @@ RECOMPUTED_NAME = "recomputed (activation checkpointing)"
 SPREAD = 0.05
 
 _NUMBERED = re.compile(r"\d+$")
+# Layers that torch.profiler names (with_modules): a class and a number, and not where in the model they are.
+_CLASS_NAME = re.compile(r"[A-Za-z_]\w*_\d+")
 
 
 def repeated_blocks(layers: Sequence[str]) -> list[str]:
@@ -51,6 +53,11 @@ def segments(graph: TaskGraph, layers: str | None) -> list[str]:
     return [layer for layer in graph.layers if layer in chosen and chosen.isdisjoint(_above(layer))]
 
 
+def are_classes(graph: TaskGraph) -> bool:
+    """Say whether the recording names its layers by class ("Conv2d_3"), so that nobody knows which lie in which."""
+    return len(graph.layers) > 1 and all(_CLASS_NAME.fullmatch(layer) for layer in graph.layers if layer)
+
+
 def segment_of(graph: TaskGraph, chosen: Sequence[str]) -> Int64:
     """Give the position in ``chosen`` of the segment of each task, shape (n_tasks,); -1 outside of all."""
     position = {layer: number for number, layer in enumerate(chosen)}
@@ -63,53 +70,70 @@ def segment_of(graph: TaskGraph, chosen: Sequence[str]) -> Int64:
 def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     """Give the graph in which each step runs the forward work of each segment again before its backward work.
 
-    On a GPU every kernel comes again, with its share of the segment's CPU time as its launch.
+    On a CPU every task comes again. On a GPU every kernel but those of collectives, on the stream of the segment's
+    backward kernels, with its share of the segment's CPU time as its launch. Segments that are recomputed already, or
+    have no backward work, stay; where all do, the very ``graph`` is given.
     """
     segment = segment_of(graph, chosen)
-    inside = (segment >= 0) & (graph.step >= 0)
+    recomputed = graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
+    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[recomputed])
     forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
     key = graph.step.astype(np.int64) * max(len(chosen), 1) + segment
     first_cpu = _first_of_key(key, backward & graph.on_cpu)
-    cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
-    keys = np.array(sorted(first_cpu.keys() & cpu_ns.keys()), dtype=np.int64)
-    if not len(keys):
+    if graph.on_gpu.any():
+        return _recompute_on_gpu(graph, key, forward, backward, first_cpu)
+    again = np.flatnonzero(forward & graph.on_cpu)
+    again = again[np.isin(key[again], list(first_cpu))]
+    if not len(again):
         return graph
-    begins = np.array([first_cpu[int(k)] for k in keys])
-    spent_ns = np.array([cpu_ns[int(k)] for k in keys])
-    before = graph.neighbours[0][begins]
-    before = np.where(before >= 0, before, begins)
-    if not graph.on_gpu.any():
-        tasks = NewTasks(
-            before, RECOMPUTED_NAME, TaskKind.CPU_OP, spent_ns, low_ns=spent_ns * (1 - SPREAD),
-            high_ns=spent_ns * (1 + SPREAD), layer=graph.layer[begins], phase=Phase.BACKWARD,
-        )  # fmt: skip
-        return graph.insert(tasks).graph
-    return _recompute_on_gpu(
-        graph, key, forward, backward, dict(zip(keys.tolist(), before.tolist(), strict=True)), cpu_ns
-    )
+    tasks = NewTasks(
+        _before(graph, first_cpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
+        low_ns=graph.low_ns[again] * (1 - SPREAD), high_ns=graph.high_ns[again] * (1 + SPREAD),
+        layer=graph.layer[again], phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
+        size_bytes=graph.size_bytes[again], flops=graph.flops[again],
+    )  # fmt: skip
+    return _like(graph, again, graph.insert(tasks))
 
 
 def _recompute_on_gpu(
-    graph: TaskGraph, key: Int64, forward: Bool, backward: Bool, before_cpu: dict[int, int], cpu_ns: dict[int, float]
+    graph: TaskGraph, key: Int64, forward: Bool, backward: Bool, first_cpu: dict[int, int]
 ) -> TaskGraph:
-    first_gpu = _first_of_key(key, backward & graph.on_gpu)
-    again = np.flatnonzero(forward & graph.on_gpu & (graph.launch_of >= 0))
-    again = again[np.isin(key[again], [k for k in before_cpu if k in first_gpu])]
+    work = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+    first_gpu = _first_of_key(key, backward & work)
+    again = np.flatnonzero(forward & work & (graph.launch_of >= 0))
+    again = again[np.isin(key[again], list(first_cpu.keys() & first_gpu.keys()))]
     if not len(again):
         return graph
+    cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
     keys, which, count = np.unique(key[again], return_inverse=True, return_counts=True)
     which = np.asarray(which).reshape(-1)
-    gpu_first = np.array([first_gpu[int(k)] for k in keys])
-    gpu_before = graph.neighbours[0][gpu_first]
-    after = np.where(gpu_before >= 0, gpu_before, gpu_first)[which]
-    launch_ns = np.array([cpu_ns[int(k)] for k in keys])[which] / count[which]
+    share_ns = np.array([cpu_ns.get(int(k), 0.0) for k in keys]) / count
+    stream = graph.thread[[first_gpu[int(k)] for k in keys]]
     tasks = NewTasks(
-        after, RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again], thread=graph.thread[gpu_first[which]],
-        layer=graph.layer[again], phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
+        _before(graph, first_gpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
+        thread=stream[which], low_ns=graph.low_ns[again], high_ns=graph.high_ns[again], layer=graph.layer[again],
+        phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
         size_bytes=graph.size_bytes[again], flops=graph.flops[again],
-        launched_after=np.array([before_cpu[int(k)] for k in keys])[which], launch_ns=launch_ns,
+        launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[which],
     )  # fmt: skip
-    return graph.insert(tasks).graph
+    return _like(graph, again, graph.insert(tasks))
+
+
+def _like(graph: TaskGraph, originals: Int64, inserted: Inserted) -> TaskGraph:
+    """The graph with the new tasks, which what-ifs that follow change as they change the originals."""
+    measured = inserted.graph.measured.copy()
+    measured[inserted.ids] = graph.measured[originals]
+    attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
+    for name, column in attached.items():
+        column[inserted.ids] = graph.attached[name][originals]
+    return inserted.graph.replace(measured=measured, attached=attached)
+
+
+def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:
+    """The task before the first one of each key on its thread; that one itself where it begins its thread."""
+    tasks = np.array([first[key] for key in keys.tolist()], dtype=np.int64)
+    before = graph.neighbours[0][tasks]
+    return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
 def _first_of_key(key: Int64, tasks: Bool) -> dict[int, int]:

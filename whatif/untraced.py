@@ -9,7 +9,8 @@ from whatif.graph import TaskGraph
 from whatif.steps import step_ns
 from whatif.types import ThreadKind
 
-# A step without the profiler that is this many times longer or shorter than the recorded one is of another program.
+# Our choice: a step without the profiler that is this many times longer or shorter than the recorded one is of another
+# program.
 IMPLAUSIBLE = 10.0
 # Ten times what the costliest of torch's observers takes an event (ExecutionTraceObserver: 10 to 12 us).
 LARGEST_EVENT_COST_NS = 100_000.0

@@ -217,7 +217,9 @@ def _baseline(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
         graph = read(pair.baseline)
         if pair.baseline_untraced is None:
             return Baseline.of(graph, calibrated=False)
-        return Baseline.of(_measured_again(graph, pair.baseline_untraced), calibrated=calibrated)
+        # A recording of few steps is reported as a whole span; what was measured is one step.
+        clock = next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), None)
+        return Baseline.of(_measured_again(graph, pair.baseline_untraced), clock, calibrated=calibrated)
     except WhatifError as error:
         return error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ import numpy as np
 
 # A record holds times, a table of layers and no events; what is larger is another file.
 MAX_RECORD_BYTES = 64 << 20
+# Larger numbers of samples, milliseconds or anything else are damage.
+MOST = 10**12
 # Where the recording of `NAME.json` lies, the one that the record names aside.
 TRACE_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz")
 
@@ -138,6 +139,9 @@ def read_run(path: Path) -> Run | None:
     layers = record.get("checkpointed")
     if options.get("checkpoint") and isinstance(layers, list) and layers:
         options = {**options, "checkpoint": "|".join(re.escape(str(layer)) for layer in layers)}
+    elif "checkpoint" in options:
+        # A record is data: no pattern of its own making is matched against anything.
+        options = {**options, "checkpoint": bool(options["checkpoint"])}
     wall = _wall(untraced)
     gpu = _gpu_name(machine)
     batch = record.get("bs" if is_flat else "batch")
@@ -148,7 +152,7 @@ def read_run(path: Path) -> Run | None:
         status="complete" if is_flat else str(record["status"]),
         reason=_reason(record),
         options={**DEFAULT_OPTIONS, **{key: _plain(value) for key, value in options.items()}},
-        batch=batch if type(batch) is int else None,
+        batch=batch if type(batch) is int and 0 < batch < MOST else None,
         machine=(str(path.parent), gpu, *(str(machine.get(key)) for key in ("cpu", "torch", "threads"))),
         hardware=gpu or "CPU",
         wall=wall,
@@ -164,7 +168,9 @@ def _table(record: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """An option that can be compared: nothing chosen is always ""."""
-    return "" if value is None else value if isinstance(value, str | int | float | bool) else str(value)
+    if isinstance(value, int | float):
+        return value if abs(value) < MOST else "out of range"
+    return "" if value is None else str(value)
 
 
 def _gpu_name(machine: Mapping[str, Any]) -> str:
@@ -184,7 +190,7 @@ def _reason(record: Mapping[str, Any]) -> str:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
 
 
 def _wall(untraced: Mapping[str, Any]) -> StepTime | None:

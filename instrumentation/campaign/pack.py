@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from whatif.errors import WhatifError
+from whatif.output_file import replacing
 
 MB = 1_000_000
 
@@ -39,18 +39,13 @@ def pack(out: Path, target: Path, names: Sequence[str], *, file_bytes: int, file
         used[place] += size
         members[place].append(path)
     written = [target.with_name(f"{target.stem}-{number}.tar") for number in range(1, len(members) + 1)]
-    try:
-        for path, paths in zip(written, members, strict=True):
-            _write(path, paths, left_out if path == written[0] else None)
-    except OSError as error:
-        raise WhatifError(
-            f"{target}: expected to write the packed results, got {error}: name another place."
-        ) from error
+    for path, paths in zip(written, members, strict=True):
+        _write(path, paths, left_out if path == written[0] else None)
     return written, left_out
 
 
 def _write(path: Path, members: Sequence[Path], left_out: Sequence[str] | None) -> None:
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+    with replacing(path) as part, tarfile.open(part, "w", format=tarfile.GNU_FORMAT) as archive:
         for member in members:
             archive.add(member, member.name, filter=_anonymous)
         if left_out is not None:

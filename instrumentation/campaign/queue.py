@@ -1,5 +1,6 @@
 """Runs the campaign's jobs one after the other within a time budget; nothing that a run does stops the others."""
 
+import itertools
 import shutil
 import statistics
 import time
@@ -90,10 +91,11 @@ class Queue:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def _tasks(self) -> Iterator[Task]:
-        """Round 1 leaves a whole record of each job before the next; later rounds time all jobs in turn.
+        """Round 1 leaves a whole record of each job before the next; later rounds time all runs of a model in turn.
 
-        So a budget that ends early leaves the most valuable runs, and a noisy minute hits both sides of a pair. What
-        this machine only emulates begins when all else is done.
+        So a budget that ends early leaves the most valuable runs, and both sides of a pair are timed within a minute or
+        two: machines that others use as well change their pace from one minute to the next. What this machine only
+        emulates begins when all else is done.
         """
         slow = [job for job in self._jobs if job.tier >= EMULATED_TIER]
         for jobs in ([job for job in self._jobs if job not in slow], slow):
@@ -102,9 +104,9 @@ class Queue:
                 yield Task(job, "trace")
                 if self._plan.measure_operators and job.variant in MEASURED:
                     yield Task(job, MEASURED[job.variant])
-            for number in range(2, self._plan.rounds + 1):
-                for job in jobs:
-                    yield Task(job, "time", number)
+            models = list(dict.fromkeys(job.model for job in jobs))
+            for number, model in itertools.product(range(2, self._plan.rounds + 1), models):
+                yield from (Task(job, "time", number) for job in jobs if job.model == model)
 
     def _is_done(self, task: Task) -> bool:
         """Whether the task is done, or has failed too often, or what it builds on has."""

@@ -6,13 +6,13 @@ failed; skipped: with its `reason`), `untraced` (ms of all rounds together), `ro
 """
 
 import json
-import os
 import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
+from whatif.output_file import replacing
 
 from .variants import Job
 
@@ -116,9 +116,8 @@ class Record:
         if failures:
             text = "; ".join(f"{part}: {failure['message']}" for part, failure in failures.items())
             self.data |= {"failures": failures, "failure": text}
-        temporary = self.path.with_name(f".{self.path.name}.part")
-        temporary.write_text(json.dumps(self.data, indent=1) + "\n")
-        os.replace(temporary, self.path)
+        with replacing(self.path) as part:
+            part.write_text(json.dumps(self.data, indent=1) + "\n")
 
 
 def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:

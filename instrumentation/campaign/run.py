@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from whatif.output_file import replacing
+
 from ..metadata import describe_environment
 from ..recorder import record
 from .memory import measure_memory
@@ -101,9 +103,8 @@ PARTS = {"time": _time, "trace": _trace, "operators": _operators, "update": _upd
 def _start(request: Request) -> Training:
     if request.device == "cpu":
         torch.set_num_threads(1)
-        if (
-            request.options.loader_workers <= 0
-        ):  # Worker processes would share the pages, and each later write copy one.
+        # Worker processes would share the pages, and each later write copy one.
+        if request.options.loader_workers <= 0:
             touched = [b"\1" * (16 << 20) for _ in range(TOUCHED_BYTES >> 24)]
             del touched
     training = Training(request.model, request.options, full=request.full)
@@ -124,9 +125,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(result))
-    temporary.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Times steps without the profiler: warm-up, then blocks of steps, each step by itself."""
 
-import itertools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..steptimer import StepTimer
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,11 @@ def time_steps(step: Callable[[], None], device: str) -> dict[str, Any]:
 
 
 def _block(step: Callable[[], None], steps: int, device: str) -> tuple[list[float], list[float]]:
-    cuda: Any = torch.cuda  # Partly untyped.
-    walls: list[Any] = []
-    cpus_ns: list[int] = []
-
-    def mark() -> None:
-        cpus_ns.append(time.thread_time_ns())
-        if device == "cuda":
-            event = cuda.Event(enable_timing=True)
-            event.record()
-            walls.append(event)
-        else:
-            walls.append(time.perf_counter_ns())
-
     if device == "cuda":
-        cuda.synchronize()
-    mark()
+        torch.cuda.synchronize()
+    timer = StepTimer(torch.device("cuda") if device == "cuda" else None)
     for _ in range(steps):
         step()
-        mark()
-    if device == "cuda":
-        cuda.synchronize()
-    pairs = itertools.pairwise(walls)
-    wall_ms = [a.elapsed_time(b) if device == "cuda" else (b - a) / 1e6 for a, b in pairs]
-    cpu_ms = [(b - a) / 1e6 for a, b in itertools.pairwise(cpus_ns)]
+        timer.mark()
+    wall_ms, cpu_ms = timer.times_ms()
     return [round(ms, 4) for ms in wall_ms], [round(ms, 4) for ms in cpu_ms]

@@ -11,18 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..kept_memory import KEEP_FREED_MEMORY
 from .variants import Options
 
 POLL_S = 0.02
 
-# One thread, and freed memory stays with the process: on a virtual machine a page that was given back can cost more
-# than the operator that touches it again, and the profiler's own memory makes that worse step by step.
-CPU_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
 
 
 @dataclass(frozen=True)
@@ -104,9 +98,9 @@ class Worker:
 
     def end(self) -> None:
         """End the process and everything that it started."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        # Also where it has ended by itself: a loader's processes outlive it for some seconds, and hold its GPU memory.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             with suppress(OSError):

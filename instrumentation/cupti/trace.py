@@ -86,7 +86,8 @@ class TraceBuilder:
     def _check(self) -> dict[str, int]:
         launched = {row.correlation for row in self._gpu}
         called = {row.correlation for row in self._records.calls}
-        launches = [row for row in self._calls if "Launch" in self._api(row)]
+        # A host function is launched as well, and is no work of the GPU.
+        launches = [row for row in self._calls if "Launch" in self._api(row) and "HostFunc" not in self._api(row)]
         return {
             "launches_without_gpu_task": sum(row.correlation not in launched for row in launches),
             "gpu_tasks_without_call": sum(row.correlation not in called for row in self._gpu),

@@ -5,25 +5,19 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from whatif.errors import WhatifError
 
+from ..kept_memory import KEEP_FREED_MEMORY
 from .recording import Operator
 
-# The job that is no operator, as in `worker`, which is not imported here because it needs torch.
+# The job that is no operator.
 UPDATES = -1
-
-# Freed memory stays with the process, as it does in a training loop that has warmed up: otherwise an operator would be
-# charged for the page faults of its results.
-ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
 # Nothing takes so long between two answers: the slowest start loads CUDA's libraries, the slowest operator is
 # given up after its second call.
 SILENCE_S = 90.0
@@ -68,23 +62,26 @@ def measure_operators(
     while jobs:
         begun: int | None = None
         waiting = len(jobs)
-        for message in _answers({**request, "jobs": jobs}):
-            if "machine" in message:
-                _check_machine(metadata, message["machine"])
-            elif "begin" in message:
-                begun = message["begin"]
-            elif "job" in message:
-                begun = None
-                jobs.remove(message["job"])
-                _keep(measured, message)
-                on_job(message["job"])
-            elif "end" in message:
-                return measured
+        with tempfile.TemporaryFile() as log:
+            for message in _answers({**request, "jobs": jobs}, log):
+                if "machine" in message:
+                    _check_machine(metadata, message["machine"])
+                elif "begin" in message:
+                    begun = message["begin"]
+                elif "job" in message:
+                    begun = None
+                    jobs.remove(message["job"])
+                    _keep(measured, message)
+                    on_job(message["job"])
+                elif "end" in message:
+                    return measured
+            last_line = _last_line(log)
         if begun is None and len(jobs) < waiting:  # A device that had failed ended it between two jobs.
             continue
         if begun is None:
             raise WhatifError(
-                "expected to measure operators, got a process that ended at once: try it without --variants."
+                "expected a process that measures operators, got one that ended or fell silent before the first;"
+                f" its last line: {last_line or 'none'}."
             )
         jobs.remove(begun)
         measured.skipped[begun] = CRASHED
@@ -112,15 +109,16 @@ def _check_machine(metadata: dict[str, Any], machine: dict[str, Any]) -> None:
         )
 
 
-def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run one process and yield what it tells; it is ended where it falls silent."""
+def _answers(request: dict[str, Any], log: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Run one process and yield what it tells; it is ended where it falls silent. What else it prints goes to `log`."""
     threads = request["metadata"].get("threads")
-    environment = {**os.environ, **ENVIRONMENT}
+    # As in a training loop that has warmed up: otherwise an operator would pay for the page faults of its results.
+    environment = {**os.environ, **KEEP_FREED_MEMORY}
     if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
         environment["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-m", f"{__package__}.worker"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -137,7 +135,14 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             process.kill()
 
 
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
 def _copy_lines(source: Any, lines: "queue.SimpleQueue[str]") -> None:
     for line in source:
-        lines.put(line)
+        if line.endswith("\n"):  # Else the process ended while it wrote.
+            lines.put(line)
     lines.put("")

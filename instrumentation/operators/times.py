@@ -3,11 +3,7 @@
 Writes the metadata keys "operator_times" and "update_times_ns" (see docs/operators.md); the events stay as they are.
 """
 
-import gzip
-import json
-import os
 import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 from whatif.errors import WhatifError
 from whatif.output_file import output_file
 
+from ..recording_file import read_recording, rewrite_recording
 from .measure import Measured, measure_operators
 from .recording import Operator, dearest, distinct_operators
 from .variants import RECORDED, VARIANTS
@@ -25,7 +22,6 @@ SHARE = 0.99
 # Measuring may take this many times a recorded step: 60 s for one of 100 ms; within bounds.
 BUDGET_STEPS = 600
 BUDGET_BOUNDS_S = (30.0, 600.0)
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budget_s: float | None = None) -> int:
@@ -39,7 +35,7 @@ def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budg
     unknown = sorted(set(variants) - set(VARIANTS))
     if unknown:
         raise WhatifError(f"expected variants among {', '.join(VARIANTS)}, got {', '.join(unknown)}.")
-    trace, compressed = _read(path)
+    trace, compressed = read_recording(path)
     metadata = trace["whatif"]
     every = distinct_operators(trace)
     chosen = dearest(every, SHARE)
@@ -48,39 +44,9 @@ def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budg
     rows = [_row(chosen[number], times) for number, times in sorted(measured.times.items())]
     metadata["operator_times"] = rows
     metadata["update_times_ns"] = measured.update_times_ns
-    _write(path, trace, compressed)
+    rewrite_recording(trace, path, compress=compressed)
     print(_summary(chosen, measured, total_ns), file=sys.stderr)
     return len(rows)
-
-
-def _read(path: Path) -> tuple[dict[str, Any], bool]:
-    """The recording, and whether it is compressed."""
-    try:
-        data = path.read_bytes()
-        compressed = data.startswith(_GZIP_MAGIC)
-        trace = json.loads(gzip.decompress(data) if compressed else data)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise WhatifError(
-            f"{path}: expected a recording to read, got {type(error).__name__}: record it again."
-        ) from error
-    if not isinstance(trace, dict) or not isinstance(trace.get("whatif"), dict):
-        raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
-    return trace, compressed
-
-
-def _write(path: Path, trace: dict[str, Any], compressed: bool) -> None:
-    text = json.dumps(trace, separators=(",", ":")).encode()
-    finished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # No time in the header: the same recording gives the same bytes.
-        finished.write_bytes(gzip.compress(text, mtime=0) if compressed else text)
-        os.replace(finished, path)
-    except OSError as error:
-        raise WhatifError(
-            f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."
-        ) from error
-    finally:
-        finished.unlink(missing_ok=True)
 
 
 def _budget_s(metadata: dict[str, Any]) -> float:

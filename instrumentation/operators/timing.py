@@ -19,7 +19,7 @@ LONG_NS = 20e6
 FEWEST_ROUNDS = 5
 
 # `torch.cuda._sleep` counts cycles: enough of them, at any clock rate of a GPU, for the CPU to get ahead.
-_CYCLES_PER_NS = 2.0
+_CYCLES_PER_NS = 3.0
 
 
 class Clock(Protocol):

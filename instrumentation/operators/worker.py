@@ -18,20 +18,18 @@ import torch
 
 from ..metadata import describe_environment
 from .calls import Call, NotReplayable
+from .measure import UPDATES
 from .replay import MOST_COPIES, ROTATED_BYTES, make_replay
 from .schema import resolve
 from .timing import Clock, cpu_clock, first_ns, measure_alone
 from .update_times import measure_updates, wall_of_gpu
 from .variants import RECORDED, describe_run, named_parameter_shapes, variants
 
-# The job that is no operator.
-UPDATES = -1
-
 # Inputs and results of one operator's variants together may not take more than this on a CPU.
 CPU_MEMORY_BYTES = 2 << 30
 # What the process may map beyond what torch itself has mapped: the rest is for what operators need inside.
 CPU_ADDRESS_BYTES = 6 << 30
-# Of a GPU's memory; the allocator keeps what other operators used.
+# Of a GPU's free memory; the allocator keeps what other operators used.
 GPU_MEMORY_SHARE = 0.4
 # One call may not take longer: with its variants and rounds it would use up any budget.
 LONGEST_CALL_NS = 3e9
@@ -49,8 +47,8 @@ class _Worker:
         self._device = torch.device("cuda" if request["cuda"] else "cpu")
         if self._device.type == "cuda":
             self._clock: Clock | None = None
-            total_bytes = torch.cuda.get_device_properties(self._device).total_memory
-            self._memory_bytes = int(GPU_MEMORY_SHARE * total_bytes)
+            free_bytes, _ = torch.cuda.mem_get_info()
+            self._memory_bytes = int(GPU_MEMORY_SHARE * free_bytes)
             _restore_precision(self._metadata.get("precision"))
         else:
             if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
@@ -134,8 +132,13 @@ def _restore_precision(precision: Any) -> None:
     cudnn: Any = torch.backends.cudnn
     backends: dict[str, Any] = {key: getattr(cudnn, key, None) for key in ("conv", "rnn")}
     for key, backend in {"matmul": matmul, **backends}.items():
-        if precision.get(key) in ("ieee", "tf32") and hasattr(backend, "fp32_precision"):
+        # "none" as well: for convolutions it is not torch's default, but what switching TF32 off leaves.
+        if precision.get(key) in ("ieee", "tf32", "none") and hasattr(backend, "fp32_precision"):
             backend.fp32_precision = precision[key]
+    if not hasattr(matmul, "fp32_precision"):  # Before torch 2.9.
+        for key, backend in (("matmul_allow_tf32", matmul), ("cudnn_allow_tf32", cudnn)):
+            if isinstance(precision.get(key), bool):
+                backend.allow_tf32 = precision[key]
     for key in ("benchmark", "deterministic"):
         if isinstance(precision.get(f"cudnn_{key}"), bool):
             setattr(cudnn, key, precision[f"cudnn_{key}"])

@@ -25,6 +25,7 @@ variants = need("whatif.instrumentation.campaign.variants")
 records = need("whatif.instrumentation.campaign.records")
 packing = need("whatif.instrumentation.campaign.pack")
 trimming = need("whatif.instrumentation.campaign.trim")
+keep_whole_steps = need("whatif.instrumentation.whole_steps").keep_whole_steps
 
 MODELS = ("gnmt", "vgg19")
 VARIANTS = ("baseline", "adam_for", "batch_x0.5", "channels_last")
@@ -215,7 +216,7 @@ def test_gpu_work_stays_with_the_step_that_launched_it() -> None:
         {"ph": "X", "cat": "kernel", "ts": ts, "dur": 4.0, "args": {"correlation": number}}
         for number, ts in ((7, 11.0), (8, 15.0))
     ]
-    kept = trimming.first_steps([*steps, *launches, *arrows, *kernels], 1)
+    kept = keep_whole_steps([*steps, *launches, *arrows, *kernels], 0, 1)
     assert steps[0] in kept
     assert steps[1] not in kept
     assert [event in kept for event in (*launches, *kernels)] == [True, False, True, False]

@@ -181,6 +181,18 @@ def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path:
     assert len(steps_of(record(tmp_path, guarded + "\nsys.exit(3)"))) == 3
 
 
+def test_a_script_that_swallows_the_reason_of_a_failure_is_stopped_with_it(tmp_path: Path) -> None:
+    guarded = "profiler = torch.profiler.profile()\n" + LOOP.replace(
+        "    optimizer.step()",
+        "    if number == 10:\n        profiler.start()\n"
+        "    try:\n        optimizer.step()\n    except Exception:\n        pass\n"
+        "    if number == 20:\n        profiler.stop()",
+    )
+    with pytest.raises(WhatifError, match=r"got a running torch\.profiler: switch it off"):
+        collect(script(tmp_path, guarded), [], tmp_path / "run.json", **QUICK)
+    assert not (tmp_path / "run.json").exists()
+
+
 def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     # Ctrl-C afterwards ends it, and is no failure.
     forever = LOOP.replace(

@@ -211,6 +211,27 @@ def test_notes_autocast_and_counts_a_shared_parameter_once(tmp_path: Path) -> No
     assert len(metadata["grad_ready_order"]) == 1
 
 
+def test_autocast_that_the_model_enters_itself_is_noted(tmp_path: Path) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.inner(x)
+
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **QUICK) as recording:
+        for _ in range(ALL_STEPS):
+            train(model, optimizer)
+            recording.step()
+    metadata = read(tmp_path / "run.json")["whatif"]
+    assert metadata["precision"]["autocast"] == "bfloat16"
+    assert metadata["input_shape"] == [5, 6]
+
+
 def test_a_layer_that_raises_and_is_caught_closes_its_mark(tmp_path: Path) -> None:
     class Fallback(nn.Module):
         def __init__(self) -> None:
@@ -275,7 +296,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recording_file.os, "replace", full)
-    with pytest.raises(WhatifError, match="expected to write the recording, got No space left on device"):
+    with pytest.raises(WhatifError, match="expected to write the file, got 'No space left on device'; free some"):
         record_steps(tmp_path / "run.json.gz")
     assert not list(tmp_path.iterdir())
 

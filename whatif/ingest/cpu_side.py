@@ -117,7 +117,7 @@ def count_profiler_events(events: Events, track: int, pieces: CpuTasks) -> Int64
 
     torch stamps an event's start behind its own work on it and the end ahead of the rest, so that what an event costs
     lies outside it: nine tenths before the start (measured on empty nested events, torch 2.13), wherefore the piece
-    that ends with the start counts it. A CUDA call costs CUPTI about as much, inside the call.
+    that ends with the start counts it. A CUDA call is taken to cost CUPTI as much, inside the call: our estimate.
     """
     recorded = (events.track == track) & among(events.category, (EventCategory.CPU_OP, EventCategory.ANNOTATION))
     begins_ns = events.start_ns[recorded]  # sorted, as all events are

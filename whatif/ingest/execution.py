@@ -26,13 +26,13 @@ def find_execution(parts: Parts, metadata: dict[str, Any]) -> tuple[tuple[str, .
     """
     told = metadata.get("execution")
     told = told if isinstance(told, dict) else {}
-    sentences = [*_compiled(parts), *_graph_launches(parts)]
+    compiled, launched = _compiled(parts), _graph_launches(parts)
     ways = []
-    if told.get("compiled") is True or any(s.startswith("compiled by") for s in sentences):
+    if told.get("compiled") is True or compiled:
         ways.append("compiled")
-    if told.get("cuda_graph") is True or any(s.startswith("launched by") for s in sentences):
+    if told.get("cuda_graph") is True or launched:
         ways.append("cuda_graph")
-    return tuple(ways) or ("eager",), sentences
+    return tuple(ways) or ("eager",), [*compiled, *launched]
 
 
 def _compiled(parts: Parts) -> list[str]:

@@ -54,7 +54,7 @@ class Labeller:
         between them (unscaling, clipping), it builds nothing.
         """
         events = self._events
-        building = self._operator & (events.sequence >= 0) & ~self._backward
+        building: Bool = self._operator & (events.sequence >= 0) & ~self._backward
         stepping = (events.category == EventCategory.ANNOTATION) & self._marks.optimizer[events.name]
         step_ns = np.sort(events.start_ns[stepping])
         rows = np.flatnonzero(building)
