@@ -33,7 +33,11 @@ def record(
     **changes: Any,
 ) -> Path:
     """A campaign's record, 20 ms by the wall clock, with five steps of a small trace beside it."""
-    extra = {key: changes.pop(key) for key in ("status", "reason", "batch", "machine", "untraced") if key in changes}
+    extra = {
+        key: changes.pop(key)
+        for key in ("status", "reason", "batch", "machine", "untraced", "rounds")
+        if key in changes
+    }
     options = {**DEFAULT_OPTIONS, **changes}
     content = {
         "schema": 1, "name": f"{model}--{variant}", "model": model, "variant": variant, "status": "complete",
@@ -432,3 +436,38 @@ def test_a_record_brings_no_pattern_of_its_own(tmp_path: Path) -> None:
     record(tmp_path, "odd", checkpoint="(a+)+$")
     pairs, _ = find_pairs([tmp_path])
     assert [pair.what_ifs for pair in pairs] == [("activation_checkpoint",)]
+
+
+# -- rounds ---------------------------------------------------------------------------------------------------------
+
+
+def rounds(*medians_ms: float) -> list[dict[str, list[list[float]]]]:
+    """Rounds of one block of three steps each: 1 % below the median, at it, 2 % above."""
+    blocks = [[[0.99 * ms, ms, 1.02 * ms]] for ms in medians_ms]
+    return [{"samples_ms": block, "cpu_samples_ms": block} for block in blocks]
+
+
+def test_runs_are_compared_round_by_round(tmp_path: Path) -> None:
+    """The machine is half as fast in the third round, and the changed run had another minute in the second."""
+    record(tmp_path, "baseline", rounds=rounds(100, 100, 150))
+    record(tmp_path, "bn_eval", bn_eval=True, rounds=rounds(80, 130, 120))
+    pair = pairs_of(tmp_path)["baseline", "bn_eval"]
+    assert pair.baseline_untraced is not None
+    assert pair.changed_untraced is not None
+    assert pair.baseline_untraced.median_ms == 100
+    assert pair.changed_untraced.median_ms == pytest.approx(80)
+    # Quartiles are those of the steps within a round, not of the machine between rounds.
+    assert pair.baseline_untraced.q25_ms == pytest.approx(99.5)
+    assert pair.baseline_untraced.q75_ms == pytest.approx(101)
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, 3, [], [3], [{}], [{"cpu_samples_ms": 3}], [{"cpu_samples_ms": [[]]}],
+                [{"cpu_samples_ms": [["x", -1, None]]}], [{"cpu_samples_ms": [[10**400]]}]],
+)  # fmt: skip
+def test_damaged_rounds_leave_the_summary(tmp_path: Path, damaged: Any) -> None:
+    run = read_run(record(tmp_path, "baseline", rounds=damaged))
+    assert run is not None
+    assert run.cpu is not None
+    assert run.cpu.rounds_ms == ()
+    assert run.cpu.median_ms == 11

@@ -149,6 +149,9 @@ def _pair(base: Run, run: Run) -> Pair:
         by_wall, remark = True, "by the wall clock: no CPU time in the record"
     origin = "" if base.variant == "baseline" else f" ({base.variant})"
     assert base.trace is not None
+    before, after = (base.wall, run.wall) if by_wall else (base.cpu, run.cpu)
+    assert before is not None
+    assert after is not None
     return Pair(
         question=f"{run.model}{origin}: {' '.join(what_ifs)}",
         hardware=run.hardware,
@@ -156,8 +159,8 @@ def _pair(base: Run, run: Run) -> Pair:
         baseline=base.trace,
         changed=run.record,
         clock="wall" if by_wall else "cpu thread",
-        baseline_untraced=base.wall if by_wall else base.cpu,
-        changed_untraced=run.wall if by_wall else run.cpu,
+        baseline_untraced=before,
+        changed_untraced=after.beside(before),
         remark=remark,
     )
 

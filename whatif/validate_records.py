@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +59,24 @@ VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step that was measured again and again, ms."""
+    """The time of a step that was measured again and again, ms; of several rounds the median of each."""
 
     median_ms: float
     q25_ms: float
     q75_ms: float
+    rounds_ms: tuple[float, ...] = ()
+
+    def beside(self, baseline: StepTime) -> StepTime:
+        """Give this step as it would be if the machine had always run at the pace of the baseline's median.
+
+        A machine that others use as well changes its pace between rounds, not between two runs of one round: the
+        median of the rounds' ratios tells more than the ratio of two medians. Where not both have rounds: as it is.
+        """
+        if min(len(self.rounds_ms), len(baseline.rounds_ms)) < 2:
+            return self
+        pairs = zip(self.rounds_ms, baseline.rounds_ms, strict=False)
+        pace = baseline.median_ms * statistics.median(own / base for own, base in pairs) / self.median_ms
+        return StepTime(self.median_ms * pace, self.q25_ms * pace, self.q75_ms * pace)
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,8 @@ def read_run(path: Path) -> Run | None:
     elif "checkpoint" in options:
         # A record is data: no pattern of its own making is matched against anything.
         options = {**options, "checkpoint": bool(options["checkpoint"])}
-    wall = _wall(untraced)
+    rounds = record.get("rounds")
+    wall = _of_rounds(rounds, "samples_ms") or _wall(untraced)
     gpu = _gpu_name(machine)
     batch = record.get("bs" if is_flat else "batch")
     return Run(
@@ -156,7 +171,7 @@ def read_run(path: Path) -> Run | None:
         machine=(str(path.parent), gpu, *(str(machine.get(key)) for key in ("cpu", "torch", "threads"))),
         hardware=gpu or "CPU",
         wall=wall,
-        cpu=_of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
+        cpu=_of_rounds(rounds, "cpu_samples_ms") or _of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
         trace=_trace(path, record),
     )
 
@@ -210,6 +225,28 @@ def _of_samples(samples: Any) -> StepTime | None:
         return None
     q25, median, q75 = np.percentile(values, (25, 50, 75)).tolist()
     return StepTime(median, q25, q75)
+
+
+def _of_rounds(rounds: Any, key: str) -> StepTime | None:
+    """The median of the rounds' medians, with the quartiles that the steps of a round usually have around theirs."""
+    found = []
+    for row in rounds if isinstance(rounds, list) else ():
+        blocks = row.get(key) if isinstance(row, dict) else None
+        steps = (
+            [step for block in blocks if isinstance(block, list) for step in block] if isinstance(blocks, list) else []
+        )
+        time = _of_samples(steps)
+        if time is None:
+            return None
+        found.append(time)
+    if not found:
+        return None
+    median_ms = statistics.median(time.median_ms for time in found)
+    q25, q75 = (
+        statistics.median(quartile / time.median_ms for time, quartile in zip(found, quartiles, strict=True))
+        for quartiles in ([time.q25_ms for time in found], [time.q75_ms for time in found])
+    )
+    return StepTime(median_ms, median_ms * q25, median_ms * q75, tuple(time.median_ms for time in found))
 
 
 def _trace(path: Path, record: Mapping[str, Any]) -> Path | None:
