@@ -34,8 +34,9 @@ PAGE = """# Accuracy
 Written by `python benchmarks/accuracy.py`; not edited by hand. `whatif validate` makes the same comparison of any
 folder of pairs ([validate.md](validate.md)). Pairs of a campaign: the baseline's recording is corrected to its step
 without the profiler, and the prediction is compared with the changed run's step without the profiler (CPU time of the
-training thread on a CPU; wall clock for loader workers and on a GPU). Pairs that a pairs.toml names: the recorded
-steps, with the profiler on in both. Nothing of the changed run goes into a prediction.
+training thread on a CPU; wall clock for loader workers and on a GPU). Pairs that a pairs.toml names: the steps
+without the profiler where both recordings tell them, else the recorded ones. Nothing of the changed
+run goes into a prediction.
 
 ## What-ifs against the real change
 

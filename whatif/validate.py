@@ -15,6 +15,7 @@ from whatif.graph import TaskGraph
 from whatif.ingest.read import read
 from whatif.predict import Baseline, apply
 from whatif.transform import parse_spec
+from whatif.untraced import untraced_step
 from whatif.validate_pairs import Pair, Unpaired, find_pairs
 from whatif.validate_records import StepTime
 
@@ -172,16 +173,18 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
     failed: list[Unpaired] = []
     # Pairs of one baseline stand together, so that each recording is read once and one is held at a time.
     order = sorted(range(len(pairs)), key=lambda place: (str(pairs[place].baseline), pairs[place].clock))
-    held: tuple[tuple[Path, str], Baseline | WhatifError] | None = None
+    held: tuple[tuple[Path, str, bool], Baseline | WhatifError] | None = None
     for done, place in enumerate(order):
         pair = pairs[place]
-        key = (pair.baseline, pair.clock)
-        if held is None or held[0] != key:
-            held = key, _baseline(pair, calibrated)
         try:
+            changed = read(pair.changed) if pair.changed_untraced is None else None
+            correct = calibrated and (changed is None or changed.info.untraced_step_ns is not None)
+            key = (pair.baseline, pair.clock, correct)
+            if held is None or held[0] != key:
+                held = key, _baseline(pair, correct)
             if isinstance(held[1], WhatifError):
                 raise held[1]
-            outcomes[place] = predict(pair, held[1])
+            outcomes[place] = predict(pair, held[1], changed)
         except WhatifError as error:
             failed.append(Unpaired(pair.question, str(error)))
         if progress is not None:
@@ -189,13 +192,16 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
     return Validation(tuple(outcomes[place] for place in sorted(outcomes)), (*failed, *unpaired), calibrated)
 
 
-def predict(pair: Pair, baseline: Baseline) -> Outcome:
-    """Predict one pair from its baseline. Raises WhatifError where a what-if does not apply to it."""
+def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None) -> Outcome:
+    """Predict one pair from its baseline; ``changed`` is the other recording of a pair that a file names.
+
+    Raises WhatifError where a what-if does not apply.
+    """
     prediction = apply(baseline, *pair.what_ifs)
     if pair.changed_untraced is not None:
         measured_ms = pair.changed_untraced.median_ms
     else:
-        measured_ms = Baseline.of(read(pair.changed), baseline.clock, calibrated=False).measured_ns / 1e6
+        measured_ms, pair = _measured(pair, baseline, read(pair.changed) if changed is None else changed)
     if not measured_ms > 0:
         raise WhatifError(f"{pair.changed}: expected a measured step above 0 ms, got {measured_ms}; record it again.")
     return Outcome(
@@ -211,12 +217,21 @@ def predict(pair: Pair, baseline: Baseline) -> Outcome:
     )
 
 
+def _measured(pair: Pair, baseline: Baseline, changed: TaskGraph) -> tuple[float, Pair]:
+    """The step of a named pair's changed recording, ms: without the profiler where the baseline is that as well."""
+    if baseline.calibration is not None and baseline.calibration.untraced is not None:
+        untraced, _ = untraced_step(changed, baseline.clock)
+        if untraced is not None:
+            return untraced.median_ns / 1e6, replace(pair, clock="untraced")
+    return Baseline.of(changed, baseline.clock, calibrated=False).measured_ns / 1e6, pair
+
+
 def _baseline(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
     """The simulated baseline of a pair, or why there is none: all pairs with it share that reason."""
     try:
         graph = read(pair.baseline)
         if pair.baseline_untraced is None:
-            return Baseline.of(graph, calibrated=False)
+            return Baseline.of(graph, calibrated=calibrated)
         # A recording of few steps is reported as a whole span; what was measured is one step.
         clock = next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), None)
         return Baseline.of(_measured_again(graph, pair.baseline_untraced), clock, calibrated=calibrated)

@@ -23,7 +23,7 @@ class Pair:
     """A baseline recording, what the changed run measured, and the what-ifs between them, applied left to right.
 
     Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of
-    recordings that a file names both are None, and the recorded steps themselves are compared.
+    recordings that a file names both are None: what these recordings themselves tell is compared.
     """
 
     question: str

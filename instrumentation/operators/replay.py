@@ -11,10 +11,12 @@ from .calls import Argument, Call, NotReplayable
 from .schema import overload_of
 from .tensors import make_tensor
 
-# Inputs are rotated, so that an operator does not find them in the first-level cache each time: in a step other
-# operators ran in between. More copies than these, or than this size, would be colder than a step's are.
-MOST_COPIES = 4
-ROTATED_BYTES = 64 << 20
+# Inputs and results are rotated over as many copies as fill this size, so that an operator finds them outside the
+# caches, as what a forward pass saved is found in the backward pass; small ones stay in a cache, as in a step. With a
+# number of copies instead, those of one form fit a cache of 32 MiB and those of the doubled batch did not: convolutions
+# then took 2.4 times as long at twice the batch, but half as long at half of it.
+ROTATED_BYTES = 96 << 20
+MOST_COPIES = 16
 
 # Targets and statistics get no gradient; a mask that asks for one would choose another attention kernel.
 _WITHOUT_GRADIENT = frozenset({"running_mean", "running_var", "target", "attn_mask"})
@@ -52,13 +54,18 @@ _TIED = {
 _OPAQUE = frozenset({"workspace", "reserve", "reserveSpace", "weight_buf", "dropout_state", "batch_sizes"})
 
 
+def copies_of(call: Call) -> int:
+    """Over how many copies of its inputs a call is rotated; results are taken to be as large as the inputs."""
+    return max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, 2 * call.input_bytes)))
+
+
 def make_replay(call: Call, device: torch.device) -> list[Callable[[], Any]]:
     """Return the call on several sets of inputs; each function runs it once and returns its result.
 
     A forward operator builds its autograd graph, a backward operator does not, as in training. Raises NotReplayable
     where its inputs cannot be made, and whatever torch raises for them.
     """
-    copies = max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, call.input_bytes)))
+    copies = copies_of(call)
     tied = _TIED.get(call.op)
     if tied is not None:
         return [_tied_replay(_forward_call(call, tied), device) for _ in range(copies)]

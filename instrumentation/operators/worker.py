@@ -19,7 +19,7 @@ import torch
 from ..metadata import describe_environment
 from .calls import Call, NotReplayable
 from .measure import UPDATES
-from .replay import MOST_COPIES, ROTATED_BYTES, make_replay
+from .replay import copies_of, make_replay
 from .schema import resolve
 from .timing import Clock, cpu_clock, first_ns, measure_alone
 from .update_times import measure_updates, wall_of_gpu
@@ -120,8 +120,7 @@ def _resolved(operator: list[Any]) -> Call | NotReplayable:
 
 def _needed_bytes(call: Call) -> int:
     """Inputs of all copies, and as much again for results."""
-    copies = max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, call.input_bytes)))
-    return 2 * copies * call.input_bytes
+    return 2 * copies_of(call) * call.input_bytes
 
 
 def _restore_precision(precision: Any) -> None:

@@ -41,7 +41,7 @@ def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.Cap
     assert text.startswith("1 scored of 2 pairs: median error")
     told = " ".join(text.split())
     assert "the baseline corrected to its step without the profiler, against the changed run's" in told
-    assert "named pairs: the recorded steps of both" in told
+    assert "named pairs: the steps of both without the profiler" in told
     assert "CPU: a step, ms (ok: an error of at most 10 %; –: not scored)" in text  # the hand-made trace has a GPU
     assert "V100: a step, ms" in text
     assert "half [bold]of it: chosen here" in text

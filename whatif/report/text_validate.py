@@ -50,7 +50,7 @@ def origin(validation: Validation) -> str:
     start = "corrected to its step without the profiler" if validation.calibrated else "as it was recorded"
     parts = {
         False: f"runs of a campaign: the baseline {start}, against the changed run's step without the profiler",
-        True: "named pairs: the recorded steps of both, with the profiler on",
+        True: "named pairs: the steps of both without the profiler, or as recorded where one does not tell",
     }
     return "; ".join(text for key, text in parts.items() if key in recorded)
 

@@ -1,0 +1,61 @@
+"""The campaign that ships: what its baselines are calibrated to, and how far its predictions are from the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import whatif
+from whatif.predict import Baseline
+from whatif.validate import Validation, validate
+from whatif.validate_records import read_run
+
+# What issue and design ask of CPU pairs, percent: of the median and of each.
+MEDIAN_PCT, LARGEST_PCT = 5.0, 12.0
+CAMPAIGN = "campaign_cpu"
+ASKED = {"fused_adam", "channels_last", "batch_size", "gradient_accumulation", "activation_checkpoint",
+         "data_loading", "batch_norm_eval"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def validation(own_traces: Path) -> Validation:
+    return validate([own_traces / CAMPAIGN])
+
+
+def recordings(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob("*--baseline.trace.json.gz"))
+
+
+def test_the_baselines_meet_their_untraced_step(own_traces: Path) -> None:
+    found = list(recordings(own_traces / CAMPAIGN))
+    assert len(found) == 7
+    for path in found:
+        baseline = Baseline.of(whatif.read(path), "mark")
+        assert baseline.calibration is not None
+        assert baseline.calibration.untraced is not None
+        assert abs(baseline.calibration.missed) < 0.01, path.name
+
+
+def test_every_run_is_in_the_tables(own_traces: Path, validation: Validation) -> None:
+    """A record is a pair, a baseline of one, or listed with the reason why it is neither."""
+    runs = {run.name for path in (own_traces / CAMPAIGN).glob("*.json") if (run := read_run(path))}
+    paired = {outcome.pair.changed.stem for outcome in validation.outcomes}
+    baselines = {outcome.pair.baseline.name.partition(".")[0] for outcome in validation.outcomes}
+    listed = {unpaired.name for unpaired in validation.unpaired}
+    assert len(runs) > 80
+    assert runs == paired | baselines | listed
+    assert all(unpaired.reason for unpaired in validation.unpaired)
+
+
+def test_predictions_are_as_right_as_they_are_said_to_be(validation: Validation) -> None:
+    assert set(validation.by_kind) >= ASKED
+    score = validation.score
+    assert score.scored >= 60
+    assert score.median_error_pct is not None
+    assert score.median_error_pct <= MEDIAN_PCT
+    for kind in ASKED:
+        median = validation.by_kind[kind].median_error_pct
+        assert median is not None
+        assert median <= MEDIAN_PCT, kind
