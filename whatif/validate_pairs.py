@@ -14,6 +14,7 @@ from whatif.validate_records import DEFAULT_OPTIONS, Run, StepTime, find_files, 
 from whatif.validate_what_ifs import IMPLEMENTATIONS, changed_options, is_plain, what_ifs_between
 
 PAIRS_FILE = "pairs.toml"
+SHOWN_CHARACTERS = 40
 _PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark", "scored"}
 _RUN_KEYS = {"name", "remark", "scored"}
 
@@ -153,7 +154,7 @@ def _pair(base: Run, run: Run) -> Pair:
     assert before is not None
     assert after is not None
     return Pair(
-        question=f"{run.model}{origin}: {' '.join(what_ifs)}",
+        question=f"{run.model}{origin}: {' '.join(map(_shortened, what_ifs))}",
         hardware=run.hardware,
         what_ifs=what_ifs,
         baseline=base.trace,
@@ -163,6 +164,11 @@ def _pair(base: Run, run: Run) -> Pair:
         changed_untraced=after.beside(before),
         remark=remark,
     )
+
+
+def _shortened(what_if: str) -> str:
+    """A what-if that names many layers, cut for people."""
+    return what_if if len(what_if) <= SHOWN_CHARACTERS else what_if[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]]) -> Pair:
