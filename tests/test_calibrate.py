@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, Event, call, kernel, mark, names, op, read_events, step
 from whatif import DependencyKind, NewTasks, TaskGraph, TaskKind
-from whatif.calibrate import MET, PACE_HIGH, PACE_LOW, calibrate, corrected
+from whatif.calibrate import MET, PACE_HIGH, PACE_LOW, RUN_TO_RUN, calibrate, corrected
 from whatif.predict import Baseline
 from whatif.types import GPU_KINDS, Phase
 
@@ -334,7 +334,7 @@ def test_an_absurd_step_is_told_and_not_used(tmp_path: Path, odd: Any) -> None:
     sound = calibrate(recorded(tmp_path, untraced_step_ms=time(0.09), untraced_cpu_ms=time(odd)), "mark")
     assert sound.corrected_ns == 90_000
     quartiles = calibrate(recorded(tmp_path, untraced_step_ms=time(0.09, q25=odd, q75=odd)), "mark")
-    assert quartiles.spread == pytest.approx((0, 0), abs=MET)
+    assert quartiles.spread == pytest.approx((RUN_TO_RUN, RUN_TO_RUN), abs=MET)
 
 
 @pytest.mark.parametrize("odd", [o for o in ABSURD if o is not None], ids=lambda odd: str(odd)[:9])
@@ -367,8 +367,12 @@ def test_ranges_are_as_wide_as_the_untraced_step_is_uncertain(tmp_path: Path) ->
     sharp = recorded(tmp_path, untraced_step_ms=time(0.08))
     blurred = recorded(tmp_path, untraced_step_ms=time(0.08, q25=0.072, q75=0.1))
     narrow, wide = (whatif.apply(graph, "scale:factor=0.5") for graph in (sharp, blurred))
-    assert (narrow.low_ms, narrow.high_ms) == pytest.approx((0.04, 0.04), rel=2 * MET)
-    assert (wide.low_ms, wide.high_ms) == pytest.approx((0.036, 0.05), rel=2 * MET)
+    # Half of 0.08 ms, and what two runs of one program differ.
+    low_ms, high_ms = 0.04 * (1 - RUN_TO_RUN), 0.04 * (1 + RUN_TO_RUN)
+    assert (narrow.low_ms, narrow.high_ms) == pytest.approx((low_ms, high_ms), rel=2 * MET)
+    # And its quartiles: a tenth below, a quarter above.
+    low_ms, high_ms = 0.04 * (1 - RUN_TO_RUN - 0.1), 0.04 * (1 + RUN_TO_RUN + 0.25)
+    assert (wide.low_ms, wide.high_ms) == pytest.approx((low_ms, high_ms), rel=2 * MET)
     assert wide.predicted_ms == narrow.predicted_ms
 
 

@@ -52,7 +52,7 @@ def test_every_run_is_in_the_tables(own_traces: Path, validation: Validation) ->
 def test_predictions_are_as_right_as_they_are_said_to_be(validation: Validation) -> None:
     assert set(validation.by_kind) >= ASKED
     score = validation.score
-    assert score.scored >= 60
+    assert score.scored >= 50
     assert score.median_error_pct is not None
     assert score.median_error_pct <= MEDIAN_PCT
     for kind in ASKED:

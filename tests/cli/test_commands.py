@@ -271,7 +271,7 @@ def test_collect_hands_all_that_follows_to_the_script(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def collect(script: str, args: list[str], output: Path, *, steps: int) -> Path:
+    def collect(script: str, args: list[str], output: Path, *, steps: int, **_: Any) -> Path:
         calls.append((script, args, output, steps))
         return output
 

@@ -182,12 +182,13 @@ def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path:
 
 
 def test_a_script_that_swallows_the_reason_of_a_failure_is_stopped_with_it(tmp_path: Path) -> None:
-    guarded = "profiler = torch.profiler.profile()\n" + LOOP.replace(
+    guarded = LOOP.replace(
         "    optimizer.step()",
         "    if number == 10:\n        profiler.start()\n"
-        "    try:\n        optimizer.step()\n    except Exception:\n        pass\n"
-        "    if number == 20:\n        profiler.stop()",
+        "    try:\n        optimizer.step()\n    except Exception:\n        pass",
     )
+    body = textwrap.indent(guarded, "    ")
+    guarded = f"import torch\nprofiler = torch.profiler.profile()\ntry:\n{body}\nfinally:\n    profiler.stop()\n"
     with pytest.raises(WhatifError, match=r"got a running torch\.profiler: switch it off"):
         collect(script(tmp_path, guarded), [], tmp_path / "run.json", **QUICK)
     assert not (tmp_path / "run.json").exists()
