@@ -76,9 +76,11 @@ def parameters_after_two_steps(name: str, **changes: Any) -> Any:
 )
 def test_a_variant_computes_the_same_in_another_way(name: str, changes: dict[str, Any]) -> None:
     baseline, changed = parameters_after_two_steps(name), parameters_after_two_steps(name, **changes)
-    if "loader_workers" not in changes:  # A loader repeats one sample.
-        torch.testing.assert_close(changed, baseline, rtol=1e-3, atol=1e-5)
     before = torch.cat([parameter.detach().flatten() for parameter in started(name).model.parameters()])
+    if "loader_workers" not in changes:  # A loader repeats one sample.
+        # Sums in another order move single values; the step as a whole is the same.
+        difference = (changed - baseline).norm() / (baseline - before).norm()
+        assert difference < 0.02
     assert not torch.equal(baseline, before)
     assert not torch.equal(changed, before)
     assert changed.isfinite().all()
