@@ -195,7 +195,13 @@ class Recording:
                 f"{self.path}: expected at least {self.fewest_steps} training steps ({self.steps_needed} for a whole"
                 f" recording), got {self._count}: train for longer or record fewer steps."
             )
-        self._write(tracer, self._phase_count - TRACER_WARMUP_STEPS)
+        recorded = self._phase_count - TRACER_WARMUP_STEPS
+        self._write(tracer, recorded)
+        if recorded < self._recorded_steps:
+            print(
+                f"whatif: warning: the training ended after {recorded} of the {self._recorded_steps} steps to record",
+                file=sys.stderr,
+            )
 
     def abandon(self) -> None:
         """Take everything off the program and write nothing."""

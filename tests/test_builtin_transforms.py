@@ -80,6 +80,20 @@ def test_options_that_make_no_sense_are_one_sentence(own: Callable[[str], TaskGr
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("bf16", "slower"), [(2.0, True), (200.0, False), (1e-9, False)])
+def test_a_cpu_that_emulates_bf16_gets_slower(own: Callable[[str], TaskGraph], bf16: float, slower: bool) -> None:
+    graph = own(RESNET)
+    metadata = {**graph.info.metadata, "rates": {"fp32_gflops": 100.0, "bf16_gflops": bf16}}
+    graph = graph.replace(info=replace(graph.info, metadata=metadata))
+    prediction = whatif.apply(graph, "amp")
+    assert (prediction.predicted_ms > 3 * prediction.baseline_ms) == slower
+    assert prediction.low_ms < prediction.predicted_ms < prediction.high_ms
+    told = [note for note in prediction.warnings if "--measure-operators" in note]
+    assert bool(told) == slower
+    again = whatif.apply(graph, "amp", "amp")
+    assert again.predicted_ms == pytest.approx(prediction.predicted_ms, rel=0.2)
+
+
 def updates(kernel: str, count: int, optimizer: str) -> list[Event]:
     """Three steps of a forward product, a backward one and ``count`` kernels of an update; times in us."""
     events: list[Event] = []

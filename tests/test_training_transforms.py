@@ -159,8 +159,8 @@ def test_recomputed_time_is_the_forward_time_of_the_blocks(own_traces: Path) -> 
     "spec",
     ["batch_size", "batch_size:factor=0", "batch_size:factor=nan", "batch_size:factor=1,size=2", "batch_size:size=0",
      "gradient_accumulation:passes=0", "gradient_accumulation:passes=100000", "activation_checkpoint:layers=(",
-     "data_loading:workers=-1", "data_loading:workers=2,time_ms=3", f"data_loading:workers={10**400}",
-     f"batch_size:size={10**400}", f"gradient_accumulation:passes={10**400}"],
+     "data_loading:workers=0", "data_loading:workers=-1", "data_loading:workers=2,time_ms=3",
+     f"data_loading:workers={10**400}", f"batch_size:size={10**400}", f"gradient_accumulation:passes={10**400}"],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_one_sentence(own_traces: Path, spec: str) -> None:
     with pytest.raises(WhatifError) as error:

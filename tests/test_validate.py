@@ -183,7 +183,33 @@ def test_every_run_that_is_in_no_pair_says_why(tmp_path: Path) -> None:
 def test_a_baseline_without_recording_is_told(tmp_path: Path) -> None:
     record(tmp_path, "baseline", trace=False)
     record(tmp_path, "amp_bf16", amp="bf16")
-    assert reasons(tmp_path)["net--amp_bf16"] == "its baseline net--baseline has no recording"
+    assert reasons(tmp_path) == {
+        "net--baseline": "a baseline without its recording, so nothing is predicted from it",
+        "net--amp_bf16": "its baseline net--baseline has no recording",
+    }
+
+
+def test_a_plain_run_that_lost_its_baseline_is_not_called_one(tmp_path: Path) -> None:
+    record(tmp_path, "baseline")
+    record(tmp_path, "adam_fused", implementation="fused")
+    trace = tmp_path / "net--baseline.trace.json.gz"
+    trace.unlink()
+    assert reasons(tmp_path)["net--adam_fused"] == "its baseline net--baseline has no recording"
+    (tmp_path / "net--baseline.json").unlink()
+    assert reasons(tmp_path)["net--adam_fused"].startswith("no baseline: ")
+
+
+def test_a_damaged_record_beside_its_recording_is_told(tmp_path: Path) -> None:
+    record(tmp_path, "baseline")
+    record(tmp_path, "amp_bf16", amp="bf16").write_text("{", encoding="utf-8")
+    assert reasons(tmp_path)["net--amp_bf16"] == "it has a recording, but its record cannot be read"
+
+
+def test_a_folder_named_twice_is_searched_once(tmp_path: Path) -> None:
+    record(tmp_path, "baseline")
+    record(tmp_path, "amp_bf16", amp="bf16")
+    once, _ = find_pairs([tmp_path])
+    assert find_pairs([tmp_path, tmp_path / ".", tmp_path / "net--amp_bf16.json"])[0] == once
 
 
 def test_the_clock_fits_the_question(tmp_path: Path) -> None:

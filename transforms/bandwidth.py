@@ -16,8 +16,8 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     communication = graph.select(kind=TaskKind.COMMUNICATION)
     if not communication.any():
         raise WhatifError(
-            f"bandwidth: {graph.info.path or 'this recording'} has no communication that could get faster; once a "
-            f"transform adds some, name it first: distributed:workers=8,bandwidth=25Gbps bandwidth:factor={factor:g}."
+            f"bandwidth: {graph.info.path or 'this recording'} has no communication that could get faster; give "
+            "a recording of one rank of a distributed run, or first name a transform that adds communication."
         )
     bounds = sorted((1 / factor, 1.0))
     return graph.scale(communication, 1 / factor, low=bounds[0], high=bounds[1])

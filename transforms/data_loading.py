@@ -23,7 +23,9 @@ FETCH_MS = 1.5
 MOST_WORKERS = 10_000
 
 
-def transform(graph: TaskGraph, *, time_ms: float = 0.0, workers: int = 0, cpu_growth: float = 0.1) -> TaskGraph:
+def transform(
+    graph: TaskGraph, *, time_ms: float = 0.0, workers: int | None = None, cpu_growth: float = 0.1
+) -> TaskGraph:
     """Set the loading time of each step, directly or by the number of processes that load."""
     if not (0 <= time_ms < np.inf and 0 <= cpu_growth < np.inf):
         raise WhatifError(f"data_loading: expected times of 0 or more, got time_ms={time_ms}, cpu_growth={cpu_growth}.")
@@ -34,7 +36,7 @@ def transform(graph: TaskGraph, *, time_ms: float = 0.0, workers: int = 0, cpu_g
             "or mark the loading with record_function('enumerate(DataLoader)#mine')."
         )
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
-    if workers:
+    if workers is not None:
         if not 0 < workers <= MOST_WORKERS or time_ms:
             raise WhatifError(
                 f"data_loading: expected either from 1 to {MOST_WORKERS:,} workers or time_ms, got workers={workers}, "

@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from whatif.graph import TaskGraph
-from whatif.half_precision import cpu_half_precision_ratio, is_half
+from whatif.half_precision import cpu_bf16_gain, cpu_half_precision_ratio, is_half
 from whatif.kernels import DTYPES, MATRIX_FAMILIES
 from whatif.measured import OperatorTimes, form_ratio, scale_measured, with_form
 from whatif.mixed_precision import add_casts
@@ -28,7 +28,8 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
     """Give the graph of a CPU recording under bf16 autocast, casts included.
 
     Operators that were measured alone take the ratio of their two times; the others follow the recorded, else a
-    typical, ratio of bf16 to fp32 rates (``cpu_half_precision_ratio``).
+    typical, ratio of bf16 to fp32 rates (``cpu_half_precision_ratio``). On a CPU that emulates bf16 what is left beside
+    measured operators keeps its time: it is too short to be measured, and its call lasts longer than its product.
     """
     ratio, spread = form_ratio(graph, "bf16")
     measured = np.isfinite(ratio)
@@ -36,13 +37,20 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
     changed = bf16 & measured
     others = bf16 & ~measured & (graph.family >= 0)
     duration_ns = graph.duration_ns[others]
-    by, low, high = cpu_half_precision_ratio(
-        graph.family[others], graph.dtype[others], graph.info.metadata.get("rates")
-    )
+    rates = graph.info.metadata.get("rates")
+    gain = cpu_bf16_gain(rates)
+    if gain is not None and gain < 1 and measured.any():
+        rates = {"fp32_gflops": 1.0, "bf16_gflops": 1.0}
+    by, low, high = cpu_half_precision_ratio(graph.family[others], graph.dtype[others], rates)
+    if gain is not None and gain < 1 and not measured.any():
+        graph = graph.note(
+            f"amp: this CPU multiplies bf16 {1 / gain:.3g} times slower than fp32 and this recording has no operators "
+            "measured alone (whatif collect --measure-operators), so the range is wide"
+        )
     graph = scale_measured(graph, changed, ratio, spread)
     low_ns, high_ns = graph.low_ns[others] * low, graph.high_ns[others] * high
     graph = graph.with_duration(others, duration_ns * by, low_ns=low_ns, high_ns=high_ns)
-    changed[others] = by < 1
+    changed[others] = by != 1
     dtype = np.where(changed & ~is_half(graph.dtype), DTYPES.index("bf16"), graph.dtype).astype(np.int8)
     graph = with_form(graph.replace(dtype=dtype), changed, "bf16")
     return add_casts(graph, changed & among(graph.family, MATRIX_FAMILIES), None)

@@ -211,8 +211,19 @@ def _matrix_floor(recorded: Float64, predicted: Float64) -> Float64:
 _CPU_GAIN = 2.0
 # AMX multiplies 16 times as many; without a measured rate either may be there.
 _CPU_GAIN_RANGE = (1.0, 16.0)
+# CPUs without bf16 instructions emulate it 50 to 80 times slower than fp32; what is far below that is damage.
+_CPU_GAIN_DAMAGED = 1e-4
 # Half of an operator's operands come from a cache, where half the bytes gain nothing: our estimate, not measured.
 _CPU_MEMORY = _Shrink(0.75, 0.45, 1.3)
+
+
+def cpu_bf16_gain(rates: Any) -> float | None:
+    """Return bf16 over fp32 rate of a CPU, below 1 where it emulates bf16; None where the recording lacks them."""
+    fp32, bf16 = (rates.get(key) if isinstance(rates, dict) else None for key in ("fp32_gflops", "bf16_gflops"))
+    if not all(isinstance(rate, int | float) and 0 < rate < 1e9 for rate in (fp32, bf16)):
+        return None
+    gain = float(bf16) / float(fp32)  # type: ignore[arg-type]
+    return gain if gain > _CPU_GAIN_DAMAGED else None
 
 
 def cpu_half_precision_ratio(
@@ -222,17 +233,16 @@ def cpu_half_precision_ratio(
 
     All arrays have shape (n,). `rates` is what the recorder measured, `{"fp32_gflops": ..., "bf16_gflops": ...}` of a
     product that fits a cache; anything else counts as unknown. The speedup of an operator grows with the ratio of the
-    rates as on a GPU (`SPEEDUP_EXPONENT`).
+    rates as on a GPU (`SPEEDUP_EXPONENT`); a ratio below 1 is that of a CPU which emulates bf16, and slows it down.
     """
-    fp32, bf16 = (rates.get(key) if isinstance(rates, dict) else None for key in ("fp32_gflops", "bf16_gflops"))
-    known = all(isinstance(rate, int | float) and 0 < rate < 1e9 for rate in (fp32, bf16))
-    gain = max(float(bf16) / float(fp32), 1.0) if known else _CPU_GAIN  # type: ignore[arg-type]
-    best, worst = (gain, gain) if known else (_CPU_GAIN_RANGE[1], _CPU_GAIN_RANGE[0])
+    measured = cpu_bf16_gain(rates)
+    gain = _CPU_GAIN if measured is None else measured
+    best, worst = _CPU_GAIN_RANGE[::-1] if measured is None else (gain, gain)
     centre, low, high = (np.ones(len(family)) for _ in range(3))
     single = among(dtype, _code("fp32", ""))
     matrix = single & among(family, MATRIX_FAMILIES)
     centre[matrix] = gain**-SPEEDUP_EXPONENT
-    low[matrix], high[matrix] = best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW
+    low[matrix], high[matrix] = sorted((best**-SPEEDUP_EXPONENT_HIGH, worst**-SPEEDUP_EXPONENT_LOW))
     moved = (KernelFamily.ELEMENTWISE, KernelFamily.POOLING, KernelFamily.NORMALIZATION, KernelFamily.COPY)
     memory = single & among(family, moved)
     centre[memory], low[memory], high[memory] = _CPU_MEMORY

@@ -10,11 +10,12 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.transform import built_in_names, parse_spec, plug_in_names
-from whatif.validate_records import DEFAULT_OPTIONS, Run, StepTime, find_files, read_run
+from whatif.validate_records import DEFAULT_OPTIONS, TRACE_SUFFIXES, Run, StepTime, find_files, read_run
 from whatif.validate_what_ifs import IMPLEMENTATIONS, changed_options, is_plain, what_ifs_between
 
 PAIRS_FILE = "pairs.toml"
 SHOWN_CHARACTERS = 40
+_BASELINE_LOST = "its baseline"
 _PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark", "scored"}
 _RUN_KEYS = {"name", "remark", "scored"}
 
@@ -62,8 +63,16 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
             named, told = _read_pairs_file(path)
             pairs += named
             remarks |= told
-    runs = [run for path in find_files(paths, ".json") if (run := read_run(path)) is not None]
+    runs: list[Run] = []
+    damaged: list[Unpaired] = []
+    for path in find_files(paths, ".json"):
+        run = read_run(path)
+        if run is not None:
+            runs.append(run)
+        elif path.with_name(f"{path.stem}{TRACE_SUFFIXES[0]}").is_file():
+            damaged.append(Unpaired(path.stem, "it has a recording, but its record cannot be read"))
     found, unpaired = pair_runs(runs)
+    unpaired += damaged
     pairs += [_with_remark(pair, remarks) for pair in found]
     if not pairs and not unpaired:
         where = ", ".join(map(str, paths))
@@ -92,13 +101,22 @@ def pair_runs(runs: list[Run]) -> tuple[list[Pair], list[Unpaired]]:
             found, reason = _pairs_of(run, [other for other in plain if other is not run])
             pairs += found
             if reason and any(run is other for other in plain):
-                idle.append(run)
+                idle.append((run, reason))
             elif reason:
                 unpaired.append(Unpaired(run.name, reason))
         used = {pair.baseline for pair in pairs}
-        unused = [run for run in idle if run.trace not in used]
-        unpaired += [Unpaired(run.name, "a baseline, and no run here builds on it") for run in unused]
+        unpaired += [Unpaired(run.name, _why_idle(run, why, plain)) for run, why in idle if run.trace not in used]
     return pairs, unpaired
+
+
+def _why_idle(run: Run, reason: str, plain: list[Run]) -> str:
+    """Why a plain run is on neither side of a pair; ``reason`` is why it is no changed run."""
+    lost = reason.startswith(_BASELINE_LOST) or (run.variant != "baseline" and len(plain) == 1)
+    if lost:
+        return reason
+    if run.trace is None:
+        return "a baseline without its recording, so nothing is predicted from it"
+    return "a baseline, and no run here builds on it"
 
 
 def _baseline_batch(run: Run) -> float | None:
@@ -123,7 +141,7 @@ def _pairs_of(run: Run, plain: list[Run]) -> tuple[list[Pair], str]:
     chosen = reached if is_plain(run.options, DEFAULT_OPTIONS) else reached[:1]
     with_trace = [base for base in chosen if base.trace is not None]
     if not with_trace:
-        return [], f"its baseline {chosen[0].name} has no recording"
+        return [], f"{_BASELINE_LOST} {chosen[0].name} has no recording"
     return [_pair(base, run) for base in with_trace], ""
 
 

@@ -116,15 +116,25 @@ class Run:
 
 
 def find_files(paths: list[Path], suffix: str) -> Iterator[Path]:
-    """Yield the files among ``paths``, and those in the folders among them, whose names end in ``suffix``, sorted."""
+    """Yield the files among ``paths``, and those in the folders among them, whose names end in ``suffix``, sorted.
+
+    Each once, also where ``paths`` name it several times.
+    """
+    seen: set[Path] = set()
     for path in paths:
-        if path.is_file():
-            if path.name.endswith(suffix):
-                yield path
-            continue
-        for folder, folders, names in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix))
+        for found in _files_of(path):
+            if found.name.endswith(suffix) and (resolved := found.resolve()) not in seen:
+                seen.add(resolved)
+                yield found
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ Every run is a process of its own; what fails is written into its record and sto
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Collection
@@ -42,7 +43,13 @@ def _run(args: argparse.Namespace) -> int:
     emulated = device == "cpu" and _emulates_bf16()
     jobs = all_jobs(full=full, device=device, models=args.models, variants=args.variants, emulated=emulated)
     if args.list:
-        _list(jobs)
+        try:
+            _list(jobs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the list has had enough; the interpreter's own flush at exit must not complain either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         return 0
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -82,8 +89,11 @@ def record_all(jobs: list[Job], plan: Plan) -> int:
     try:
         with Bar(*columns, console=console) as bar:
             shown = bar.add_task("campaign", total=None)
+            told = 0
 
             def tell(progress: Progress) -> None:
+                nonlocal told
+                told += 1
                 task = progress.task
                 console.print(f"{task.job.name:44} {task.part:9} {task.round}  {progress.text}")
                 bar.update(shown, completed=progress.done, total=progress.total)
@@ -95,6 +105,8 @@ def record_all(jobs: list[Job], plan: Plan) -> int:
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
+    if not told:
+        console.print("campaign: nothing is left to do: every part was recorded, does not apply or has failed twice")
     if queue.left_out:
         console.print(f"campaign: {len(queue.left_out)} parts left out; the same command goes on from here")
     return 0

@@ -62,6 +62,11 @@ def cupti_version() -> str:
         return "an unknown version"
 
 
+def gpu_is_there() -> bool:
+    """Whether there is a CUDA device to record."""
+    return torch.cuda.is_available()
+
+
 class CuptiSession:
     """Collects CUPTI's records of this process between `start` and `stop` into `records`.
 
@@ -73,7 +78,7 @@ class CuptiSession:
         if torch._C._autograd._profiler_enabled():
             raise _used("torch.profiler, which is running")
         self.cupti = cupti = load_cupti()
-        if not torch.cuda.is_available():
+        if not gpu_is_there():
             raise WhatifError(
                 "the backend cupti: expected a CUDA device, got none; record with the backend kineto, or on a machine"
                 " with an NVIDIA GPU and its driver."

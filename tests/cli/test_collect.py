@@ -8,8 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from whatif.cli import collect
+from whatif.cli.main import main
+from whatif.errors import WhatifError
 
 if os.environ.get("WHATIF_STRICT") == "1":
     importlib.import_module("torch")
@@ -74,3 +79,22 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], st
     assert (found.returncode, len(found.stderr.splitlines())) == (status, 1)
     assert sentence in found.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), WhatifError("expected time, got none; take some.")])
+def test_a_recording_without_its_operators_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: BaseException
+) -> None:
+    def measure(path: Path) -> None:
+        raise error
+
+    (tmp_path / "train.py").write_text("")
+    parts = {
+        collect.RECORDER: SimpleNamespace(collect=lambda script, args, output, **options: output),
+        collect.OPERATOR_TIMES: SimpleNamespace(add_operator_times=measure),
+    }
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name, *rest: parts.get(name) or real(name, *rest))
+    output = tmp_path / "run.json.gz"
+    assert main(["collect", "--measure-operators", "-o", str(output), str(tmp_path / "train.py")]) != 0
+    assert f"{output}: recorded, without its operators measured alone" in capsys.readouterr().err

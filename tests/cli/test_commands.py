@@ -158,6 +158,7 @@ def test_transforms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = output(capsys, "transforms", str(script))
     assert text.startswith("Mine [red]: nothing.")
     assert "int | none" in text
+    assert f"whatif apply {script} TRACE" in text  # by its name alone it is not found
 
 
 def test_a_broken_plug_in_does_not_hide_the_others(

@@ -245,6 +245,24 @@ def test_packs_the_most_valuable_first_within_its_limits(tmp_path: Path) -> None
     assert "m--a.trace.json.gz" in held[0]
 
 
+def test_a_reader_that_ends_early_and_a_finished_campaign_are_no_surprise(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "whatif.instrumentation.campaign", str(tmp_path), "--tiny", "--list"]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    finally:
+        os.close(write)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr
+    # Not for a model without batch normalisation: nothing is run.
+    assert campaign.main([str(tmp_path), "--tiny", "--models", "gnmt", "--variants", "bn_eval"]) == 0
+    assert "nothing is left to do" in capsys.readouterr().err
+
+
 def test_lists_and_refuses_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert campaign.main([str(tmp_path / "x"), "--tiny", "--models", "gnmt", "--list"]) == 0
     listed = capsys.readouterr().out

@@ -14,7 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        help="the file to write (compressed where its name ends in .gz), or a folder for one of the same name",
+        help="the file to write (compressed where its name ends in .gz), or a folder for one of the same name "
+        "(default: TRACE's name with .anonymous before its ending)",
     )
     parser.add_argument("--layers", action="store_true", help="replace the words of layer names by numbered ones too")
 

@@ -74,10 +74,14 @@ def run(args: argparse.Namespace) -> int:
         backend=args.backend,
         memory=args.memory,
     )
-    if args.measure_operators:
-        importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
     from whatif.report.printable import printable
 
     name = printable(str(written))
+    if args.measure_operators:
+        try:
+            importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
+        except (KeyboardInterrupt, WhatifError):
+            print(f"{name}: recorded, without its operators measured alone", file=sys.stderr)
+            raise
     print(f"{name}: recorded; next: whatif explain {name}", file=sys.stdout)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import types
 import typing
 from typing import Any
@@ -104,6 +105,10 @@ def _default_text(value: Any) -> str:
 
 
 def _example(found: dict[str, Any]) -> str:
+    """What to type in a shell: a script by its path, which is how it is found."""
+    name = found["name"]
+    if name not in {*built_in_names(), *plug_in_names()} or load_transform(name).source != found["source"]:
+        name = found["source"]
     options = [o for o in found["options"] if o["default"] not in (None, "")]
     spelled = ",".join(f"{o['name']}={o['default']}" for o in options[:2])
-    return f"{found['name']}:{spelled}" if spelled else str(found["name"])
+    return shlex.quote(f"{name}:{spelled}" if spelled else str(name))
