@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from pathlib import Path
 
+from whatif.cli.reading import warn
 from whatif.errors import WhatifError
 
 # What stands behind the script's name belongs to the script.
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
         except (KeyboardInterrupt, WhatifError):
-            print(f"{name}: recorded, without its operators measured alone", file=sys.stderr)
+            warn([f"{name}: recorded, without its operators measured alone"])
             raise
-    print(f"{name}: recorded; next: whatif explain {name}", file=sys.stdout)
+    print(f"{name}: recorded; next: whatif explain {name}")
     return 0
