@@ -59,18 +59,17 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
 def runs_in_bf16(graph: TaskGraph) -> Bool:
     """Give the mask, shape (n_tasks,), of the forward and backward tasks that autocast would run in bf16."""
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
-    stays = graph.select(name=_LOSS) | _of_measured(graph, _LOSS)
-    look_up = graph.select(name=_LOOK_UP) | _of_measured(graph, _LOOK_UP)
+    measured = OperatorTimes.of(graph.info.metadata).names
+    stays, look_up = _named(graph, measured, _LOSS), _named(graph, measured, _LOOK_UP)
     if (look_up & passes).any():
-        stays |= look_up | graph.select(name=_STREAM) | _of_measured(graph, _STREAM)
+        stays |= look_up | _named(graph, measured, _STREAM)
     return np.asarray(passes & ~stays & ~_before_first_product(graph), dtype=np.bool_)
 
 
-def _of_measured(graph: TaskGraph, pattern: str) -> Bool:
-    """The tasks whose measured operator, which may enclose the one that names the task, matches."""
-    names = OperatorTimes.of(graph.info.metadata).names
-    matches = np.array([re.search(pattern, name) is not None for name in names] + [False])
-    return np.asarray(matches[graph.measured], dtype=np.bool_)  # -1 is the last entry
+def _named(graph: TaskGraph, measured: tuple[str, ...], pattern: str) -> Bool:
+    """The tasks whose name matches, or that of their measured operator, which may enclose the one that names them."""
+    matches = np.array([re.search(pattern, name) is not None for name in measured] + [False])
+    return np.asarray(graph.select(name=pattern) | matches[graph.measured], dtype=np.bool_)  # -1 is the last entry
 
 
 def _before_first_product(graph: TaskGraph) -> Bool:
