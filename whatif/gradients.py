@@ -38,6 +38,47 @@ def gradients(graph: TaskGraph) -> Gradients | None:
     return Gradients(len(known), sum(known)) if known else None
 
 
+class ReadyGradients(NamedTuple):
+    """One row a step and parameter, shape (n,) each: in a step, rows stand in the order in which gradients finish."""
+
+    step: Int64
+    row: Int64  # in the recorder's list of gradients
+    task: Int64  # the last task of the layer's backward work: a kernel, on a CPU an operator
+    size_bytes: Int64
+
+
+def ready_gradients(graph: TaskGraph) -> ReadyGradients:
+    """Give when each parameter's gradient is finished: with the last backward work of the layer that owns it.
+
+    A gradient whose layer has no backward work of its own in a step is ready with the one before it in the recorder's
+    list. Empty where the recording has no such list (``whatif collect`` records it) or no backward work.
+    """
+    rows = graph.info.metadata.get("grad_ready_order")
+    listed = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    code = {layer: number for number, layer in enumerate(graph.layers)}
+    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    tasks = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    key = graph.step[tasks].astype(np.int64) * len(graph.layers) + graph.layer[tasks]
+    # The last task of each step and layer: the first one from behind.
+    keys, place = np.unique(key[::-1], return_index=True)
+    last = dict(zip(keys.tolist(), tasks[::-1][place].tolist(), strict=True))
+    found: list[tuple[int, int, int, int]] = []
+    for step in np.unique(graph.step[tasks]).tolist():
+        ready = -1
+        waiting: list[tuple[int, int]] = []
+        for number, row in enumerate(listed):
+            size = row.get("bytes")
+            size = size if isinstance(size, int) and 0 <= size < 2**44 else 0
+            own = last.get(step * len(graph.layers) + code.get(str(row.get("layer")), 0), -1)
+            ready = max(ready, own) if own >= 0 else ready
+            waiting.append((number, size))
+            if ready >= 0:
+                found += [(step, which, ready, bytes_) for which, bytes_ in waiting]
+                waiting.clear()
+    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
+
+
 def backward_ends(graph: TaskGraph) -> Int64:
     """Give the last CPU task of the backward pass of each step that has one."""
     tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))

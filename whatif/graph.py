@@ -15,6 +15,7 @@ import numpy.typing as npt
 from whatif import derive, edit
 from whatif.errors import WhatifError
 from whatif.insert import Inserted, NewTasks, insert
+from whatif.memory import Memory
 from whatif.order import incoming
 from whatif.remove import remove
 from whatif.types import (
@@ -71,6 +72,7 @@ class GraphInfo:
     batch_size: int | None = None
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
+    memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
     metadata: dict[str, Any] = field(default_factory=dict)  # what the recorder wrote, as it wrote it
 
