@@ -19,7 +19,7 @@ def measure_memory(training: Training, device: str) -> dict[str, Any]:
     was captured. On a CPU it is the resident parts and what torch allocated beyond them during a step under the
     profiler: call this last in a process, because what runs after the profiler is slower.
     """
-    model, state = training.model, training.optimizer.state
+    model, state = training.model, training.optimizer_state
     inputs, target = training.batch
     resident = {
         "parameter_bytes": _size(model.parameters()),

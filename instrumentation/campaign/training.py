@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from .loading import load
 from .models import FULL, TWINS, Batch
 from .offload import StreamOffload
+from .update import UpdateInBackward
 from .variants import Options
 
 AMP_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,6 +55,11 @@ class Training:
         """Whether a step is the replay of a CUDA graph."""
         return self._options.execution == "cuda_graph"
 
+    @property
+    def optimizer_state(self) -> Any:
+        """What the optimizer keeps, by parameter."""
+        return self.optimizer.state if self._updates is None else self._updates.state
+
     def start(self, device: torch.device) -> None:
         """Move everything to the device and bring the options into effect; a CUDA graph is captured here."""
         options = self._options
@@ -75,6 +82,11 @@ class Training:
         self._saving = self._saved_tensors_context()
         self._scaler = torch.amp.GradScaler(device.type, enabled=options.amp == "fp16")
         self.optimizer = self._make_optimizer()
+        self._updates = (
+            UpdateInBackward(self.model, type(self.optimizer), self.optimizer.defaults)
+            if options.update_in_backward
+            else None
+        )
         self._forward: Callable[..., Any] = torch.compile(self.model) if options.execution == "compile" else self.model
         self._loader = self._make_loader(host_batch) if options.loader_workers >= 0 else None
         if self.captured:
@@ -118,11 +130,18 @@ class Training:
 
     def _loss(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor) -> torch.Tensor:
         amp = AMP_TYPES.get(self._options.amp)
-        with self._saving(), torch.autocast(self._device.type, dtype=amp, enabled=amp is not None):
+        autocast = torch.autocast(self._device.type, dtype=amp, enabled=amp is not None)
+        # What torch would choose where nothing else is asked for is no list of backends.
+        attention = sdpa_kernel(SDPBackend.MATH) if self._options.attention == "math" else contextlib.nullcontext()
+        with self._saving(), autocast, attention:
             return self._model_spec.loss(self._forward(*inputs), target)
 
     def _step(self) -> None:
         inputs, target = self.batch if self._loader is None else next(self._loader)
+        if self._updates is not None:  # which also takes the gradients away
+            loss: Any = self._loss(inputs, target)  # Partly untyped.
+            loss.backward()
+            return
         self.optimizer.zero_grad(set_to_none=True)
         passes = self._options.accumulate
         for _ in range(passes):

@@ -30,6 +30,8 @@ class Options:
     offload: str = ""  # "" | sync (torch's save_on_cpu) | stream (copies on a stream of their own)
     bn_eval: bool = False
     loader_workers: int = -1  # -1: the batch is already on the device
+    update_in_backward: bool = False  # each parameter is updated as soon as its gradient is ready
+    attention: str = ""  # "" (torch chooses) | math (two products and a softmax between them)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ VARIANTS: dict[str, Variant] = {
     "offload_stream": _gpu_only(2, "a CPU has no streams", offload="stream"),
     "batch_x0.25": _gpu_only(3, _ONE_SIZE_ON_CPU, batch_factor=0.25),
     "batch_x4": _gpu_only(3, _ONE_SIZE_ON_CPU, batch_factor=4.0),
+    "update_in_backward": Variant(2, {"update_in_backward": True}),
+    "math_attention": Variant(2, {"attention": "math"}),
     "compile": Variant(4, {"execution": "compile"}),
 }
 
@@ -129,6 +133,8 @@ def _reason(model_name: str, model: Model, variant: str, options: Options, devic
         return "the model has no images"
     if options.bn_eval and not model.batch_norm:
         return "the model has no batch normalisation"
+    if options.attention and model.family != "transformer":
+        return "the model has no attention of torch's own"
     if options.checkpoint and not model.blocks:
         return "the model has no repeated blocks to checkpoint"
     samples = model.samples * options.batch_factor

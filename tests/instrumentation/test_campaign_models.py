@@ -72,10 +72,14 @@ def parameters_after_two_steps(name: str, **changes: Any) -> Any:
         ("gpt2-small", {"implementation": "for"}),
         ("bert-large", {"implementation": "fused"}),
         ("gnmt", {"loader_workers": 0}),
+        ("densenet121", {"update_in_backward": True}),
+        ("gnmt", {"update_in_backward": True, "optimizer": "adam", "implementation": "for"}),
+        ("gpt2-small", {"attention": "math"}),
     ],
 )
 def test_a_variant_computes_the_same_in_another_way(name: str, changes: dict[str, Any]) -> None:
-    baseline, changed = parameters_after_two_steps(name), parameters_after_two_steps(name, **changes)
+    same = {key: value for key, value in changes.items() if key in ("optimizer",)}
+    baseline, changed = parameters_after_two_steps(name, **same), parameters_after_two_steps(name, **changes)
     before = torch.cat([parameter.detach().flatten() for parameter in started(name).model.parameters()])
     if "loader_workers" not in changes:  # A loader repeats one sample.
         # Sums in another order move single values; the step as a whole is the same.
@@ -84,6 +88,17 @@ def test_a_variant_computes_the_same_in_another_way(name: str, changes: dict[str
     assert not torch.equal(baseline, before)
     assert not torch.equal(changed, before)
     assert changed.isfinite().all()
+
+
+def test_an_update_in_the_backward_pass_frees_each_gradient_at_once() -> None:
+    usual, early = started("vgg19"), started("vgg19", update_in_backward=True)
+    for run in (usual, early):
+        run.step()
+    assert all(parameter.grad is not None for parameter in usual.model.parameters())
+    assert all(parameter.grad is None for parameter in early.model.parameters())
+    before, after = (memory.measure_memory(run, "cpu") for run in (usual, early))
+    assert after["optimizer_state_bytes"] == before["optimizer_state_bytes"] > 0
+    assert after["peak_allocated_bytes"] < before["peak_allocated_bytes"]
 
 
 def test_batch_normalisation_in_eval_mode_keeps_its_statistics() -> None:
