@@ -29,7 +29,7 @@ $(DEMO_VENV)/.ready: pyproject.toml
 $(VENV)/.ready: pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --upgrade pip
-	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,test]"
+	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,test]"
 	if [ "$$(uname -s)" = Linux ]; then \
 		$(VENV)/bin/python -m pip install -q --no-deps -c tests/constraints.txt cupti-python cuda-bindings; \
 	fi

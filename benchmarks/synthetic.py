@@ -37,7 +37,7 @@ def with_choices(n_tasks: int, width: int) -> TaskGraph:
 
 def _graph(random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool) -> TaskGraph:
     duration_ns = random.integers(1_000, 50_000, n_tasks)
-    wide = ("low_ns", "high_ns", "start_ns", "correlation_id", "size_bytes", "flops")
+    wide = ("low_ns", "high_ns", "start_ns", "correlation_id", "size_bytes", "flops", "warps")
     narrow = ("kind", "phase", "family", "dtype")
     columns: dict[str, Any] = {
         name: np.zeros(n_tasks, np.int64 if name in wide else np.int8 if name in narrow else np.int32)

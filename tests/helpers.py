@@ -41,7 +41,9 @@ CPU = Thread("CPU", ThreadKind.CPU)
 STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)
 CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
 
-_UNKNOWN = {"start_ns": -1, "correlation_id": -1, "family": -1, "size_bytes": -1, "flops": -1, "measured": -1}
+_UNKNOWN = dict.fromkeys(
+    ("start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "measured"), -1
+)
 _CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
 
 
@@ -117,7 +119,9 @@ class Build:
         return result.check() if check else result
 
 
-def _dtype(column: str) -> type[np.signedinteger[Any]]:
+def _dtype(column: str) -> type[np.generic]:
+    if column == "in_optimizer":
+        return np.bool_
     if column in ("kind", "phase", "family", "dtype"):
         return np.int8
     return np.int32 if column in ("name", "thread", "layer", "step") else np.int64

@@ -32,6 +32,15 @@ def test_no_other_pair_misses_by_more_than_the_target(validation: Validation) ->
     assert validation.score.median_error_pct <= MEDIAN_BOUND_PCT
 
 
+def test_the_nominal_90_percent_ranges_mean_something(validation: Validation) -> None:
+    """Neither too narrow nor so wide that they say nothing."""
+    score = validation.score
+    assert score.median_error_pct is not None
+    assert score.median_half_width_pct is not None
+    assert 0.80 <= score.inside / score.scored <= 0.98
+    assert score.median_half_width_pct <= 2 * score.median_error_pct
+
+
 def test_every_named_pair_is_compared(validation: Validation) -> None:
     named = sum(text.count("[[pair]]") for text in (
         (ROOT / folder / PAIRS_FILE).read_text(encoding="utf-8") for folder in ("traces", "benchmarks")))  # fmt: skip

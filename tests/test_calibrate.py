@@ -371,7 +371,7 @@ def test_ranges_are_as_wide_as_the_untraced_step_is_uncertain(tmp_path: Path) ->
     low_ms, high_ms = 0.04 * (1 - RUN_TO_RUN), 0.04 * (1 + RUN_TO_RUN)
     assert (narrow.low_ms, narrow.high_ms) == pytest.approx((low_ms, high_ms), rel=2 * MET)
     # And its quartiles: a tenth below, a quarter above.
-    low_ms, high_ms = 0.04 * (1 - RUN_TO_RUN - 0.1), 0.04 * (1 + RUN_TO_RUN + 0.25)
+    low_ms, high_ms = 0.04 * (1 - math.hypot(RUN_TO_RUN, 0.1)), 0.04 * (1 + math.hypot(RUN_TO_RUN, 0.25))
     assert (wide.low_ms, wide.high_ms) == pytest.approx((low_ms, high_ms), rel=2 * MET)
     assert wide.predicted_ms == narrow.predicted_ms
 

@@ -16,7 +16,7 @@ from whatif.validate_records import read_run
 MEDIAN_PCT, LARGEST_PCT = 5.0, 12.0
 CAMPAIGN = "campaign_cpu"
 ASKED = {"fused_adam", "channels_last", "batch_size", "gradient_accumulation", "activation_checkpoint",
-         "data_loading", "batch_norm_eval"}  # fmt: skip
+         "data_loading", "batch_norm_eval", "compile"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,12 @@ SCRIPTS = [path for path in sources("transforms") if path.name != "__init__.py"]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_a_transform_is_a_page_that_names_its_source_and_model(path: Path) -> None:
+def test_a_transform_is_a_page_that_names_its_source_its_model_and_its_effort(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     doc = ast.get_docstring(ast.parse(text)) or ""
     assert re.search(r"^Source: ", doc, re.MULTILINE)
     assert re.search(r"^Model:  ", doc, re.MULTILINE)
+    assert re.search(r"^Effort: (small|medium|large|none): \S", doc, re.MULTILINE)
     assert len(text.splitlines()) <= 80
     allowed = {"whatif", "numpy"} | sys.stdlib_module_names
     assert {name.split(".")[0] for name, _ in imports(path)} <= allowed

@@ -6,9 +6,11 @@ Model:  before the backward work of each segment its forward work comes again, w
         Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Ignored: the
         end of a segment that no activation depends on (PyTorch stops early), the hooks that take the place of saving,
         collectives inside a segment.
+Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=False) around each repeated layer.
 """
 
 from whatif import TaskGraph, WhatifError
+from whatif.memory_effects import change_memory, checkpointed
 from whatif.segments import are_classes, recompute, segments
 
 
@@ -27,6 +29,7 @@ def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
             "activation_checkpoint: no step has forward and backward work of these layers that is not recomputed yet; "
             "nothing changes"
         )
+    changed = change_memory(changed, lambda memory: checkpointed(memory, chosen))
     if are_classes(graph):
         changed = changed.note(
             "activation_checkpoint: this recording names layers by class, not by path, so layers inside of those named "

@@ -8,6 +8,7 @@ Model:  each kernel by its kind and its own roofline in half precision on the re
         the unscaling of the gradients and the CPU's wait for it. On a CPU recording always bf16: operators that were
         measured alone (`whatif collect --measure-operators`) take the ratio of their two times, the others follow the
         recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a larger batch that fits afterwards.
+Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler.
 """
 
 from typing import Literal
@@ -16,10 +17,11 @@ import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.autocast import autocast_on_cpu
-from whatif.half_precision import half_precision_ratio, is_half, runs_half_already
-from whatif.hardware import find_gpu
-from whatif.kernels import DTYPES
-from whatif.mixed_precision import add_casts, add_loss_scaler, is_matrix
+from whatif.estimator import device, put
+from whatif.half_precision import runs_half_already
+from whatif.memory_effects import change_memory, in_half
+from whatif.mixed_precision import add_casts, is_matrix
+from whatif.precision import in_precision, with_dtype
 
 
 def transform(
@@ -41,26 +43,18 @@ def transform(
         work = graph.on_gpu if on_gpu else graph.on_cpu & (graph.family >= 0)
         return graph.scale(work & matrix, 1 / speedups[0]).scale(work & ~matrix, 1 / speedups[1])
 
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
-    work = (graph.on_gpu if on_gpu else graph.family >= 0) & ~graph.select(phase=Phase.UPDATE)
-    family, dtype, duration_ns = graph.family[work], graph.dtype[work], graph.duration_ns[work]
-    if runs_half_already(family, dtype, duration_ns):
+    tasks = np.flatnonzero((graph.on_gpu if on_gpu else graph.family >= 0) & ~graph.select(phase=Phase.UPDATE))
+    if runs_half_already(graph.family[tasks], graph.dtype[tasks], graph.duration_ns[tasks]):
         return graph.note("amp: the matrix kernels run in half precision already; nothing changes")
     if not on_gpu:
-        return autocast_on_cpu(graph)
-    ratio, low, high = half_precision_ratio(
-        family, dtype, graph.flops[work], graph.size_bytes[work], duration_ns, gpu, target
-    )
-    if np.all(ratio[matrix[work]] == 1):
+        return change_memory(autocast_on_cpu(graph), in_half)
+    estimates = in_precision(graph, tasks, target)
+    faster = np.zeros(len(graph), dtype=np.bool_)
+    faster[tasks] = estimates.duration_ns < graph.duration_ns[tasks]
+    if not (faster & matrix).any():
         return graph.note(f"amp: no matrix kernel gets faster in {target}; nothing changes")
-    changed = np.zeros(len(graph), dtype=np.bool_)
-    changed[work] = ratio < 1
-    low_ns, high_ns = graph.low_ns[work] * low, graph.high_ns[work] * high
-    graph = graph.with_duration(work, duration_ns * ratio, low_ns=low_ns, high_ns=high_ns)
-    graph = graph.replace(
-        dtype=np.where(changed & ~is_half(graph.dtype), DTYPES.index(target), graph.dtype).astype(np.int8)
-    )
+    graph = change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half)
+    gpu = device(graph)
     if gpu is None:
         graph = graph.note(f"amp: {graph.info.gpu or 'the GPU'} is not in whatif/gpus, so the range is wide")
-    graph = add_casts(graph, changed & matrix, gpu)
-    return add_loss_scaler(graph, gpu) if target == "fp16" else graph
+    return add_casts(graph, faster & matrix, gpu, loss_scaler=target == "fp16")

@@ -9,11 +9,14 @@ Model:  the kernels inside the optimizer's marks and the calls that launch them 
         The range is half as much again either way. The Python loop that collects the parameters stays. With
         `to=foreach` each operation becomes one kernel for all parameters and moves what it moved. On a CPU whose
         update was measured alone in every form (`whatif collect --measure-operators`) that ratio decides.
+Effort: small: fused=True (or foreach=True) where the optimizer is made.
 """
 
 from typing import Literal
 
 from whatif import TaskGraph, WhatifError
+from whatif.estimator import Source
+from whatif.memory_effects import change_memory, updated_as
 from whatif.optimizer import (
     batch_update,
     fuse_update,
@@ -42,7 +45,7 @@ def transform(
     if speedup is not None:
         if not speedup > 0:
             raise WhatifError(f"fused_adam: expected a speedup above 0, got {speedup}.")
-        return fuse_update(graph, 1 / speedup, low=1 / speedup, high=1 / speedup)
+        return fuse_update(graph, 1 / speedup, low=1 / speedup, high=1 / speedup, source=Source.RECORDED)
     measured = measured_update_ratio(graph, to)
     if measured is not None and implementation(graph) != to and step_kernels(graph).any():
         return scale_update(graph, measured, to).note(
@@ -56,6 +59,7 @@ def transform(
             )
         if graph.on_gpu.any() or implementation(graph) != "for_loop":
             return batch_update(graph)
+        graph = change_memory(graph, lambda memory: updated_as(memory, optimizer, to))
         return graph.note("fused_adam: what to=foreach saves on a CPU needs `whatif collect --measure-operators`")
     if optimizer not in ACCESSES:
         raise WhatifError(

@@ -6,6 +6,7 @@ Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is
 Model:  loading, forward and backward pass take `passes` times as long, each of a whole recorded batch; the update
         happens once. Every pass but the first adds its gradients to those before: two reads and one write of each, at
         the machine's memory rate, one operator a parameter tensor. Ignored: all-reduces that are left out (no_sync).
+Effort: small: several backward passes before optimizer.step(), the loss divided by their number.
 """
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.batch import with_batch_size, with_work
 from whatif.gradients import add_gradients, backward_ends
+from whatif.memory_effects import accumulated, change_memory
 
 
 def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
@@ -32,5 +34,5 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         for time_ns in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )
     graph = graph.with_duration(repeated, new_ns, low_ns=low_ns, high_ns=high_ns)
-    graph = with_work(graph, repeated, passes)
+    graph = change_memory(with_work(graph, repeated, passes), accumulated)
     return with_batch_size(add_gradients(graph, passes - 1), passes)

@@ -3,6 +3,7 @@
 Source: Daydream (USENIX ATC 2020) §7.4, new kernel implementations profiled outside the training run.
 Model:  every kernel named in `file` lasts as long as the file says, wherever it runs. The file is CSV with the
         columns name and duration_us, or a JSON object of name to microseconds; names are those of the recording.
+Effort: none: a hypothetical question, until the kernels are written.
 """
 
 import csv

@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from whatif.estimator import Source, put, scaled
 from whatif.graph import TaskGraph
 from whatif.half_precision import cpu_bf16_gain, cpu_half_precision_ratio, is_half
 from whatif.kernels import DTYPES, MATRIX_FAMILIES
@@ -36,20 +37,19 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
     bf16 = runs_in_bf16(graph) if measured.any() else ~graph.select(phase=Phase.UPDATE)
     changed = bf16 & measured
     others = bf16 & ~measured & (graph.family >= 0)
-    duration_ns = graph.duration_ns[others]
     rates = graph.info.metadata.get("rates")
     gain = cpu_bf16_gain(rates)
     if gain is not None and gain < 1 and measured.any():
         rates = {"fp32_gflops": 1.0, "bf16_gflops": 1.0}
     by, low, high = cpu_half_precision_ratio(graph.family[others], graph.dtype[others], rates)
+    source = np.where((by == 1) & (low == 1) & (high == 1), Source.RECORDED, Source.ASSUMED)
     if gain is not None and gain < 1 and not measured.any():
         graph = graph.note(
             f"amp: this CPU multiplies bf16 {1 / gain:.3g} times slower than fp32 and this recording has no operators "
             "measured alone (whatif collect --measure-operators), so the range is wide"
         )
     graph = scale_measured(graph, changed, ratio, spread)
-    low_ns, high_ns = graph.low_ns[others] * low, graph.high_ns[others] * high
-    graph = graph.with_duration(others, duration_ns * by, low_ns=low_ns, high_ns=high_ns)
+    graph = put(graph, others, scaled(graph, others, by, source, low=low, high=high))
     changed[others] = by != 1
     dtype = np.where(changed & ~is_half(graph.dtype), DTYPES.index("bf16"), graph.dtype).astype(np.int8)
     graph = with_form(graph.replace(dtype=dtype), changed, "bf16")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from whatif.estimator import Estimates, Source, device
 from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.measured import task_batch_ratio
+from whatif.roofline import filled, latency_ns, roofline_ns
 from whatif.types import Bool, Int64, Phase, TaskKind, among
+
+Float64 = npt.NDArray[np.float64]
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
@@ -17,20 +24,76 @@ _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
 CPU_OPERATOR_NS = 2_000
 # Fits in an int64 with room for sums.
 MOST_WORK = 2**60
+# Of the change: products fill the machine better or worse at another size; our estimate.
+SPREAD = 0.1
+# Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
+HIDDEN_SHARE = 0.5
 
 
-def batch_tasks(graph: TaskGraph) -> tuple[Bool, Int64]:
-    """Give the mask of the tasks that grow with the batch and each task's part that does not, ns; shape (n_tasks,)."""
+def batch_tasks(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the tasks that grow with the batch."""
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
     fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
     if graph.on_gpu.any():
         work = graph.on_gpu & ~among(graph.kind, [TaskKind.MEMSET, TaskKind.COMMUNICATION])
         passes = passes | graph.select(phase=Phase.DATA)
-        floor_ns = np.full(len(graph), KERNEL_FLOOR_NS, dtype=np.int64)
     else:
         work = graph.select(kind=TaskKind.CPU_OP)
-        floor_ns = np.full(len(graph), CPU_OPERATOR_NS, dtype=np.int64)
-    return passes & work & ~fixed, floor_ns
+    return np.asarray(passes & work & ~fixed, dtype=np.bool_)
+
+
+class _Fixed(NamedTuple):
+    """The part of each task's time that any batch takes, at least and at best, ns; whether the device told it."""
+
+    centre_ns: Float64
+    least_ns: Float64
+    modelled: Bool
+
+
+def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
+    """Estimate how long ``tasks`` (a mask) take with ``factor`` times the samples.
+
+    Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
+    takes and a part in proportion: on a CPU the operator's call and the rest. A GPU kernel that fills a share s of the
+    device could do 1/s of the work in hardly more time, so of what it takes beyond its latency only the share s is in
+    proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
+    known all but the shortest kernel's time is in proportion.
+    """
+    fixed = _fixed_on_gpu(graph) if graph.on_gpu.any() else _fixed_on_cpu(graph)
+    measured = task_batch_ratio(graph, factor)[tasks]
+    known = np.isfinite(measured)
+
+    def at_new_size(time_ns: Int64, fixed_ns: Float64) -> Float64:
+        kept_ns = np.minimum(time_ns[tasks], fixed_ns[tasks])
+        return np.where(known, time_ns[tasks] * measured, kept_ns + (time_ns[tasks] - kept_ns) * factor)
+
+    duration_ns = at_new_size(graph.duration_ns, fixed.centre_ns)
+    spread_ns = np.abs(duration_ns - graph.duration_ns[tasks]) * SPREAD
+    ends = [at_new_size(time, part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
+    low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
+    source = np.where(fixed.modelled[tasks], Source.ROOFLINE, Source.ASSUMED)
+    return Estimates.of(
+        duration_ns, np.where(known, Source.MEASURED, source), np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns
+    )
+
+
+def _fixed_on_cpu(graph: TaskGraph) -> _Fixed:
+    fixed_ns = np.full(len(graph), float(CPU_OPERATOR_NS))
+    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(graph), dtype=np.bool_))
+
+
+def _fixed_on_gpu(graph: TaskGraph) -> _Fixed:
+    gpu = device(graph)
+    share, work_ns = filled(graph, gpu), roofline_ns(graph, gpu)
+    kernel = graph.kind == TaskKind.KERNEL
+    idle_ns = np.where(np.isfinite(share), latency_ns(graph, share), KERNEL_FLOOR_NS)
+    beyond_ns = np.maximum(graph.duration_ns - idle_ns, 0)
+    grows_ns = np.fmin(np.nan_to_num(share, nan=1.0), 1.0) * beyond_ns
+    most_ns = np.maximum(graph.duration_ns - KERNEL_FLOOR_NS, 0)
+    centre_ns = np.where(kernel, np.clip(np.maximum(grows_ns, work_ns), 0, most_ns), most_ns)
+    hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)
+    fixed_ns = graph.duration_ns.astype(np.float64) - centre_ns
+    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & np.isfinite(share))
 
 
 def launches_kernels(graph: TaskGraph) -> Bool:
@@ -41,14 +104,18 @@ def launches_kernels(graph: TaskGraph) -> Bool:
     return launches
 
 
-def with_work(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
-    """Let ``tasks`` do ``factor`` times as many operations and move as many bytes, where these are known."""
+def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = False) -> TaskGraph:
+    """Let ``tasks`` do ``factor`` times as many operations and move as many bytes, where these are known.
+
+    ``wider``: with as many times the thread blocks at once, and not one after the other.
+    """
 
     def grown(column: Int64) -> Int64:
         known = tasks & (column >= 0)
         return np.where(known, np.minimum(np.rint(column * float(factor)), MOST_WORK), column).astype(np.int64)
 
-    return graph.replace(flops=grown(graph.flops), size_bytes=grown(graph.size_bytes))
+    graph = graph.replace(flops=grown(graph.flops), size_bytes=grown(graph.size_bytes))
+    return graph.replace(warps=grown(graph.warps)) if wider else graph
 
 
 def with_batch_size(graph: TaskGraph, factor: float) -> TaskGraph:

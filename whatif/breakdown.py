@@ -14,7 +14,10 @@ from whatif.types import Bool, Int64, TaskKind
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Parts of one step, ms; they add up to the step. Communication counts where no other GPU work hides it."""
+    """Parts of one step, ms; they add up to the step.
+
+    Communication counts where no other GPU work hides it; in a step without a GPU where no CPU work does.
+    """
 
     cpu_only_ms: float
     gpu_only_ms: float
@@ -44,6 +47,8 @@ def breakdown(timeline: Timeline, clock: str) -> Breakdown:
     times, states = _states(sets, low_ns, high_ns)
     spans = np.diff(times)
     cpu, gpu, transfer = states
+    if not graph.on_gpu.any():
+        transfer &= ~cpu
     total_ns = max(high_ns - low_ns, 1)
     step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
 
@@ -56,7 +61,7 @@ def breakdown(timeline: Timeline, clock: str) -> Breakdown:
         cpu_gpu_ms=part(gpu & cpu),
         communication_ms=part(transfer & ~gpu),
         idle_ms=part(~cpu & ~gpu & ~transfer),
-        gpu_busy_ms=part(gpu | transfer),
+        gpu_busy_ms=part(gpu | transfer) if graph.on_gpu.any() else 0.0,
     )
 
 

@@ -81,7 +81,7 @@ def split(graph: TaskGraph, tasks: npt.NDArray[Any], parts: int) -> TaskGraph:
     last = first + repeats - 1
     part = np.arange(len(index)) - first[index]
     columns = {name: column[index] for name, column in columns_of(graph).items()}
-    for name in ("duration_ns", "low_ns", "high_ns", "size_bytes", "flops", "profiler_events"):
+    for name in ("duration_ns", "low_ns", "high_ns", "size_bytes", "flops", "warps", "profiler_events"):
         whole = columns[name]
         of = repeats[index]
         columns[name] = np.where(whole < 0, whole, whole // of + (part < whole % of))

@@ -63,6 +63,17 @@ def device(graph: TaskGraph) -> Gpu | None:
     return find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
 
 
+def scaled(
+    graph: TaskGraph, tasks: npt.NDArray[Any], factor: npt.ArrayLike, source: npt.ArrayLike, *,
+    low: npt.ArrayLike, high: npt.ArrayLike,
+) -> Estimates:  # fmt: skip
+    """Estimate ``tasks`` (a mask or ids) at ``factor`` times what they take now; ``low`` and ``high`` are factors."""
+    return Estimates.of(
+        graph.duration_ns[tasks] * np.asarray(factor), source,
+        graph.low_ns[tasks] * np.asarray(low), graph.high_ns[tasks] * np.asarray(high),
+    )  # fmt: skip
+
+
 def put(graph: TaskGraph, tasks: npt.NDArray[Any], estimates: Estimates) -> TaskGraph:
     """Give the graph in which ``tasks`` (a mask or ids) last what was estimated, ranges and sources included."""
     graph = graph.with_duration(tasks, estimates.duration_ns, low_ns=estimates.low_ns, high_ns=estimates.high_ns)
@@ -70,9 +81,12 @@ def put(graph: TaskGraph, tasks: npt.NDArray[Any], estimates: Estimates) -> Task
 
 
 def mark(graph: TaskGraph, tasks: npt.NDArray[Any], source: npt.ArrayLike) -> TaskGraph:
-    """Remember who answered for the durations of ``tasks`` (a mask or ids)."""
+    """Remember who answered for the durations of ``tasks`` (a mask or ids).
+
+    A duration that several what-ifs changed is known as well as the worst of their answers.
+    """
     column = sources(graph).copy()
-    column[tasks] = np.asarray(source, dtype=np.int8)
+    column[tasks] = np.maximum(column[tasks], np.asarray(source, dtype=np.int8))
     return graph.attach(**{ESTIMATED: column})
 
 

@@ -17,7 +17,7 @@ from whatif.kernels import KernelFamily
 from whatif.predict import Baseline, apply
 from whatif.steps import window_ns
 from whatif.timeline import Timeline
-from whatif.types import GPU_KINDS, Int64, Phase, TaskKind, among
+from whatif.types import GPU_KINDS, Array, Bool, Int64, Phase, TaskKind, among
 from whatif.verdict import verdict
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -99,9 +99,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     graph, timeline = baseline.graph, baseline.timeline
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
-    work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
     critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
-    work_ms, critical_ms = work_ns * ms_per_ns, critical_ns * ms_per_ns
+    work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
     begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
     n_steps = max(high_ns - low_ns, 1) / baseline.step_ns if baseline.step_ns else 1.0
     parts = _Parts(graph, begins / n_steps, work_ms, critical_ms)
@@ -113,8 +112,7 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
 
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
-    working = graph.on_gpu if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
-    families = parts.by(np.where(working, graph.family, -1), [family.name.lower() for family in KernelFamily])
+    families = parts.by(family_codes(graph), [family.name.lower() for family in KernelFamily])
     phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
     return Explanation(
         baseline=baseline,
@@ -127,9 +125,27 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
         without_layer=next((part for part in layers if not part.name), Part("", 0.0, 0.0, 0.0, 0.0)),
         n_layers=len(named),
         kernels=tuple(families[:top]),
-        operations=tuple(parts.by(np.where(working, graph.name, -1), graph.names)[:top]),
+        operations=tuple(parts.by(np.where(in_families(graph), graph.name, -1), graph.names)[:top]),
         warnings=apply(baseline).warnings,
     )
+
+
+def step_work_ms(baseline: Baseline) -> Floats:
+    """Give the time of each task within the step that is shown, ms, shape (n_tasks,)."""
+    timeline = baseline.timeline
+    low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    return np.asarray(work_ns * (baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)))
+
+
+def in_families(graph: TaskGraph) -> Bool:
+    """Give the mask of the tasks that are told by family: the GPU's work, operators where there is no GPU."""
+    return graph.on_gpu if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
+
+
+def family_codes(graph: TaskGraph) -> Array:
+    """Give the ``KernelFamily`` of each task, shape (n_tasks,); -1 for those that are not told by family."""
+    return np.where(in_families(graph), graph.family, -1)
 
 
 def critical_path_times(timeline: Timeline, low_ns: int, high_ns: int) -> tuple[Int64, int]:

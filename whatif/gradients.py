@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whatif.estimator import Source, device
 from whatif.graph import TaskGraph
-from whatif.hardware import find_gpu
 from whatif.insert import NewTasks
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
-from whatif.mixed_precision import last_gpu_before, memory_gbyte_s, operator_cost_ns
+from whatif.mixed_precision import last_gpu_before, memory_gbyte_s, operator_cost_ns, put_in
 from whatif.types import Int64, Phase, TaskKind
 
 ADD_NAME = "add gradients (accumulation)"
@@ -95,19 +95,20 @@ def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
     if found is None:
         return graph.note("the recording does not tell its gradients (whatif collect does), so adding them is free")
     calls = times * found.tensors
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    gpu = device(graph)
     rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
+    source = Source.ROOFLINE if gpu or not graph.on_gpu.any() else Source.ASSUMED
     if not graph.on_gpu.any():
         work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
         tasks = NewTasks(
             ends, ADD_NAME, TaskKind.CPU_OP, work_ns, low_ns=work_ns / SPREAD, high_ns=work_ns * SPREAD,
             phase=Phase.BACKWARD, family=FAMILY,
         )  # fmt: skip
-        return graph.insert(tasks).graph
+        return put_in(graph, [(tasks, source)])
     each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
     after = last_gpu_before(graph, ends)
     tasks = NewTasks(
         after, ADD_NAME, TaskKind.KERNEL, calls * each_ns, high_ns=calls * each_ns * SPREAD, phase=Phase.BACKWARD,
         family=FAMILY, launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
     )  # fmt: skip
-    return graph.insert(tasks).graph
+    return put_in(graph, [(tasks, source)])

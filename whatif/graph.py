@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from whatif.insert import Inserted, NewTasks, insert
 from whatif.memory import Memory
 from whatif.order import incoming
 from whatif.remove import remove
+from whatif.shared_property import share, shared_property
 from whatif.types import (
     ALL_STREAMS,
     CPU_WORK_KINDS,
@@ -33,6 +33,7 @@ from whatif.types import (
     Phase,
     TaskKind,
     Thread,
+    ThreadKind,
     Waits,
     among,
 )
@@ -44,14 +45,13 @@ if TYPE_CHECKING:
 # Columns with one row a task, in the order in which they are listed to people.
 TASK_COLUMNS = (
     "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
-    "correlation_id", "family", "dtype", "size_bytes", "flops",
+    "correlation_id", "family", "dtype", "size_bytes", "flops", "warps", "registers",
     "operator", "in_optimizer", "measured", "profiler_events",
 )  # fmt: skip
 
 
 # The fields that say which task waits for which, and what is kept of them once it has been asked for.
-_STRUCTURE = {"kind", "thread", "dependencies", "waits", "threads", "info"}
-_OF_STRUCTURE = {"on_gpu", "on_cpu", "launch_of", "by_thread", "neighbours", "derived", "incoming"}
+_STRUCTURE = {"kind", "thread", "dependencies", "waits", "threads"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ class TaskGraph:
     dtype: Int8
     size_bytes: Int64
     flops: Int64
+    warps: Int64  # of all thread blocks that a kernel starts; -1 where the recording does not tell
+    registers: Int32  # of each thread of a kernel; -1 where the recording does not tell
     operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
     measured: Int32  # row of its operator in `whatif.measured.OperatorTimes`; -1 where it was not measured alone
@@ -122,12 +124,17 @@ class TaskGraph:
 
     # -- selection ---------------------------------------------------------------------------------------------
 
-    @cached_property
+    @shared_property
     def on_gpu(self) -> Bool:
-        """Mask of kernels, copies, memsets and collectives, shape (n_tasks,)."""
-        return among(self.kind, GPU_KINDS)
+        """Mask of what GPU streams run: kernels, copies, memsets and collectives, shape (n_tasks,).
 
-    @cached_property
+        A transfer on a channel of its own is not of the GPU: a step on a CPU has such ones too.
+        """
+        streams = np.array([thread.kind != ThreadKind.CHANNEL for thread in self.threads], dtype=np.bool_)
+        on_gpu = among(self.kind, GPU_KINDS)
+        return on_gpu if streams.all() else on_gpu & streams[self.thread]
+
+    @shared_property
     def on_cpu(self) -> Bool:
         """Mask of the tasks in which a CPU thread works (waits are not work), shape (n_tasks,)."""
         return among(self.kind, CPU_WORK_KINDS)
@@ -162,7 +169,7 @@ class TaskGraph:
             mask &= self.step == step
         return mask
 
-    @cached_property
+    @shared_property
     def launch_of(self) -> Int32:
         """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""
         launch = np.full(len(self), -1, dtype=np.int32)
@@ -170,14 +177,14 @@ class TaskGraph:
         launch[self.dependencies.target[links]] = self.dependencies.source[links]
         return launch
 
-    @cached_property
+    @shared_property
     def by_thread(self) -> Array:
         """All tasks, thread by thread and each thread's in order, shape (n_tasks,)."""
         # numpy sorts 16 bits four times faster than 32: by digits instead of by comparison.
         narrow = self.thread.astype(np.int16) if len(self.threads) < 2**15 else self.thread
         return np.argsort(narrow, kind="stable")
 
-    @cached_property
+    @shared_property
     def neighbours(self) -> tuple[Int32, Int32]:
         """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 where there is none."""
         order = self.by_thread.astype(np.int32)
@@ -189,12 +196,12 @@ class TaskGraph:
 
     # -- dependencies ------------------------------------------------------------------------------------------
 
-    @cached_property
+    @shared_property
     def derived(self) -> Dependencies:
         """The positional dependencies (waits for earlier launches, launch-queue back-pressure) of this very graph."""
         return derive.derived_dependencies(self)
 
-    @cached_property
+    @shared_property
     def incoming(self) -> tuple[Int64, Int32, Int64]:
         """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
         derived = self.derived
@@ -226,10 +233,10 @@ class TaskGraph:
     def replace(self, **columns: Any) -> TaskGraph:
         """Give this graph with some columns or tables exchanged."""
         edited = replace(self, **columns)
-        if not _STRUCTURE & columns.keys():
-            # What was found about the structure stays true: most edits change durations alone.
-            known = {name: found for name, found in self.__dict__.items() if name in _OF_STRUCTURE}
-            edited.__dict__.update(known)
+        info = columns.get("info", self.info)
+        if not _STRUCTURE & columns.keys() and info.queue_depth == self.info.queue_depth:
+            # What is found about the structure is true of both: most edits change durations alone.
+            share(self, edited)
         return edited
 
     def scale(self, tasks: Bool, factor: float, *, low: float | None = None, high: float | None = None) -> TaskGraph:
@@ -284,11 +291,11 @@ class TaskGraph:
         for key, column in columns.items():
             if len(column) != len(self):
                 raise WhatifError(f"attach: expected {len(self)} values for column {key!r}, got {len(column)}.")
-        return replace(self, attached={**self.attached, **columns})
+        return self.replace(attached={**self.attached, **columns})
 
     def note(self, sentence: str) -> TaskGraph:
         """Leave a sentence for the user beside the prediction."""
-        return self if sentence in self.notes else replace(self, notes=(*self.notes, sentence))
+        return self if sentence in self.notes else self.replace(notes=(*self.notes, sentence))
 
     # -- invariants --------------------------------------------------------------------------------------------
 

@@ -31,12 +31,12 @@ SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
 # Share of the half-precision peak that the best shapes reach. Products: 0.80-0.87 on A100 and H100 (MAMF table of
 # stas00/ml-engineering). Attention: FlashAttention-2 and -3 report 0.5-0.75 on A100 and H100. Convolutions and
 # recurrent layers: our estimate, not measured.
-_CEILING = {KernelFamily.GEMM: 0.8, KernelFamily.CONVOLUTION: 0.4, KernelFamily.ATTENTION: 0.6, KernelFamily.RNN: 0.4}
+CEILING = {KernelFamily.GEMM: 0.8, KernelFamily.CONVOLUTION: 0.4, KernelFamily.ATTENTION: 0.6, KernelFamily.RNN: 0.4}
 # Our estimate, not measured (centre, fast end, slow end): a kernel that reaches a share e of the fp32 peak reaches
 # this share of e on tensor cores, because tiles are larger and operands arrive no faster. A TF32 kernel has them
 # already, and fp16 halves its operands.
-_TENSOR_FEED = (0.7, 0.95, 0.45)
-_TENSOR_FEED_FROM_TF32 = (0.9, 1.0, 0.6)
+FEED_FROM_FP32 = (0.7, 0.95, 0.45)
+FEED_FROM_TENSOR_CORES = (0.9, 1.0, 0.6)
 # aiconfigurator's speed-of-light model: t = max(flops / peak, bytes / bandwidth) / 0.8 + 3 us; 11-22 % MAPE on bf16
 # products of A100-B200.
 BANDWIDTH_SHARE = 0.8
@@ -84,6 +84,10 @@ _SHRINK: dict[KernelFamily, _Shrink] = {
 }
 
 
+# The same as a table, shape (3, n_families + 1): centre, low, high; what has no row, and no family (-1), stays.
+_SHRINK_BY_FAMILY = np.array([_SHRINK.get(member, _UNCHANGED) for member in KernelFamily] + [_UNCHANGED]).T
+
+
 def half_precision_ratio(
     family: npt.NDArray[np.integer[Any]],
     dtype: npt.NDArray[np.integer[Any]],
@@ -103,16 +107,17 @@ def half_precision_ratio(
     kernel's own efficiency where it is known.
     """
     duration = duration_ns.astype(np.float64)
-    centre, low, high = (np.ones(len(family)) for _ in range(3))
     changes = _runs_in_fp32(family, dtype, duration)
-    for member, shrink in _SHRINK.items():
-        mask = changes & (family == member)
-        for ends, factor in ((centre, shrink.centre), (low, shrink.low), (high, shrink.high)):
-            ends[mask] = _above_floor(duration[mask], factor)
+    centre, low, high = (_above_floor(duration, np.where(changes, by[family], 1.0)) for by in _SHRINK_BY_FAMILY)
     for member in MATRIX_FAMILIES:
+        of_member = changes & (family == member)
+        if not of_member.any():
+            continue
+        in_tf32 = _multiplies_in_tf32(dtype, member, gpu)
         for tf32 in (False, True):
-            mask = changes & (family == member) & (_multiplies_in_tf32(dtype, member, gpu) == tf32)
-            found = _matrix_ratios(member, tf32, flops[mask], size_bytes[mask], duration[mask], gpu, target)
+            mask = of_member & (in_tf32 == tf32)
+            switch = Switch("tf32" if tf32 else "fp32", target, 0.5, FEED_FROM_TENSOR_CORES if tf32 else FEED_FROM_FP32)
+            found = matrix_ratios(member, switch, flops[mask], size_bytes[mask], duration[mask], gpu)
             centre[mask], low[mask], high[mask] = found
     return centre, np.minimum(low, centre), np.maximum(high, centre)
 
@@ -155,50 +160,74 @@ def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamil
     return named
 
 
-def _above_floor(duration: Float64, factor: float) -> Float64:
+def _above_floor(duration: Float64, factor: Float64) -> Float64:
     """Shrink only the time above the floor: a kernel that is all latency gains nothing."""
     fixed = np.minimum(duration, KERNEL_FLOOR_NS)
-    return (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0) if len(duration) else duration
+    shrunk = (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0)
+    return np.where(factor == 1, 1.0, shrunk)
 
 
-def _matrix_ratios(
+class Switch(NamedTuple):
+    """From which format of the operands to which, what is left of the bytes, and what the units then reach.
+
+    ``feed`` (centre, fast end, slow end): a kernel at a share e of the old peak reaches ``feed * e`` of the new one.
+    """
+
+    before: str
+    after: str
+    bytes_left: float
+    feed: tuple[float, float, float]
+
+
+# Volta's peaks, 125 : 15.7 TFLOP/s, stand for an unknown device, and Ampere's 2 for TF32.
+_UNKNOWN_GAIN = {"fp32": 8.0, "tf32": 2.0}
+
+
+def matrix_ratios(
     family: KernelFamily,
-    tf32: bool,
+    switch: Switch,
     flops: npt.NDArray[np.integer[Any]],
     size_bytes: npt.NDArray[np.integer[Any]],
     duration: Float64,
     gpu: Gpu | None,
-    target: str,
 ) -> tuple[Float64, Float64, Float64]:
-    """Daydream's speedup; where the work is known, a roofline in half precision with the kernel's own efficiency."""
-    # Volta's peaks, 125 : 15.7 TFLOP/s, stand for an unknown device, and Ampere's 2 for TF32.
+    """Give new over recorded time of matrix kernels of one family whose operands change their format, and its range.
+
+    All arrays have shape (n,). Daydream's speedup; where the work is known and the device has faster units for the
+    format, a roofline with the kernel's own efficiency. Never above 1.
+    """
     gain = (
-        (2.0 if tf32 else 8.0)
+        _UNKNOWN_GAIN.get(switch.before, 1.0)
         if gpu is None
-        else gpu.matrix_tflops(target) / gpu.matrix_tflops("tf32" if tf32 else "fp32")
+        else gpu.matrix_tflops(switch.after) / gpu.matrix_tflops(switch.before)
     )
     gain = max(gain, 1.0)
     ratios = [
         _matrix_floor(duration, duration * gain**-exponent)
         for exponent in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW if gpu is not None else 0.0)
     ]
-    known = (flops > 0) & (duration > 0)
+    known = work_is_known(flops, duration, gpu)
     if gpu is None or gain == 1.0 or not known.any():
         return ratios[0], ratios[1], ratios[2]
     work = flops[known].astype(np.float64)
     recorded = duration[known]
-    slow = gpu.matrix_tflops("tf32" if tf32 else "fp32") * 1e3  # FLOP/ns
-    fast = gpu.matrix_tflops(target) * 1e3
+    slow = gpu.matrix_tflops(switch.before) * 1e3  # FLOP/ns
+    fast = gpu.matrix_tflops(switch.after) * 1e3
     efficiency = work / recorded / slow
-    half_bytes = np.maximum(size_bytes[known], 0) / 2
-    memory_ns = half_bytes / (gpu.memory_gbyte_s * BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
-    for position, feed in enumerate(_TENSOR_FEED_FROM_TF32 if tf32 else _TENSOR_FEED):
+    bytes_left = np.maximum(size_bytes[known], 0) * switch.bytes_left
+    memory_ns = bytes_left / (gpu.memory_gbyte_s * BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
+    for position, feed in enumerate(switch.feed):
         # Fast algorithms (Winograd) do fewer operations than counted: their efficiency passes 1, and the ceiling
         # holds it.
-        reached = np.minimum(efficiency * feed, _CEILING[family])
+        reached = np.minimum(efficiency * feed, CEILING[family])
         compute_ns = work / (fast * reached)
         ratios[position][known] = _matrix_floor(recorded, np.maximum(compute_ns, memory_ns))
     return ratios[0], ratios[1], ratios[2]
+
+
+def work_is_known(flops: npt.NDArray[np.integer[Any]], duration: npt.NDArray[Any], gpu: Gpu | None) -> Bool:
+    """Select the matrix kernels whose efficiency the recording tells, shape of ``flops``."""
+    return np.asarray((flops > 0) & (duration > 0) & (gpu is not None), dtype=np.bool_)
 
 
 def _matrix_floor(recorded: Float64, predicted: Float64) -> Float64:

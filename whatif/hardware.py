@@ -17,6 +17,9 @@ from whatif.errors import WhatifError
 # Where a device has no units for a number format, its matrix products run in the next one.
 _SLOWER_DTYPE = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 
+# Resident warps of a multiprocessor where it is not 64: CUDA C++ Programming Guide, technical specifications.
+_WARPS_PER_SM = {"7.5": 32, "8.6": 48, "8.7": 48, "8.9": 48, "12.0": 48}
+
 # A driver and ECC take up to an eighth of what the data sheet says (T4, L4: 8 %); none reports more than it has.
 _MEMORY_REPORTED = (0.87, 1.02)
 
@@ -59,6 +62,11 @@ class Gpu:
     def memory_bytes(self) -> int:
         """Device memory in bytes, as the data sheet counts it: a device reports 1 to 8 % less."""
         return int(self.memory_gibyte * 2**30)
+
+    @property
+    def warps_per_sm(self) -> int:
+        """Warps that a multiprocessor holds at a time (CUDA C++ Programming Guide, table of compute capabilities)."""
+        return _WARPS_PER_SM.get(self.compute_capability, 64)
 
     def matrix_tflops(self, dtype: str) -> float:
         """Return the peak rate of matrix products with `dtype` operands and fp32 accumulation, in TFLOP/s.
@@ -112,6 +120,7 @@ def load_gpu(name: str) -> Gpu:
     raise WhatifError(f"expected the name of a known GPU, got {name!r}: the closest are {hint}")
 
 
+@lru_cache(maxsize=64)
 def find_gpu(recorded_name: str, memory_bytes: int | None = None) -> Gpu | None:
     """Return the GPU that a recording calls `recorded_name` ("Tesla V100-SXM2-32GB"), or None.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.estimator import Source, put, scaled
 from whatif.types import Array, Bool
 
 if TYPE_CHECKING:
@@ -150,10 +151,8 @@ def scale_measured(graph: TaskGraph, tasks: Bool, ratio: Float64, spread: Float6
     by = ratio[tasks]
     noise = np.minimum(np.nan_to_num(spread[tasks], nan=UNKNOWN_SPREAD) + CONTEXT_SPREAD, 0.9)
     noise[by == 1] = 0.0  # what does not change is as certain as it was
-    return graph.with_duration(
-        tasks, graph.duration_ns[tasks] * by,
-        low_ns=graph.low_ns[tasks] * by * (1 - noise), high_ns=graph.high_ns[tasks] * by * (1 + noise),
-    )  # fmt: skip
+    source = np.where(by == 1, Source.RECORDED, Source.MEASURED)
+    return put(graph, tasks, scaled(graph, tasks, by, source, low=by * (1 - noise), high=by * (1 + noise)))
 
 
 def with_form(graph: TaskGraph, tasks: Bool, form: str) -> TaskGraph:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.estimator import Estimates, Source, mark
 from whatif.graph import TaskGraph
 from whatif.half_precision import BANDWIDTH_SHARE
 from whatif.hardware import Gpu
-from whatif.insert import NewTasks
+from whatif.insert import NewTasks, insert_all
 from whatif.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.synchronize import synchronizing
 from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
@@ -30,6 +32,7 @@ CPU_COPY_GBYTE_S = 10.0
 # Outside these a rate is damage, not a measurement: no machine of today copies as slowly, or as fast.
 SLOWEST_COPY_GBYTE_S, FASTEST_COPY_GBYTE_S = 0.01, 1e5
 CAST_NAME = "cast (autocast)"
+SYNC_CALL = "cudaStreamSynchronize"
 # Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
 # Families that autocast computes in fp32 (PyTorch's autocast op reference), so that the next product casts its input.
@@ -60,7 +63,28 @@ def _total(counts: list[Any]) -> int | None:
     return sum(count for count in counts if isinstance(count, int) and 0 <= count < 10**13) or None
 
 
-def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
+# New tasks, and who answers for their durations.
+Lot = tuple[NewTasks, npt.ArrayLike]
+
+
+def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: bool = False) -> TaskGraph:
+    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
+    lots = _casts(graph, matrix, gpu)
+    return put_in(graph, [*lots, *_loss_scaler(graph, gpu)] if loss_scaler else lots)
+
+
+def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
+    """Give the graph with the new tasks of all ``lots``, which know their sources."""
+    done = insert_all(graph, [tasks for tasks, _ in lots])
+    if not done:
+        return graph
+    graph = done[0].graph
+    for inserted, (_, source) in zip(done, lots, strict=True):
+        graph = mark(graph, inserted.ids, source)
+    return graph
+
+
+def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> list[Lot]:
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
 
     Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
@@ -69,11 +93,11 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
     over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
     ten times that.
     """
-    first = _first_of_operator(graph, matrix)
+    first = first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
     backward = first[graph.phase[first] == Phase.BACKWARD]
     if not len(forward):
-        return graph
+        return []
     count = product_parameters(graph)
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
     cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
@@ -87,46 +111,54 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> TaskGraph:
         # Spread over the backward operators, of which there are about two for each forward one.
         around = np.concatenate([around, backward[np.linspace(0, len(backward) - 1, len(around)).astype(np.int64)]])
         cast_ns = np.concatenate([cast_ns, cast_ns])
-    return _inserted(graph, around, cast_ns, known=bool(count))
-
-
-def _inserted(graph: TaskGraph, around: Int64, cast_ns: npt.NDArray[np.float64], *, known: bool) -> TaskGraph:
-    """Put a cast before each of the tasks ``around``, with its launch where a call launches the task."""
+    source = np.full(len(around), Source.ROOFLINE if count else Source.ASSUMED)
     if not graph.on_gpu.any():
-        return graph.insert(NewTasks(_task_before(graph, around), CAST_NAME, TaskKind.CPU_OP, cast_ns)).graph
+        return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, cast_ns), CAST_NAME)]
+    cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
+    high_ns = cast_ns * (2 if count else 10)
+    return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, high_ns), CAST_NAME)]
+
+
+def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str) -> Lot:
+    """Give a new task before each of the tasks ``around``: a kernel with its launch, where a call launches the task.
+
+    ``estimates`` has one row a task of ``around``. On a CPU recording it is an operator of its own.
+    """
+    if not graph.on_gpu.any():
+        new = NewTasks(_task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
+        return new, estimates.source
     launched = graph.launch_of[around] >= 0
-    around, cast_ns = around[launched], np.maximum(cast_ns[launched], KERNEL_FLOOR_NS)
+    around = around[launched]
     launch = graph.launch_of[around]
     # A graph launch starts its kernels without a call for each.
     alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[launch] == 1
-    tasks = NewTasks(
-        _task_before(graph, around), CAST_NAME, TaskKind.KERNEL, cast_ns, thread=graph.thread[around],
-        high_ns=cast_ns * (2 if known else 10), family=int(KernelFamily.CAST), layer=graph.layer[around],
-        phase=graph.phase[around], launched_after=np.where(alone, _task_before(graph, launch), launch),
+    new = NewTasks(
+        _task_before(graph, around), name, TaskKind.KERNEL, estimates.duration_ns[launched],
+        thread=graph.thread[around], low_ns=estimates.low_ns[launched], high_ns=estimates.high_ns[launched],
+        family=int(KernelFamily.CAST), layer=graph.layer[around], phase=graph.phase[around],
+        launched_after=np.where(alone, _task_before(graph, launch), launch),
         launch_ns=np.where(alone, operator_cost_ns(graph), 0),
     )  # fmt: skip
-    return graph.insert(tasks).graph
+    return new, estimates.source[launched]
 
 
-def add_loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> TaskGraph:
+def _loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> list[Lot]:
     """Let every step unscale its gradients and wait for the result before the update."""
     begins = update_begins(graph)
     if not len(begins) or not graph.on_gpu.any():
-        return graph
+        return []
     count = parameters(graph)
     unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
     before = _task_before(graph, begins)
     last_kernel = last_gpu_before(graph, begins)
-    unscaled = graph.insert(
-        NewTasks(
-            last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
-            phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
-            launch_ns=operator_cost_ns(graph),
-        )
+    unscale = NewTasks(
+        last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
+        phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
+        launch_ns=operator_cost_ns(graph),
     )  # fmt: skip
     # The CPU reads the result on the stream that computes it.
-    stream = int(unscaled.graph.thread[unscaled.ids[0]])
-    return unscaled.graph.synchronize(unscaled.launches, call_ns=KERNEL_FLOOR_NS, stream=stream)
+    reads = synchronizing(before, call_ns=KERNEL_FLOOR_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))
+    return [(unscale, Source.ROOFLINE if count and gpu else Source.ASSUMED), (reads, Source.RECORDED)]
 
 
 def update_begins(graph: TaskGraph) -> Int64:
@@ -138,7 +170,8 @@ def update_begins(graph: TaskGraph) -> Int64:
     update = cpu[graph.phase[cpu] == Phase.UPDATE]
     # The first update task behind each backward task; many backward tasks lead to the same one.
     at = np.searchsorted(update, backward)
-    begins = np.unique(update[at[at < len(update)]])
+    found = update[at[at < len(update)]]  # ascending, as the backward tasks are
+    begins = found[np.flatnonzero(np.diff(found, prepend=-1))]
     # Between a backward pass and its update lies no other phase.
     forward = cpu[graph.phase[cpu] == Phase.FORWARD]
     last_backward = backward[np.searchsorted(backward, begins) - 1]
@@ -151,9 +184,10 @@ def operator_cost_ns(graph: TaskGraph) -> int:
 
     Half of the gaps hold the Python of a layer, which a cast inside autocast does not run.
     """
-    launches = np.unique(graph.launch_of[graph.on_gpu & (graph.phase == Phase.FORWARD)])
-    launches = launches[launches >= 0]
-    if not len(launches):
+    launch = graph.launch_of[graph.on_gpu & (graph.phase == Phase.FORWARD)]
+    launches = np.zeros(len(graph), dtype=np.bool_)
+    launches[launch[launch >= 0]] = True
+    if not launches.any():
         return 10_000
     behind = graph.neighbours[1][launches]
     behind = behind[behind >= 0]
@@ -161,7 +195,7 @@ def operator_cost_ns(graph: TaskGraph) -> int:
     return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps, 25) if len(gaps) else 0))
 
 
-def _first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
+def first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
     """Give the first task of each operator among the matrix tasks: one operator runs several kernels."""
     tasks = np.flatnonzero(matrix)
     known = graph.operator[tasks] >= 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.estimator import Estimates, Source, put, scaled
 from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
 from whatif.measured import LARGEST_RATIO, SMALLEST_RATIO
+from whatif.memory_effects import change_memory, updated_as
 from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
@@ -67,7 +69,8 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
     operators = step_kernels(graph)
     update = graph.on_cpu & graph.in_optimizer if graph.in_optimizer.any() else operators
     graph = _renamed(graph, operators, FUSED_NAME if to == "fused" else FOREACH_NAME)
-    return graph.scale(update, ratio, low=ratio * (1 - MEASURED_SPREAD), high=ratio * (1 + MEASURED_SPREAD))
+    low, high = ratio * (1 - MEASURED_SPREAD), ratio * (1 + MEASURED_SPREAD)
+    return put(graph, update, scaled(graph, update, ratio, Source.MEASURED, low=low, high=high))
 
 
 def n_operations(graph: TaskGraph) -> int:
@@ -79,10 +82,13 @@ _ARITHMETIC = (KernelFamily.ELEMENTWISE, KernelFamily.OPTIMIZER, KernelFamily.RE
                KernelFamily.CAST)  # fmt: skip
 
 
-def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> TaskGraph:
+def fuse_update(
+    graph: TaskGraph, ratio: float, *, low: float, high: float, source: Source = Source.ROOFLINE
+) -> TaskGraph:
     """Give the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
 
-    Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio. Raises WhatifError where
+    Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source``
+    tells it: the kernels' own rate and the bytes that are left, where nobody says otherwise. Raises WhatifError where
     the graph has no update to fuse; a fused update is left as it is, with a note.
     """
     update = step_kernels(graph)
@@ -94,8 +100,8 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
     if (update & graph.select(name=FUSED_NAMES)).any():
         return graph.note("fused_adam: the optimizer is fused already; nothing changes")
     if not graph.on_gpu.any():
-        fused = _renamed(graph.scale(update, ratio, low=low, high=max(high, ratio)), update)
-        return fused.note(
+        estimates = scaled(graph, update, ratio, source, low=low, high=max(high, ratio))
+        return _renamed(put(graph, update, estimates), update).note(
             f"fused_adam: {int(update.sum())} update operators of the recording move {1 / ratio:.1f} times less data"
         )
     launched = np.flatnonzero(update & (graph.launch_of >= 0))
@@ -105,7 +111,7 @@ def fuse_update(graph: TaskGraph, ratio: float, *, low: float, high: float) -> T
     groups = np.split(launched, np.flatnonzero(np.diff(graph.step[launched])) + 1)
     if max(len(tasks) for tasks in groups) == 1:
         return graph.note("fused_adam: one kernel does the whole update already; nothing changes")
-    return _with_one_kernel_each(graph, groups, ratio, low, high).note(
+    return _with_one_kernel_each(graph, groups, (ratio, low, high), source).note(
         f"fused_adam: {len(groups[0])} kernels of an update become one"
     )
 
@@ -125,14 +131,18 @@ def batch_update(graph: TaskGraph) -> TaskGraph:
     launched = launched[order]
     same = (np.diff(graph.step[launched]) == 0) & (np.diff(graph.name[launched]) == 0)
     groups = np.split(launched, np.flatnonzero(~same) + 1)
-    return _with_one_kernel_each(graph, groups, 1.0, 1.0, 1.0, FOREACH_NAME).note(
+    return _with_one_kernel_each(graph, groups, (1.0, 1.0, 1.0), Source.ROOFLINE, FOREACH_NAME).note(
         f"fused_adam: {len(launched) // max(graph.info.n_steps, 1)} kernels of an update become "
         f"{len(groups) // max(graph.info.n_steps, 1)}"
     )
 
 
 def _with_one_kernel_each(
-    graph: TaskGraph, groups: list[Int64], ratio: float, low: float, high: float, new_name: str = FUSED_NAME
+    graph: TaskGraph,
+    groups: list[Int64],
+    ratios: tuple[float, float, float],
+    source: Source,
+    new_name: str = FUSED_NAME,
 ) -> TaskGraph:
     """Keep the first kernel of each group with its launch, with the time of the fused one; remove the others."""
     first = np.array([tasks[0] for tasks in groups])
@@ -144,7 +154,8 @@ def _with_one_kernel_each(
     def fused_ns(by: float) -> Int64:
         return np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns).astype(np.int64)
 
-    graph = graph.with_duration(first, fused_ns(ratio), low_ns=fused_ns(low), high_ns=fused_ns(high))
+    centre_ns, low_ns, high_ns = (fused_ns(by) for by in ratios)
+    graph = put(graph, first, Estimates.of(centre_ns, source, low_ns, high_ns))
     graph = _renamed(graph, np.isin(np.arange(len(graph)), first), new_name)
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))
 
@@ -153,4 +164,6 @@ def _renamed(graph: TaskGraph, tasks: Bool, new_name: str = FUSED_NAME) -> TaskG
     """Give the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
     names = graph.names if new_name in graph.names else (*graph.names, new_name)
     code = names.index(new_name)
-    return graph.replace(names=names, name=np.where(tasks, code, graph.name).astype(np.int32))
+    graph = graph.replace(names=names, name=np.where(tasks, code, graph.name).astype(np.int32))
+    form, optimizer = "fused" if new_name == FUSED_NAME else "foreach", graph.info.optimizer
+    return change_memory(graph, lambda memory: updated_as(memory, optimizer, form))

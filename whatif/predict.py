@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from whatif.baseline import Baseline
 from whatif.breakdown import Breakdown, breakdown
-from whatif.calibrate import Calibration, calibrate
+from whatif.composition import Composition, compose, contributions, single_schedule
 from whatif.errors import WhatifError
+from whatif.estimator import described
 from whatif.graph import TaskGraph
 from whatif.simulator import Schedule, simulate, simulate_bounds
-from whatif.steps import default_clock, steady, step_ns
+from whatif.steps import step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
-from whatif.types import BEFORE_NAME, TaskKind
+
+__all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
 
 # Above this share of the span, time that no dependency explains makes every prediction doubtful.
 DOUBTFUL_WAIT_PCT = 2.0
@@ -29,78 +33,6 @@ HOST_BOUND_PCT = 50.0
 NOTHING_PCT = 1.0
 
 AnyTransform = Transform | str | Callable[[TaskGraph], TaskGraph]
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A graph, its simulated timeline and how well that meets the recording.
-
-    The graph is the recorded one, or where ``calibration`` is given that one without the profiler.
-    """
-
-    graph: TaskGraph
-    timeline: Timeline
-    clock: str
-    calibration: Calibration | None = None  # None where the recording tells no step without the profiler
-
-    @staticmethod
-    def of(graph: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> Baseline:
-        """Simulate ``graph``, corrected to the step without the profiler where the recording tells it.
-
-        With ``calibrated=False`` as it was recorded. Raises WhatifError on a clock that the recording does not have.
-        """
-        chosen = clock or default_clock(graph)
-        if chosen not in ("gpu", "mark", "span"):
-            raise WhatifError(f"expected the step clock gpu, mark or span, got {chosen!r}.")
-        if chosen not in graph.info.measured_step_ns:
-            raise WhatifError(
-                f"{graph.info.path}: this recording has no steps by the clock {chosen!r}; "
-                f"it has: {', '.join(graph.info.measured_step_ns) or 'none'}."
-            )
-        if not calibrated:
-            return Baseline(graph, simulate(graph), chosen)
-        found = calibrate(graph, chosen)
-        return Baseline(found.graph, found.timeline, chosen, found if found.untraced or found.reason else None)
-
-    @property
-    def step_ns(self) -> float:
-        """The simulated step, ns."""
-        return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
-
-    @property
-    def measured_ns(self) -> float:
-        """The measured step, ns."""
-        return step_ns(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
-
-    @property
-    def replayed_ns(self) -> float:
-        """The simulated step of the graph as it was recorded, before any calibration, ns."""
-        return self.calibration.replayed_ns if self.calibration else self.step_ns
-
-    @property
-    def replay_error_pct(self) -> float:
-        """Simulated against measured step of the recording, percent, signed: both with the profiler in them."""
-        return 100.0 * (self.replayed_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
-
-    @cached_property
-    def unexplained_wait_pct(self) -> float:
-        """Waiting that no dependency explains, percent of the makespan."""
-        graph = self.graph
-        lead_in = np.array([name == BEFORE_NAME for name in graph.names])
-        # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
-        unexplained = (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
-        return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
-
-    @property
-    def mean_over_median(self) -> float:
-        """The mean of the measured steady steps over their median: above 1 where some take much longer."""
-        times_ns = steady(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
-        return float(np.mean(times_ns) / np.median(times_ns)) if times_ns and np.median(times_ns) > 0 else 1.0
-
-    @cached_property
-    def breakdown(self) -> Breakdown:
-        """Where the simulated step goes."""
-        return breakdown(self.timeline, self.clock)
 
 
 @dataclass(frozen=True)
@@ -148,6 +80,11 @@ class Prediction:
     def breakdown(self) -> Breakdown:
         """Where the predicted step goes."""
         return breakdown(self.timeline, self.baseline.clock)
+
+    @cached_property
+    def composition(self) -> Composition:
+        """What each of several transforms contributes; it takes two simulations for each beyond the first."""
+        return contributions(self.baseline, self.transforms, self.predicted_ms * 1e6)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -209,8 +146,13 @@ class Prediction:
             "gpu_busy_ms": {"baseline": self.baseline.breakdown.gpu_busy_ms, "predicted": self.breakdown.gpu_busy_ms},
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
             "breakdown": {"baseline": self.baseline.breakdown.to_dict(), "predicted": self.breakdown.to_dict()},
+            "estimates": described(self.graph),
             "warnings": list(self.warnings),
         }
+        if len(self.transforms) > 1:
+            parts = zip(result["transforms"], self.composition.contributions, strict=True)
+            result["contributions"] = [{**named, **part.to_dict()} for named, part in parts]
+            result["interaction_ms"] = self.composition.interaction_ms
         if self.baseline.calibration:
             result["calibration"] = self.baseline.calibration.to_dict()
         changed_batch = self.graph.info.batch_size
@@ -238,29 +180,33 @@ def apply(
     baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock, calibrated=calibrated)
     loaded = tuple(_as_transform(t) for t in transforms)
     schedule = single_schedule(loaded)
-    changed = baseline.graph
-    for transform in loaded:
-        changed = transform(changed).check()
+    changed = compose(baseline.graph, loaded)
     if changed is baseline.graph and schedule is None:
         return Prediction(baseline, loaded, baseline.timeline, baseline.step_ns, baseline.step_ns)
     timeline = simulate(changed, schedule)
-    # What the model misses on the recording itself it may miss here as well.
+    predicted_ns = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
+    return Prediction(baseline, loaded, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))
+
+
+def bounds_ns(
+    baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
+) -> tuple[float, float]:
+    """Give the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations.
+
+    What the model leaves open is taken all together, as errors of one kind go the same way. What it misses on the
+    recording itself, and what two runs of one program differ, have nothing to do with that nor with one another: such
+    errors add up as their squares do.
+    """
+    if not predicted_ns > 0:
+        return 0.0, 0.0
     missed = abs(baseline.replay_error_pct) / 100
-    lower, higher = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
-    low, high = (
-        step_ns(bound.step_times_ns(baseline.clock), changed, baseline.clock)
+    spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
+    left_open = (
+        abs(step_ns(bound.step_times_ns(baseline.clock), changed, baseline.clock) / predicted_ns - 1)
         for bound in simulate_bounds(changed, schedule)
     )
-    return Prediction(baseline, loaded, timeline, max(low * (1 - missed - lower), 0.0), high * (1 + missed + higher))
-
-
-def single_schedule(transforms: tuple[Transform, ...]) -> Schedule | None:
-    """Give the one schedule override of a composition, if any. Raises WhatifError where two transforms have one."""
-    overriding = [t for t in transforms if t.schedule is not None]
-    if len(overriding) > 1:
-        names = " and ".join(repr(t.name) for t in overriding)
-        raise WhatifError(f"{names} both override the schedule; apply one of them at a time.")
-    return overriding[0].schedule if overriding else None
+    below, above = (math.hypot(by_model, missed, by_run) for by_model, by_run in zip(left_open, spread, strict=True))
+    return max(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)
 
 
 def _as_transform(transform: AnyTransform) -> Transform:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +32,15 @@ class Frontier:
 
     ``ready_ns`` maps each ready task's id to the time from which on it could run; ``free_ns`` lists when each thread
     is free; ``graph`` has all columns, and ``thread`` is its thread column as a list, which is quicker to read one by
-    one.
+    one. ``memory`` is the schedule's own: what it keeps from one pick to the next.
+    A schedule may put a ready task off: it raises the task's entry in ``ready_ns``.
     """
 
     graph: TaskGraph
     ready_ns: dict[int, int]
     free_ns: list[int]
     thread: list[int]
+    memory: dict[str, Any] = field(default_factory=dict)
 
     def start_ns(self, task: int) -> int:
         """Give the earliest start of a ready task: ready, and its thread free."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.types import Int64
+from whatif.types import Array, Bool, Int64
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -30,15 +30,34 @@ def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) 
 
 def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int64:
     """The times between which a clock's steps lie, ns, ascending."""
-    if clock == "mark":
-        return _marks(graph, start_ns, end_ns)
-    if clock == "gpu":
-        return np.maximum.accumulate(_last_gpu_ends(graph, end_ns))
-    counted = graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+    if clock != "span":
+        tasks, by_start = edge_tasks(graph, clock)
+        return edge_times_ns(start_ns[tasks], end_ns[tasks], by_start, clock)
+    counted = span_tasks(graph)
     return np.array([start_ns[counted].min(), end_ns[counted].max()])
 
 
-def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:
+def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
+    """Give the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
+    if clock == "gpu":
+        tasks = _last_gpu_tasks(graph)
+        return tasks, np.zeros(len(tasks), dtype=np.bool_)
+    return _marks(graph)
+
+
+def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) -> Array:
+    """Give the edges from the starts and ends of the edge tasks, whose axis comes first; any further are scenarios."""
+    edges = np.where(by_start.reshape(-1, *[1] * (start_ns.ndim - 1)), start_ns, end_ns)
+    return np.maximum.accumulate(edges) if clock == "gpu" else edges
+
+
+def span_tasks(graph: TaskGraph) -> Bool:
+    """Give the mask of the tasks that the span lasts from the first to the last of."""
+    return graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+
+
+def _last_gpu_tasks(graph: TaskGraph) -> Int64:
+    """The GPU task that was launched last in each step."""
     gpu = np.flatnonzero(graph.on_gpu & (graph.step >= 0))
     if not len(gpu):
         return np.empty(0, dtype=np.int64)
@@ -46,17 +65,17 @@ def _last_gpu_ends(graph: TaskGraph, end_ns: Int64) -> Int64:
     order = np.lexsort((gpu, launched, graph.step[gpu]))
     steps = graph.step[gpu][order]
     last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
-    return np.asarray(end_ns[gpu[order[last]]], dtype=np.int64)
+    return np.asarray(gpu[order[last]], dtype=np.int64)
 
 
-def _marks(graph: TaskGraph, start_ns: Int64, end_ns: Int64) -> Int64:
-    """The start of each step's first task on the main thread, and the end of its last one."""
+def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:
+    """Each step's first task on the main thread, by its start, and the last step's last one, by its end."""
     main = np.flatnonzero((graph.thread == 0) & (graph.step >= 0))
     if not len(main):
-        return np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
     steps = graph.step[main]
     first = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
-    return np.append(start_ns[main[first]], end_ns[main[-1]])
+    return np.append(main[first], main[-1]), np.append(np.ones(len(first), dtype=np.bool_), False)
 
 
 def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from whatif.edit import reorder
 from whatif.insert import NewTasks, insert
-from whatif.types import TaskKind, Waits
+from whatif.types import TaskKind
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
@@ -25,14 +24,14 @@ def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: s
     ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first
     insertion change.
     """
+    return insert(graph, synchronizing(after, call_ns=call_ns, name=name, stream=stream)).graph
+
+
+def synchronizing(after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> NewTasks:
+    """Give the tasks of such calls, each behind one of the tasks ``after``: the call, and its wait."""
     places = np.atleast_1d(np.asarray(after))
     kinds = np.tile([TaskKind.RUNTIME, TaskKind.WAIT], len(places))
-    inserted = insert(graph, NewTasks(np.repeat(places, 2), name, kinds, np.where(kinds == TaskKind.WAIT, 0, call_ns)))
-    waits = inserted.ids[kinds == TaskKind.WAIT]
-    old = inserted.graph.waits
-    table = Waits(
-        np.concatenate([old.task, waits]).astype(np.int32),
-        np.concatenate([old.scope, np.full(len(waits), stream)]).astype(np.int32),
-        np.concatenate([old.lag_ns, np.full(len(waits), RETURN_NS)]),
-    )
-    return reorder(inserted.graph.replace(waits=table))[0]
+    return NewTasks(
+        np.repeat(places, 2), name, kinds, np.where(kinds == TaskKind.WAIT, 0, call_ns), waits_for=stream,
+        return_ns=RETURN_NS,
+    )  # fmt: skip

@@ -19,17 +19,17 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whatif.errors import WhatifError
+from whatif.plug_ins import find_plug_in, plug_ins
+from whatif.units import QUANTITIES
 
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
     from whatif.simulator import Schedule
 
-ENTRY_POINT_GROUP = "whatif.transforms"
 # Imported by name at run time: the library never depends on the scripts that use it.
 BUILT_IN_PACKAGE = "whatif.transforms"
 
@@ -38,7 +38,7 @@ _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
 # Types whose values can be written as text.
-_TEXT_KINDS = (bool, int, float, str, Path)
+_TEXT_KINDS = (bool, int, float, str, Path, *QUANTITIES)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ def load_transform(spec: str | Path, **options: Any) -> Transform:
     message), or where an option does not fit.
     """
     name, text_options = parse_spec(str(spec))
-    module = _load_module(name)
-    transform = _checked(name, module)
-    return transform.with_options({**text_options, **options})
+    return _found(name).with_options({**text_options, **options})
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -134,18 +132,25 @@ def built_in_names() -> list[str]:
 
 
 def plug_in_names() -> list[str]:
-    """Give the names of the transforms that other packages offer, sorted."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    """Give the names of the transforms that other packages offer, sorted; a built-in's name is the built-in's."""
+    return sorted({plug_in.name for plug_in in plug_ins()} - set(built_in_names()))
 
 
-def _load_module(name: str) -> types.ModuleType:
+def _found(name: str) -> Transform:
+    """The transform of that name, with its defaults: a file, else a built-in, else a plug-in."""
     if name.endswith(".py") or "/" in name or "\\" in name:
-        return _load_file(name)
+        return _checked(name, _load_file(name))
     if name in built_in_names():
-        return importlib.import_module(f"{BUILT_IN_PACKAGE}.{name}")
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            return _as_module(name, point.load())
+        return _checked(name, importlib.import_module(f"{BUILT_IN_PACKAGE}.{name}"))
+    plug_in = find_plug_in(name)
+    if plug_in is not None:
+        try:
+            return _checked(name, plug_in.load())
+        except WhatifError as error:
+            reason = str(error).rstrip(".")
+            raise WhatifError(
+                f"transform {name!r} of the package {plug_in.package!r}: {reason}; update or uninstall the package."
+            ) from error
     known = [*built_in_names(), *plug_in_names()]
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else "see `whatif transforms`, or give the path of a .py file."
@@ -178,12 +183,6 @@ def _docstring(module: types.ModuleType) -> str:
         return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
     except (OSError, TypeError, SyntaxError):  # there is no source
         return ""
-
-
-def _as_module(name: str, loaded: Any) -> types.ModuleType:
-    if isinstance(loaded, types.ModuleType):
-        return loaded
-    raise WhatifError(f"transform {name!r}: expected its entry point to name a module, got {type(loaded).__name__}.")
 
 
 def _checked(name: str, module: types.ModuleType) -> Transform:
@@ -222,8 +221,8 @@ def _check_option(where: str, signature: inspect.Signature, option: inspect.Para
     kinds = _alternatives(option.annotation)
     if not any(_reads_text(kind) for kind in kinds):
         raise WhatifError(
-            f"{where}: expected option {option.name!r} of type int, float, bool, str, Path or Literal, got "
-            f"transform{signature}; an option's value has to be written on a command line."
+            f"{where}: expected option {option.name!r} of type int, float, bool, str, Path, Bandwidth, Size or "
+            f"Literal, got transform{signature}; an option's value has to be written on a command line."
         )
     if not any(_is_of(option.default, kind) for kind in kinds):
         raise WhatifError(
@@ -249,9 +248,12 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:
     """An option's value from text, by its annotation; values that are no text are taken as they are."""
+    choices = _alternatives(annotation)
+    quantity = next((kind for kind in choices if kind in QUANTITIES), None)
+    if quantity is not None and not any(_is_of(value, kind) for kind in choices):
+        value = str(value)  # a bare number, which the quantity refuses
     if not isinstance(value, str):
         return value
-    choices = _alternatives(annotation)
     if type(None) in choices and value.lower() in ("none", ""):
         return None
     for kind in (c for c in choices if c is not type(None)):
@@ -272,6 +274,11 @@ def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:
                 pass
         elif kind in (str, Path):
             return kind(value)
+        elif kind in QUANTITIES:
+            try:
+                return kind(value)
+            except WhatifError as error:
+                raise WhatifError(f"{transform}:{option}: {error}") from None
     names = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not type(None))
     raise WhatifError(f"{transform}:{option}: expected {names}, got {value!r}.")
 

@@ -34,6 +34,8 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "offload": "",
     "bn_eval": False,
     "loader_workers": -1,
+    "update_in_backward": False,
+    "attention": "",
 }
 
 # Records without a table of options say what changed by the name of their variant alone.

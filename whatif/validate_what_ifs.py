@@ -10,6 +10,12 @@ Options = Mapping[str, Any]
 # The optimizer's implementations from the slowest on: a what-if leads to a later one only.
 IMPLEMENTATIONS = ("for", "foreach", "fused")
 FUSED_ADAM = {"foreach": "fused_adam:to=foreach", "fused": "fused_adam"}
+# What leads from operator-by-operator execution to another one.
+EXECUTIONS = {
+    "cuda_graph": "cuda_graph",
+    "compile": "compile",
+    "compile with CUDA graphs": "compile:mode=reduce-overhead",
+}
 
 
 def _batch_size(before: Any, after: Any) -> str | None:
@@ -48,16 +54,38 @@ def _loader_workers(before: Any, after: Any) -> str | None:
     return f"data_loading:workers={after}" if before == 0 and after > 0 else None
 
 
+def _update_in_backward(_before: Any, after: Any) -> str | None:
+    return "optimizer_in_backward" if after else None
+
+
+def _precision(before: Any, after: Any) -> str | None:
+    return "tf32" if (before, after) == ("ieee", "tf32") else None
+
+
+def _offload(before: Any, after: Any) -> str | None:
+    # torch's save_on_cpu ("sync") copies every saved tensor and waits: no what-if does that.
+    return "vdnn:layers=all,sync=false" if (before, after) == ("", "stream") else None
+
+
+def _execution(before: Any, after: Any) -> str | None:
+    return EXECUTIONS.get(after) if before == "eager" else None
+
+
 # The what-if of each option that may change, in the order in which they are applied.
 WHAT_IFS: Mapping[str, Callable[[Any, Any], str | None]] = {
     "batch_factor": _batch_size,
     "channels_last": _channels_last,
+    "precision": _precision,
     "amp": _amp,
     "implementation": _implementation,
     "bn_eval": _batch_norm_eval,
     "checkpoint": _checkpoint,
     "accumulate": _accumulate,
     "loader_workers": _loader_workers,
+    "offload": _offload,
+    "update_in_backward": _update_in_backward,
+    # What is fused and captured is the step that all the others have changed.
+    "execution": _execution,
 }
 
 

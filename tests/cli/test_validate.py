@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     runs = tmp_path / "runs"
     record(runs, "baseline")
     record(runs, "amp_bf16", amp="bf16")
-    record(runs, "tf32 [red]x", precision="tf32")
+    record(runs, "offload [red]x", offload="sync")
     record(runs, "compile", status="failed", reason="out of | memory", untraced=None)
     for name in ("a.json", "b.json"):
         write_trace(runs / name, training(), deviceProperties=V100)
@@ -45,8 +45,8 @@ def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.Cap
     assert "CPU: a step, ms (ok: an error of at most 10 %; –: not scored)" in text  # the hand-made trace has a GPU
     assert "V100: a step, ms" in text
     assert "half [bold]of it: chosen here" in text
-    assert "no what-if yet for precision ieee → tf32" in text
-    assert "net--tf32 [red]x" in text
+    assert "no what-if yet for offload none → sync" in text
+    assert "net--offload [red]x" in text
     assert "failed: out of | memory" in text
     (row,) = [line for line in text.splitlines() if line.strip().startswith("–   ")]
     assert "half [bold]of it" in row
@@ -74,7 +74,7 @@ def test_json_has_every_number(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (named["scored"], named["measured_by"]) == (False, "recorded")
     assert found["score"]["scored"] == 1
     assert found["by_what_if"]["scale"]["median_error_pct"] is None
-    assert {row["name"] for row in found["not_compared"]} == {"net--tf32 [red]x", "net--compile"}
+    assert {row["name"] for row in found["not_compared"]} == {"net--offload [red]x", "net--compile"}
     assert json.loads(printed(capsys, "validate", str(folder), "--json", "--no-calibration"))["calibrated"] is False
 
 

@@ -93,12 +93,21 @@ def expected_row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         args.get("Sequence number", -1) if is_cpu else -1,
         -1 if forward_thread == 0 else forward_thread,
         size_bytes,
+        _warps(args) if category == "KERNEL" else -1,
+        args.get("registers per thread", -1) if category == "KERNEL" else -1,
         args.get("Group size", -1) if "Collective name" in args else -1,
         (dims, args.get("Input type"), args.get("Concrete Inputs")) if has_shape else None,
         args.get("Collective name", args.get("cuda_sync_kind")),
         -1 if args.get("wait_on_stream") == NO_STREAM else args.get("wait_on_stream", -1),
         args.get("wait_on_cuda_event_record_corr_id", -1),
     )
+
+
+def _warps(args: dict[str, Any]) -> int:
+    if "grid" not in args:
+        return -1
+    (a, b, c), (x, y, z) = args["grid"], args["block"]
+    return int(a * b * c * ((x * y * z + 31) // 32))
 
 
 def as_rows(events: Events) -> list[tuple[Any, ...]]:
@@ -121,6 +130,8 @@ def as_rows(events: Events) -> list[tuple[Any, ...]]:
             events.sequence.tolist(),
             events.forward_thread.tolist(),
             events.size_bytes.tolist(),
+            events.warps.tolist(),
+            events.registers.tolist(),
             events.group_size.tolist(),
             decoded(events.shape, events.shapes),
             decoded(events.detail, events.details),
@@ -163,6 +174,7 @@ def check_columns(events: Events) -> None:
         "external_id",
         "sequence",
         "size_bytes",
+        "warps",
         "wait_correlation",
     ):
         column = getattr(events, field)
@@ -174,6 +186,7 @@ def check_columns(events: Events) -> None:
         "device",
         "stream",
         "forward_thread",
+        "registers",
         "group_size",
         "shape",
         "detail",

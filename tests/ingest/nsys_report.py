@@ -18,7 +18,8 @@ COLUMNS = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
     "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId "
     "INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, "
-    "demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, graphNodeId INTEGER",
+    "demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, graphNodeId INTEGER, gridX INTEGER, gridY INTEGER, "
+    "gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER, registersPerThread INTEGER",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId "
     "INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, "
     "bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, srcKind INTEGER, dstKind INTEGER",

@@ -91,6 +91,19 @@ def test_every_table_becomes_its_columns(tmp_path: Path) -> None:
     assert not events.dropped
 
 
+@pytest.mark.parametrize(
+    ("sizes", "warps"),
+    [((10, 2, 1, 48, 1, 1), 40), ((10, 2, 1, 48, 0, 1), -1), ((2**62, 2**62, 2**62, 1, 1, 1), -1), ((), -1)],
+)
+def test_the_thread_blocks_of_a_kernel_are_counted_in_warps(tmp_path: Path, sizes: tuple[int, ...], warps: int) -> None:
+    report = Report()
+    columns = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+    launch(report, 1_000, 1, registersPerThread=96, **dict(zip(columns, sizes, strict=False)))
+    events = read_nsys(report.write(tmp_path / "r.sqlite"))
+    (kernel,) = rows(events, EventCategory.KERNEL)
+    assert (events.warps[kernel], events.registers[kernel]) == (warps, 96)
+
+
 def test_memory_kinds_are_those_of_the_reports_own_enumeration(tmp_path: Path) -> None:
     """CUPTI counts pageable memory as 1 and the tool as 0: the file's own table decides."""
     report = Report()

@@ -1,17 +1,30 @@
-"""``whatif explain``: where the step goes, what it waits for, and the layers that matter."""
+"""``whatif explain``: where the step goes, what it waits for, the layers that matter; what a faster part gains."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from whatif.cli.main import UsageError
 from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
 from whatif.cli.reading import read_trace, warn
+
+if TYPE_CHECKING:
+    from whatif.explain import Explanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif explain``."""
     add_trace(parser)
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+    parser.add_argument(
+        "--sensitivity",
+        action="store_true",
+        help="what the step gains if a layer, kernel family, phase or thread were 10, 50, 100 %% faster",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="with --sensitivity: draw the gains into a .png, .svg or .pdf file"
+    )
     add_clock(parser)
     add_calibration(parser)
     add_json(parser)
@@ -19,11 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of a trace."""
+    if args.plot is not None:
+        if not args.sensitivity:
+            raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
+        from whatif.report.plots import check_plot
+
+        check_plot(args.plot, args.trace)
     graph = read_trace(args.trace)
     from whatif.explain import explain
     from whatif.predict import Baseline
 
     explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
+    if args.sensitivity:
+        return _sensitivity(explanation, args)
     if args.json:
         from whatif.report.as_json import print_json
 
@@ -32,6 +53,30 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.text import print_explanation
 
     print_explanation(explanation)
+    warn(explanation.warnings)
+    return 0
+
+
+def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
+    """Print what the step gains where a part of it is faster, and draw it where that is asked for."""
+    from whatif.report import text_sensitivity
+    from whatif.sensitivity import sensitivity
+
+    found = sensitivity(explanation.baseline, top=args.top)
+    if args.plot is not None:
+        from whatif.report.plots import plot_sensitivity
+
+        plot_sensitivity(found, args.plot)
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json({**text_sensitivity.as_dict(found, explanation), **({"plot": args.plot} if args.plot else {})})
+        return 0
+    text_sensitivity.print_sensitivity(found, explanation)
+    if args.plot is not None:
+        from whatif.report.printable import printable
+
+        print(f"\n  {printable(args.plot)}: written")
     warn(explanation.warnings)
     return 0
 

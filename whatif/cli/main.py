@@ -23,10 +23,16 @@ COMMANDS = {
     "info": "what is in a trace, quirks met, replay error",
     "explain": "where the step goes, what it waits for, the layers that matter",
     "apply": "predict the step under one or several what-ifs",
+    "advise": "every what-if that applies, ranked, and how they go together",
+    "memory": "peak memory: what it is made of, what what-ifs make of it, what fits",
+    "compare": "two recordings part by part, and the what-if that leads from one to the other",
+    "check": "a gate for CI: fails where a step became longer than noise explains",
     "export": "write a timeline that Perfetto opens, baseline beside predicted",
     "validate": "predictions beside what was measured, for every pair of runs in a folder",
     "anonymize": "a copy of a trace without paths, host and user names, stacks, command lines",
+    "opdb": "measured times of operators: import, look up, share, evaluate",
     "transforms": "list the what-ifs, or the options, source and model of one",
+    "completion": "a script that completes commands, what-ifs and files in your shell",
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130

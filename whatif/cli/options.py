@@ -20,6 +20,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
+def add_top(parser: argparse.ArgumentParser) -> None:
+    """Add --top, the number of rows of each table."""
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return number
+
+
 def add_clock(parser: argparse.ArgumentParser) -> None:
     """Add --clock."""
     parser.add_argument(
@@ -64,20 +76,21 @@ def names_then_trace(words: list[str]) -> tuple[list[str], str]:
     return names, last
 
 
-def trace_then_names(words: list[str]) -> tuple[str, list[str]]:
-    """Split ``TRACE [NAME ...]``. Raises UsageError where the order is wrong."""
+def trace_then_names(words: list[str], command: str = "export") -> tuple[str, list[str]]:
+    """Split ``TRACE [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
     first, *names = words
     late = [word for word in names if _is_trace(word)]
     if late and not _is_trace(first):
+        output = " -o out.json" if command == "export" else ""
         order = shlex.join([late[0], *(word for word in words if word != late[0])])
-        raise UsageError(f"export: the trace comes first; try `whatif export {order} -o out.json`.")
+        raise UsageError(f"{command}: the trace comes first; try `whatif {command} {order}{output}`.")
     if late:
         raise UsageError(
-            f"export: expected one trace, as the first argument, got another file {late[0]!r} behind it; "
+            f"{command}: expected one trace, as the first argument, got another file {late[0]!r} behind it; "
             "a transform script's name ends in .py."
         )
     if _is_transform(first):
-        raise UsageError(f"export: expected a trace as the first argument, got the transform {first!r}.")
+        raise UsageError(f"{command}: expected a trace as the first argument, got the transform {first!r}.")
     return first, names
 
 

@@ -63,6 +63,11 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     unexplained = (kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE])
     correlation = np.where(columns["event"] >= 0, events.correlation[np.maximum(columns["event"], 0)], MISSING) \
         if len(events) else np.full(len(name), MISSING)  # fmt: skip
+    warps, registers = (
+        np.where(columns["event"] >= 0, told[np.maximum(columns["event"], 0)], MISSING)
+        if len(events) else np.full(len(name), MISSING)
+        for told in (events.warps, events.registers)
+    )  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
     dtype = np.where(dtype > 0, dtype, op_dtype).astype(np.int8)
     graph = TaskGraph(
@@ -74,7 +79,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         profiler_events=columns["profiler_events"].astype(np.int32),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
         correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
-        size_bytes=size_bytes, flops=flops, dependencies=dependencies, waits=wait_table, names=names,
+        size_bytes=size_bytes, flops=flops, warps=warps.astype(np.int64),
+        registers=registers.astype(np.int32), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
     return _forward_only(graph)

@@ -38,6 +38,21 @@ class Flows:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocations:
+    """What was allocated and given back, a row each in the order of time; columns of shape (n_allocations,)."""
+
+    time_ns: Int64
+    size_bytes: Int64  # negative: given back
+    address: Int64
+    total_bytes: Int64  # what the allocator holds after it; of a CPU's only what was allocated under the profiler
+    device_type: Int32  # c10's: 0 is the CPU, 1 is CUDA (and HIP)
+    device: Int32
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
 
@@ -56,6 +71,8 @@ class Events:
     sequence: Int64  # autograd sequence number
     forward_thread: Int32  # autograd's number of the forward thread; >= 0 marks a backward op
     size_bytes: Int64  # copies and memsets: bytes moved; collectives: bytes of the message
+    warps: Int64  # kernels: thread blocks times the warps of one
+    registers: Int32  # kernels: of each thread
     group_size: Int32  # collectives: ranks that take part
     shape: Int32  # into `shapes`
     detail: Int32  # into `details`: the collective's name, the kind of a synchronisation
@@ -69,6 +86,7 @@ class Events:
     flows: Flows
     header: dict[str, Any]  # every top-level field but traceEvents
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
+    allocations: Allocations | None = None  # None: not recorded
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from operator import attrgetter
@@ -12,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
-from whatif.ingest.events import MISSING, EventCategory, Events, Flows
+from whatif.ingest.events import MISSING, Allocations, EventCategory, Events, Flows
 from whatif.ingest.kineto_fields import (
+    ALLOCATION,
     CATEGORIES,
     LAYER_ANNOTATION,
     MODULE_PREFIX,
     NO_ARGS,
     NOTHING,
     OLD_ANNOTATION,
+    THREADS_PER_WARP,
     Args,
     RawEvent,
     Special,
@@ -42,6 +45,7 @@ DROPPED_DURATION = {
 DROPPED_FAR = "more than 13 days from the rest of the trace"
 FAR_NS = 2**50
 DROPPED_NEGATIVE = "negative duration"
+DROPPED_ALLOCATION = "allocation with an unreadable time or size"
 DROPPED_BEGIN = "begin without duration"  # ph "B", whose end is another event
 
 _CPU = np.array([EventCategory.CPU_OP, EventCategory.ANNOTATION], np.int8)
@@ -60,13 +64,17 @@ class ColumnBuilder:
         self._tracks = _TrackCodes()
         self._shapes = _ShapeCodes()
         self._details = _Codes()
+        self._warps = _Warps()
         self._chunks: dict[str, list[npt.NDArray[Any]]] = {}
         self._flow_ends: dict[str, dict[Hashable, tuple[int, int]]] = {"s": {}, "f": {}}
+        self._allocations: list[npt.NDArray[Any]] = []
 
     def add(self, events: list[RawEvent]) -> None:
         """Keep the duration events of known categories and the ends of forward-to-backward flows."""
-        rows, codes, flow_ends = self._select(events)
+        rows, codes, flow_ends, allocations = self._select(events)
         self._add_flows(flow_ends)
+        if allocations:
+            self._add_allocations(allocations)
         if not rows:
             return
         category = np.array(codes, np.int8)
@@ -78,11 +86,12 @@ class ColumnBuilder:
             category, start_ns, duration_ns = category[kept], start_ns[kept], duration_ns[kept]
         self._keep(rows, category, start_ns, duration_ns)
 
-    def _select(self, events: list[RawEvent]) -> tuple[list[RawEvent], list[int], list[RawEvent]]:
+    def _select(self, events: list[RawEvent]) -> tuple[list[RawEvent], list[int], list[RawEvent], list[RawEvent]]:
         categories = self._categories
         rows: list[RawEvent] = []
         codes: list[int] = []
         flow_ends: list[RawEvent] = []
+        allocations: list[RawEvent] = []
         for event in events:
             phase = event.ph
             if phase == "X":
@@ -102,9 +111,12 @@ class ColumnBuilder:
             elif phase == "s" or phase == "f":
                 if event.cat == "fwdbwd":
                     flow_ends.append(event)
+            elif phase == "i":
+                if event.name == ALLOCATION:
+                    allocations.append(event)
             elif phase == "B" and categories[event.cat] > Special.IGNORED:
                 self._dropped[DROPPED_BEGIN] += 1
-        return rows, codes, flow_ends
+        return rows, codes, flow_ends, allocations
 
     def _count_dropped(
         self, start_status: npt.NDArray[np.int8], duration_status: npt.NDArray[np.int8], duration_ns: Int64
@@ -156,6 +168,13 @@ class ColumnBuilder:
                 ]
             columns[field] = _scatter(n_rows, gpu, _integers(numbers), np.int32)
 
+        kernels = np.flatnonzero(category == EventCategory.KERNEL)
+        kernel_args = [args[i] for i in kernels.tolist()]
+        warps = [self._warps[bytes(a.grid), bytes(a.block)] for a in kernel_args]
+        columns["warps"] = _scatter(n_rows, kernels, np.array(warps, np.int64))
+        registers = _integers(map(attrgetter("registers"), kernel_args))
+        columns["registers"] = _scatter(n_rows, kernels, registers, np.int32)
+
         size_bytes = np.full(n_rows, MISSING, np.int64)
         copies = np.flatnonzero(np.isin(category, _COPY))
         size_bytes[copies] = _first_known([args[i] for i in copies.tolist()], "bytes", "bytes_2")
@@ -205,6 +224,19 @@ class ColumnBuilder:
             if not bad and event.id is not None:
                 self._flow_ends[str(event.ph)].setdefault(event.id, (time_ns, self._tracks[event.pid, event.tid]))
 
+    def _add_allocations(self, events: list[RawEvent]) -> None:
+        """Keep what was allocated and given back; old profilers told no address, and then nobody knows what lives."""
+        args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
+        time_ns, status = parse_us_as_ns([event.ts for event in events])
+        columns = [time_ns, _first_known(args, "bytes_2", "bytes")]
+        columns += [_integers([getattr(a, name) for a in args]) for name in ("address", "total")]
+        columns += [_integers([getattr(a, name) for a in args]) for name in ("device_type", "device_id")]
+        table = np.stack(columns)
+        sound = (status == 0) & (np.abs(table[1]) < 2**44)
+        if lost := int(np.count_nonzero(~sound)):
+            self._dropped[DROPPED_ALLOCATION] += lost
+        self._allocations.append(table[:, sound & (table[2] != MISSING)])
+
     def build(self, header: dict[str, Any]) -> Events:
         """Return the columns sorted by (start_ns, -duration_ns), stable."""
         columns: dict[str, npt.NDArray[Any]] = {
@@ -227,6 +259,7 @@ class ColumnBuilder:
             flows=self._build_flows(),
             header=header,
             dropped=self._dropped,
+            allocations=self._build_allocations(),
         )
 
     def _drop_far_ones(self, columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -239,6 +272,16 @@ class ColumnBuilder:
             self._dropped[DROPPED_FAR] += int(far.sum())
             for field in columns:
                 columns[field] = columns[field][~far]
+
+    def _build_allocations(self) -> Allocations | None:
+        if not self._allocations:
+            return None
+        table = np.concatenate(self._allocations, axis=1)
+        if not table.shape[1]:
+            return None
+        table = table[:, np.argsort(table[0], kind="stable")]
+        device_type, device = np.clip(table[4:], MISSING, 2**31 - 1).astype(np.int32)
+        return Allocations(table[0], table[1], table[2], table[3], device_type, device)
 
     def _build_flows(self) -> Flows:
         sources, targets = self._flow_ends["s"], self._flow_ends["f"]
@@ -260,6 +303,8 @@ _DTYPES: dict[str, type[np.signedinteger[Any]]] = {
     "sequence": np.int64,
     "forward_thread": np.int32,
     "size_bytes": np.int64,
+    "warps": np.int64,
+    "registers": np.int32,
     "group_size": np.int32,
     "shape": np.int32,
     "detail": np.int32,
@@ -306,6 +351,21 @@ class _ShapeCodes(dict[tuple[bytes, bytes, bytes], int]):
         if code == len(self.table):
             self.table.append(shape)
         return code
+
+
+class _Warps(dict[tuple[bytes, bytes], int]):
+    """Warps of a launch, from its raw (grid, block); MISSING where these are not three counts each."""
+
+    def __missing__(self, key: tuple[bytes, bytes]) -> int:
+        blocks, threads = (_product(_decode_or_none(raw)) for raw in key)
+        warps = MISSING if MISSING in (blocks, threads) else blocks * -(-threads // THREADS_PER_WARP)
+        self[key] = _int64_or_missing(warps)
+        return self[key]
+
+
+def _product(dimensions: Any) -> int:
+    counts = [as_int(count) for count in dimensions] if isinstance(dimensions, list) else []
+    return math.prod(counts) if len(counts) == 3 and min(counts) > 0 else MISSING
 
 
 def _decode_or_none(raw: bytes) -> Any:

@@ -28,6 +28,9 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
     device: Any = None
     stream: Any = None
+    grid: msgspec.Raw = NOTHING
+    block: msgspec.Raw = NOTHING
+    registers: Any = msgspec.field(default=MISSING, name="registers per thread")
     bytes: Any = MISSING
     bytes_2: Any = msgspec.field(default=MISSING, name="Bytes")
     collective: Any = msgspec.field(default=None, name="Collective name")
@@ -37,6 +40,11 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     sync_kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
     wait_stream: Any = msgspec.field(default=MISSING, name="wait_on_stream")
     wait_correlation: Any = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
+    # Of an allocation: "Bytes" is negative where memory is given back.
+    address: Any = msgspec.field(default=MISSING, name="Addr")
+    total: Any = msgspec.field(default=MISSING, name="Total Allocated")
+    device_type: Any = msgspec.field(default=MISSING, name="Device Type")
+    device_id: Any = msgspec.field(default=MISSING, name="Device Id")
 
 
 NO_ARGS = Args()
@@ -89,7 +97,12 @@ CATEGORIES: dict[str, EventCategory | Special] = {
 MODULE_PREFIX = "nn.Module: "
 # What our recorder writes around a layer is an operator to Kineto, but none to us.
 LAYER_ANNOTATION = "whatif::layer::"
+# The name of the instant events that tell allocations (profile_memory=True).
+ALLOCATION = "[memory]"
 OLD_ANNOTATION = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#")
+
+# Of NVIDIA devices; one of AMD's, of 64, counts as two.
+THREADS_PER_WARP = 32
 
 # Bytes an element, by the names that c10 gives its scalar types.
 DTYPE_BYTES = {

@@ -29,7 +29,11 @@ class Labels:
 
 
 class Labeller:
-    """Knows the layers of a trace: ``layers[0]`` is "", and each operator's layer by its sequence number."""
+    """Knows the layers of a trace: ``layers[0]`` is "", and each operator's layer by its sequence number.
+
+    ``is_backward`` and ``is_building`` say which events are operators of the backward pass, and which create its nodes,
+    shape (n_events,).
+    """
 
     def __init__(self, events: Events, marks: NameMarks) -> None:
         self._events, self._marks = events, marks
@@ -37,15 +41,15 @@ class Labeller:
         self._layer_of_name = _add_layers(self.layers, events, marks.layer)
         self._region_of_name = _add_layers(self.layers, events, marks.region)
         self._operator = events.category == EventCategory.CPU_OP
-        self._backward = self._operator & (
+        self.is_backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
-        self._building = self._operators_that_build()
+        self.is_building = self._operators_that_build()
         self._layer_of_sequence = self._sequence_layers()
         self._numbered = bool(len(self._layer_of_sequence[0]))
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers()
-        self.has_backward = bool(self._backward.any())
+        self.has_backward = bool(self.is_backward.any())
 
     def _operators_that_build(self) -> Bool:
         """Which operators build the autograd graph, shape (n_events,): forward ones with a sequence number.
@@ -54,7 +58,7 @@ class Labeller:
         between them (unscaling, clipping), it builds nothing.
         """
         events = self._events
-        building: Bool = self._operator & (events.sequence >= 0) & ~self._backward
+        building: Bool = self._operator & (events.sequence >= 0) & ~self.is_backward
         stepping = (events.category == EventCategory.ANNOTATION) & self._marks.optimizer[events.name]
         step_ns = np.sort(events.start_ns[stepping])
         rows = np.flatnonzero(building)
@@ -76,8 +80,8 @@ class Labeller:
         kinds = among(self._events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
         return np.flatnonzero(named & kinds & (self._events.track == track))
 
-    def _enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
-        """The innermost module at each time; where there is none, the innermost compiled region."""
+    def enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
+        """Give the innermost module at each time; where there is none, the innermost compiled region."""
         regions = np.flatnonzero((self._region_of_name > 0)[self._events.name] & (self._events.track == track))
         layer = self._innermost(self._layer_rows(track), self._layer_of_name, time_ns)
         return np.where(layer > 0, layer, self._innermost(regions, self._region_of_name, time_ns)).astype(np.int32)
@@ -91,11 +95,11 @@ class Labeller:
     def _sequence_layers(self) -> tuple[Int64, Int32]:
         """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
         events = self._events
-        rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self._backward)
+        rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self.is_backward)
         layer = np.zeros(len(rows), dtype=np.int32)
         for track in np.unique(events.track[rows]):
             mine = events.track[rows] == track
-            layer[mine] = self._enclosing_layers(int(track), events.start_ns[rows[mine]])
+            layer[mine] = self.enclosing_layers(int(track), events.start_ns[rows[mine]])
         # Several operators share a number: the last in time created the backward node.
         order = np.lexsort((events.start_ns[rows], events.sequence[rows]))
         sequence = events.sequence[rows][order]
@@ -107,7 +111,7 @@ class Labeller:
         events = self._events
         layers = np.zeros(len(events), dtype=np.int32)
         sequence, layer = self._layer_of_sequence
-        rows = np.flatnonzero(self._backward & (events.sequence >= 0))
+        rows = np.flatnonzero(self.is_backward & (events.sequence >= 0))
         if len(sequence):
             at = np.minimum(np.searchsorted(sequence, events.sequence[rows]), len(sequence) - 1)
             layers[rows] = np.where(sequence[at] == events.sequence[rows], layer[at], 0)
@@ -118,14 +122,14 @@ class Labeller:
         """Fill in backward operators that carry no number but are reached by a forward-to-backward arrow."""
         events, flows = self._events, self._events.flows
         for track in np.unique(flows.target_track):
-            rows = np.flatnonzero(self._backward & (events.track == track))
+            rows = np.flatnonzero(self.is_backward & (events.track == track))
             mine = np.flatnonzero(flows.target_track == track)
             if not len(rows):
                 continue
             reached = self._nest(rows).innermost(flows.target_ns[mine])
             for source_track in np.unique(flows.source_track[mine]):
                 chosen = (flows.source_track[mine] == source_track) & (reached >= 0)
-                layer = self._enclosing_layers(int(source_track), flows.source_ns[mine[chosen]])
+                layer = self.enclosing_layers(int(source_track), flows.source_ns[mine[chosen]])
                 target = rows[reached[chosen]]
                 layers[target] = np.where(layers[target] == 0, layer, layers[target])
 
@@ -139,9 +143,9 @@ class Labeller:
         operators = np.flatnonzero(self._operator & on_track)
         found = self._nest(operators).innermost(time_ns)
         operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
-        layer = self._enclosing_layers(track, time_ns)
+        layer = self.enclosing_layers(track, time_ns)
         in_layer = layer > 0
-        backward_rows = np.flatnonzero(self._backward & on_track)
+        backward_rows = np.flatnonzero(self.is_backward & on_track)
         backward = np.zeros(len(time_ns), dtype=np.bool_)
         if len(backward_rows):
             inner = self._nest(backward_rows).innermost(time_ns)
@@ -165,7 +169,7 @@ class Labeller:
         loading = _inside(events, annotation & marks.loading[events.name], time_ns)
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
-        building = np.flatnonzero(on_track & self._building)
+        building = np.flatnonzero(on_track & self.is_building)
         # A recording without operators has the layers' forward calls alone to tell it.
         forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)

@@ -28,8 +28,8 @@ from whatif.ingest.nsys_tables import (
 )
 from whatif.types import Array, Bool, Int32, Int64
 
-_INT32 = ("device", "stream", "forward_thread", "group_size", "shape", "detail", "wait_stream")
-_INT64 = ("correlation", "external_id", "sequence", "size_bytes", "wait_correlation")
+_INT32 = ("device", "stream", "forward_thread", "registers", "group_size", "shape", "detail", "wait_stream")
+_INT64 = ("correlation", "external_id", "sequence", "size_bytes", "warps", "wait_correlation")
 _GPU_READERS = (read_kernels, read_copies, read_memsets, read_graphs)
 _THREAD_BITS = 24
 

@@ -12,6 +12,7 @@ import numpy as np
 from whatif.ingest.decimal_ns import TimeStatus
 from whatif.ingest.events import MISSING, EventCategory
 from whatif.ingest.kineto_columns import DROPPED_DURATION, DROPPED_NEGATIVE, DROPPED_TIMESTAMP
+from whatif.ingest.kineto_fields import THREADS_PER_WARP
 from whatif.ingest.nsys_database import ABSENT, Database
 from whatif.types import Array, Bool, Int32, Int64
 
@@ -22,6 +23,7 @@ GPU_TABLES = (KERNELS, COPIES, MEMSETS, GRAPHS)
 
 _TIMES = ("start", "end")
 _GPU = (*_TIMES, "deviceId", "streamId", "correlationId", "globalPid")
+_GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 # Times beyond this overflow in sums.
 _LATEST_NS = 2**62
 # The driver writes all ones where an identifier does not apply.
@@ -112,10 +114,18 @@ def read_calls(database: Database, dropped: Counter[str]) -> Block:
 
 def read_kernels(database: Database, dropped: Counter[str]) -> Block:
     """Kernels by their full names, or by their short ones where the report has no others."""
-    rows = timed(database.integers(KERNELS, (*_GPU, "demangledName", "shortName")), dropped, both_zero_is_unknown=True)
+    asked = (*_GPU, "demangledName", "shortName", "registersPerThread", *_GRID, *_BLOCK)
+    rows = timed(database.integers(KERNELS, asked), dropped, both_zero_is_unknown=True)
     name_id = np.where(rows["demangledName"] == ABSENT, rows["shortName"], rows["demangledName"])
     names, name = _strings(database, name_id)
-    return _gpu_block(EventCategory.KERNEL, rows, names, name)
+    block = _gpu_block(EventCategory.KERNEL, rows, names, name)
+    # In float64: damaged sizes overflow in a product of integers.
+    blocks, threads = (np.prod([rows[key] for key in keys], axis=0, dtype=np.float64) for keys in (_GRID, _BLOCK))
+    warps = blocks * np.ceil(threads / THREADS_PER_WARP)
+    told = np.all([rows[key] > 0 for key in (*_GRID, *_BLOCK)], axis=0) & (warps < 2**53)
+    block.columns["registers"] = _small(rows["registersPerThread"])
+    block.columns["warps"] = np.where(told, warps, MISSING).astype(np.int64)
+    return block
 
 
 def read_copies(database: Database, dropped: Counter[str]) -> Block:

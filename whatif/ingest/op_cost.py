@@ -49,21 +49,29 @@ class OpCost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class Tensor:
+    """A tensor among an operator's inputs; ``element_bytes`` is None where its type is not known."""
+
     shape: tuple[int, ...]
     dtype: str
     element_bytes: int | None
 
     @property
     def elements(self) -> int:
+        """How many there are."""
         return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """All elements, bytes; 4 each where the type is not known."""
+        return self.elements * (self.element_bytes or 4)
 
 
 # None stands for an input that is not a tensor.
-_Inputs = Sequence[_Tensor | None]
+Inputs = Sequence[Tensor | None]
 # Called with the operator's name, its inputs and its concrete inputs; an error among them means that these are not
 # the operator's shapes.
-_Rule = Callable[[str, _Inputs, list[Any]], OpCost | None]
+_Rule = Callable[[str, Inputs, list[Any]], OpCost | None]
 
 
 def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: Any = None) -> OpCost | None:
@@ -78,7 +86,7 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
         return None
     name = op_name.removeprefix("aten::")
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
-    inputs = _tensors(input_dims, input_types)
+    inputs = input_tensors(input_dims, input_types)
     if rule is None or inputs is None:
         return None
     concrete = concrete_inputs if isinstance(concrete_inputs, list) else []
@@ -91,15 +99,16 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
 
 def input_dtype(input_dims: Any, input_types: Any) -> str:
     """Return the dtype of the first floating-point tensor among an operator's inputs, "" where there is none."""
-    tensors = _tensors(input_dims, input_types) or []
+    tensors = input_tensors(input_dims, input_types) or []
     return next((tensor.dtype for tensor in tensors if tensor and tensor.dtype not in ("", "int")), "")
 
 
-def _tensors(dims: Any, types: Any) -> _Inputs | None:
+def input_tensors(dims: Any, types: Any) -> Inputs | None:
+    """Give the inputs of an operator as tensors, None for one that is no tensor; None alone for damaged ones."""
     if not isinstance(dims, list) or len(dims) > _MOST_INPUTS:
         return None
     types = types if isinstance(types, list) else []
-    inputs: list[_Tensor | None] = []
+    inputs: list[Tensor | None] = []
     for position, shape in enumerate(dims):
         spelled = types[position] if position < len(types) and isinstance(types[position], str) else ""
         dtype, element_bytes = _TYPES.get(spelled.lower(), ("", None))
@@ -110,7 +119,7 @@ def _tensors(dims: Any, types: Any) -> _Inputs | None:
         elif not shape and not dtype:
             inputs.append(None)  # a scalar, a list or nothing: a tensor without dimensions has a type
         else:
-            inputs.append(_Tensor(tuple(shape), dtype, element_bytes))
+            inputs.append(Tensor(tuple(shape), dtype, element_bytes))
     return inputs
 
 
@@ -118,7 +127,7 @@ def _is_shape(shape: list[Any]) -> bool:
     return len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
 
 
-def _cost(flops: int | None, read: Sequence[_Tensor], written: tuple[int, ...] | None, like: _Tensor) -> OpCost | None:
+def _cost(flops: int | None, read: Sequence[Tensor], written: tuple[int, ...] | None, like: Tensor) -> OpCost | None:
     """Sum up: all of `read` once, and one output of shape `written` whose elements are like those of `like`."""
     size: int | None = None
     if (
@@ -134,7 +143,7 @@ def _cost(flops: int | None, read: Sequence[_Tensor], written: tuple[int, ...] |
     return OpCost(flops, size, like.dtype)
 
 
-def _need(inputs: _Inputs, *positions: int) -> list[_Tensor]:
+def _need(inputs: Inputs, *positions: int) -> list[Tensor]:
     found = [inputs[position] for position in positions]
     tensors = [tensor for tensor in found if tensor is not None]
     if len(tensors) != len(positions):
@@ -142,7 +151,7 @@ def _need(inputs: _Inputs, *positions: int) -> list[_Tensor]:
     return tensors
 
 
-def _present(inputs: _Inputs) -> list[_Tensor]:
+def _present(inputs: Inputs) -> list[Tensor]:
     return [tensor for tensor in inputs if tensor is not None]
 
 
@@ -158,7 +167,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _matmul(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """mm, bmm, matmul (a, b); addmm, baddbmm (c, a, b); linear (x, w, bias)."""
     added = name.rstrip("_") in ("addmm", "baddbmm", "addbmm")
     a, b = _need(inputs, 1, 2) if added else _need(inputs, 0, 1)
@@ -198,7 +207,7 @@ def _integers(concrete: list[Any], position: int, rank: int) -> list[int] | None
     return values if len(values) == rank else None
 
 
-def _convolution(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _convolution(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     x, weight = _need(inputs, 0, 1)
     rank = len(weight.shape) - 2
     if rank < 1 or len(x.shape) != rank + 2 or x.shape[1] % weight.shape[1]:
@@ -222,7 +231,7 @@ def _convolution(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | No
     return _cost(2 * prod(out) * prod(weight.shape[1:]), _present(inputs), out, x)
 
 
-def _convolution_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _convolution_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     if name == "cudnn_convolution_backward":
         x, grad, weight = _need(inputs, 0, 1, 2)
     else:
@@ -248,7 +257,7 @@ def _convolution_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> Op
     return _cost(2 * products * sum(wanted), moved, (written,), x)
 
 
-def _convolution_backward_input(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _convolution_backward_input(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """cudnn_convolution_backward_input(input_size, grad, weight): the size of the written gradient is not a tensor."""
     grad, weight = _need(inputs, 1, 2)
     if len(weight.shape) < 3 or grad.shape[1] != weight.shape[0]:
@@ -256,7 +265,7 @@ def _convolution_backward_input(name: str, inputs: _Inputs, concrete: list[Any])
     return _cost(2 * grad.elements * prod(weight.shape[1:]), [grad, weight], None, grad)
 
 
-def _attention_flops(name: str, q: _Tensor, k: _Tensor, v: _Tensor) -> tuple[int, int]:
+def _attention_flops(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
     """Multiply-adds of the score product and of the value product."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise ValueError("packed sequences: their lengths are not in the shapes")
@@ -268,13 +277,13 @@ def _attention_flops(name: str, q: _Tensor, k: _Tensor, v: _Tensor) -> tuple[int
     return pairs * q.shape[3], pairs * v.shape[3]
 
 
-def _attention(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _attention(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     q, k, v = _need(inputs, 0, 1, 2)
     score, value = _attention_flops(name, q, k, v)
     return _cost(2 * (score + value), [q, k, v], (*q.shape[:-1], v.shape[-1]), q)
 
 
-def _attention_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _attention_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """(grad_out, q, k, v, ...): the scores again, then two products for each forward one (FlashAttention, alg. 4)."""
     grad, q, k, v = _need(inputs, 0, 1, 2, 3)
     score, value = _attention_flops(name, q, k, v)
@@ -283,7 +292,7 @@ def _attention_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCo
     return _cost(2 * (3 * score + 2 * value), [grad, grad, q, k, v], (written,), q)
 
 
-def _pointwise(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _pointwise(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     read = _present(inputs)
     out = _broadcast(*(tensor.shape for tensor in read))
     # PyTorch promotes to the widest floating-point operand that has dimensions.
@@ -291,43 +300,43 @@ def _pointwise(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None
     return _cost(None, read, out, like)
 
 
-def _unary(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _unary(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """Operators of one tensor; a second one is an `out` argument, which is written and not read."""
     (x,) = _need(inputs, 0)
     return _cost(None, [x], x.shape, x)
 
 
-def _overwrite(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _overwrite(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """copy_(target, source), fill_(target), zero_(target): the target is written, not read."""
     (target,) = _need(inputs, 0)
     sources = _need(inputs, 1) if name == "copy_" else []
     return _cost(None, sources, target.shape, target)
 
 
-def _like_first(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _like_first(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """Operators whose output is shaped like their first input: normalizations, softmax, and the backward of both."""
     (first,) = _need(inputs, 0)
     return _cost(None, _present(inputs), first.shape, first)
 
 
-def _dropout(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _dropout(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """native_dropout(x): writes the output and a mask of one byte an element."""
     (x,) = _need(inputs, 0)
     cost = _cost(None, [x], x.shape, x)
     return None if cost is None or cost.bytes is None else OpCost(None, cost.bytes + x.elements, cost.dtype)
 
 
-def _pool_backward(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _pool_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """(grad, input, ..., indices): reads the gradient and the indices, writes a gradient shaped like the input."""
     grad, x, *rest = _present(inputs)
     return _cost(None, [grad, *(tensor for tensor in rest if tensor.dtype == "int")], x.shape, x)
 
 
-def _embedding(name: str, inputs: _Inputs, concrete: list[Any]) -> OpCost | None:
+def _embedding(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """embedding(weight, indices): reads one row of the weight for each index, and the indices."""
     weight, indices = _need(inputs, 0, 1)
     rows = (*indices.shape, weight.shape[1])
-    return _cost(None, [indices, _Tensor(rows, weight.dtype, weight.element_bytes)], rows, weight)
+    return _cost(None, [indices, Tensor(rows, weight.dtype, weight.element_bytes)], rows, weight)
 
 
 def _table(rule: _Rule, names: str) -> dict[str, _Rule]:

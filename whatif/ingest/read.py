@@ -17,6 +17,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.find_steps import steady_range
 from whatif.ingest.kineto import read_kineto
+from whatif.ingest.memory import find_memory
 from whatif.steps import step_times_ns
 from whatif.types import Bool
 
@@ -79,6 +80,7 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         execution=execution,
         quirks=(*info.quirks, *told),
     )
+    info = replace(info, memory=find_memory(parts, info))
     graph = assemble(parts, info).check()
     return _with_measured_steps(graph, parts)
 
@@ -119,7 +121,7 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     header = events.header
     metadata = header.get("whatif")
     metadata = metadata if isinstance(metadata, dict) else {}
-    device = _first_device(header, metadata)
+    device = recorded_device(header, metadata)
     quirks = [
         f"{count} {'event was' if count == 1 else 'events were'} not read: {reason}"
         for reason, count in sorted(events.dropped.items())
@@ -155,7 +157,8 @@ def _positive(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
-def _first_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
+def recorded_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
+    """Give what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
     devices = header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str):

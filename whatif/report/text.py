@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.console import Console
 from rich.text import Text
 
+from whatif.composition import spelled
+from whatif.estimator import described
 from whatif.predict import Prediction
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
@@ -21,6 +24,14 @@ from whatif.report.layout import (
 from whatif.report.text_explain import print_explanation
 from whatif.report.text_info import print_summary
 
+# Who answered for the durations that a what-if changed or added (`whatif.estimator.Source`; docs/estimates.md).
+SOURCE_LABELS = {
+    "measured": "measured alone",
+    "roofline": "by roofline",
+    "paper": "by a paper",
+    "assumed": "assumed",
+}
+
 __all__ = ["print_explanation", "print_prediction", "print_summary"]
 
 
@@ -28,7 +39,7 @@ def print_prediction(prediction: Prediction) -> None:
     """Print what ``whatif apply`` reports."""
     baseline = prediction.baseline
     ms = ms_format(prediction.baseline_ms)
-    names = " + ".join(_spelled(t.name, t.options) for t in prediction.transforms)
+    names = " + ".join(spelled(t) for t in prediction.transforms)
     with report() as out:
         change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
         out.print(plain(f"{names}: {change}", "bold"))
@@ -41,16 +52,17 @@ def print_prediction(prediction: Prediction) -> None:
         if isinstance(rates, dict):
             out.print()
             out.print(plain(f"  {rates['baseline']:,.1f} → {rates['predicted']:,.1f} samples/s"))
+        if len(prediction.transforms) > 1:
+            _print_contributions(out, prediction, ms)
         out.print()
         out.print(_footnote(prediction, ms))
+        estimated = ", ".join(f"{count:,} {SOURCE_LABELS[key]}" for key, count in described(prediction.graph).items())
+        if estimated:
+            out.print(plain(f"  estimated durations: {estimated}", "dim"))
         untraced = baseline.calibration.untraced if baseline.calibration else None
         if untraced:
             what = UNTRACED_LABELS[untraced.clock]
             out.print(plain(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim"))
-
-
-def _spelled(name: str, options: dict[str, object]) -> str:
-    return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
 
 
 def _change(prediction: Prediction) -> str:
@@ -73,6 +85,27 @@ def _compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list
         if label == what or old or new
     ]
     return [tuple(plain(cell, "bold") for cell in rows[0]), *rows[1:]]
+
+
+def _print_contributions(out: Console, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
+    """What each transform takes off the step, alone and beside those before it, and what they share."""
+    composition = prediction.composition
+    rows = [
+        (spelled(transform), ms(part.alone_ms), ms(part.added_ms))
+        for transform, part in zip(prediction.transforms, composition.contributions, strict=True)
+    ]
+    alone_ms = [part.alone_ms for part in composition.contributions]
+    total_ms = None if None in alone_ms else sum(gain_ms or 0.0 for gain_ms in alone_ms)
+    rows.append(("together", ms(total_ms), ms(composition.together_ms)))
+    print_title(out, "What each takes off, ms")
+    print_table(out, ["", "alone", "beside those before it"], rows)
+    missing = [part.reason for part in composition.contributions if part.reason]
+    for reason in missing:
+        out.print(plain(f"  alone it does not apply: {reason}", "dim"))
+    shared_ms = composition.interaction_ms
+    if shared_ms is not None and ms(abs(shared_ms)) != ms(0.0):
+        sense = "more: some of it is the same time" if shared_ms > 0 else "less: one opens the way for another"
+        out.print(plain(f"  alone they add up to {ms(abs(shared_ms))} ms {sense}", "dim"))
 
 
 def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> Text:

@@ -57,7 +57,7 @@ def print_explanation(explanation: Explanation) -> None:
         _print_parts(out, names, explanation.operations, [count, side, critical])
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A kernel's name without what all of PyTorch's have in common."""
     for common in ("void ", "at::native::", "(anonymous namespace)::", "<unnamed>::"):
         name = name.replace(common, "")
@@ -91,5 +91,5 @@ def _print_layers(out: Console, explanation: Explanation, columns: list[Column])
 def _print_parts(out: Console, heading: str, parts: Sequence[Part], columns: list[Column]) -> None:
     if parts:
         print_title(out, heading)
-        rows = [[_short(part.name), *(show(part) for _, show in columns)] for part in parts]
+        rows = [[short_name(part.name), *(show(part) for _, show in columns)] for part in parts]
         print_table(out, ["", *(header for header, _ in columns)], rows)

@@ -10,15 +10,23 @@ from typing import Any
 from rich.text import Text
 
 from whatif.errors import WhatifError
+from whatif.plug_ins import PlugIn, plug_ins
 from whatif.report.layout import plain, print_table, print_title, report
 from whatif.transform import Transform, built_in_names, load_transform, plug_in_names
+from whatif.units import QUANTITIES
 
 
 def listing() -> dict[str, Any]:
     """Give every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
     built_in = [_line(name, "built-in") for name in built_in_names()]
-    plug_in = [_line(name, "plug-in") for name in plug_in_names() if name not in built_in_names()]
-    return {"transforms": built_in + plug_in}
+    plug_in = [_line(name, "plug-in") for name in plug_in_names()]
+    return {"transforms": built_in + plug_in + [_hidden(p) for p in plug_ins() if p.name in built_in_names()]}
+
+
+def _hidden(plug_in: PlugIn) -> dict[str, Any]:
+    """A plug-in that nobody can name, because what comes with whatif must not change with what is installed."""
+    reason = f"the package {plug_in.package!r} gives it the name of a built-in transform, which is the one that is used"
+    return {"name": plug_in.name, "origin": "plug-in", "summary": None, "error": reason}
 
 
 def _line(name: str, origin: str) -> dict[str, Any]:
@@ -56,6 +64,8 @@ def type_text(annotation: Any) -> str:
         return "none"
     if annotation is str:
         return "text"
+    if annotation in QUANTITIES:
+        return str(annotation.__name__).lower()
     return getattr(annotation, "__name__", str(annotation))
 
 
@@ -69,7 +79,7 @@ def print_listing(found: dict[str, Any]) -> None:
     for entry in found["transforms"]:
         name = entry["name"] + (" (plug-in)" if entry["origin"] == "plug-in" else "")
         broken = entry["summary"] is None
-        rows.append((name, plain(f"cannot be loaded: {entry['error']}", "red") if broken else entry["summary"]))
+        rows.append((name, plain(f"cannot be used: {entry['error']}", "red") if broken else entry["summary"]))
     with report() as out:
         if rows:
             print_table(out, ["", " "], rows, gives_way=1)

@@ -1,0 +1,208 @@
+"""Peak memory predicted beside measured: writes the tables of docs/memory.md.
+
+python benchmarks/memory_accuracy.py [--check]
+
+Four questions. From a recording with allocations (traces/memory_cpu) and from one with shapes alone (the campaign's
+baselines): the baseline's peak, and the peak under the what-if that leads to each of the campaign's other runs, beside
+the peak that the campaign measured in that run. The peak of each of the campaign's recordings from its own shapes. And
+on recordings of GPUs by other people that hold allocations: the peak from shapes alone beside the most that the
+allocator held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import whatif
+from whatif import TaskGraph, WhatifError
+from whatif.composition import compose
+from whatif.ingest.kineto import read_kineto
+from whatif.ingest.read import graph_of_events
+from whatif.memory import peak
+from whatif.transform import load_transform
+from whatif.validate_records import read_record, read_run
+from whatif.validate_what_ifs import what_ifs_between
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path("docs/memory.md")
+CAMPAIGN, RECORDED = Path("traces/campaign_cpu"), Path("traces/memory_cpu")
+GPU_TRACES = (Path("../shared/traces/triosim-vgg13-h100/vgg13_bs512_adam.json.gz"),)
+# What-ifs whose effect on memory is modelled; others are about time alone.
+MODELLED = re.compile(
+    r"(batch_size|activation_checkpoint|gradient_accumulation|amp|fused_adam|optimizer_in_backward)\b"
+)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One peak predicted and measured, bytes."""
+
+    model: str
+    what_if: str
+    source: str
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured, signed."""
+        return 100.0 * (self.predicted_bytes / self.measured_bytes - 1)
+
+
+def score_campaign() -> list[Scored]:
+    """Give every run of the campaign whose peak was measured and whose what-ifs say something of memory."""
+    found: list[Scored] = []
+    for trace in sorted(RECORDED.glob("*.trace.json.gz")):
+        model = trace.name.split(".")[0]
+        found += _score_model(model, trace, "allocations")
+        found += _score_model(model, CAMPAIGN / f"{model}--baseline.trace.json.gz", "shapes")
+    return found
+
+
+def _score_model(model: str, trace: Path, source: str) -> Iterator[Scored]:
+    graph = whatif.read(trace)
+    assert graph.info.memory is not None
+    assert graph.info.memory.source == source
+    baseline = read_run(CAMPAIGN / f"{model}--baseline.json")
+    assert baseline is not None
+    for record in sorted(CAMPAIGN.glob(f"{model}--*.json")):
+        run, measured = read_run(record), ((read_record(record) or {}).get("memory") or {}).get("peak_allocated_bytes")
+        if run is None or not measured:
+            continue
+        names, missing = what_ifs_between(baseline.options, run.options)
+        if missing or not all(MODELLED.match(name) for name in names):
+            continue
+        try:
+            changed = compose(graph, [load_transform(name) for name in names])
+        except WhatifError:
+            continue
+        what_if = "(as recorded)" if not names else " + ".join(re.sub(r":layers=.*", "", name) for name in names)
+        yield Scored(model, what_if, source, _peak(changed), measured)
+
+
+def score_own() -> list[Scored]:
+    """Give the peak of each of the campaign's recordings from its own shapes; a compiled step's is not told."""
+    found = []
+    for trace in sorted(CAMPAIGN.glob("*.trace.json.gz")):
+        record = read_record(trace.with_name(trace.name.replace(".trace.json.gz", ".json"))) or {}
+        measured = (record.get("memory") or {}).get("peak_allocated_bytes")
+        graph = whatif.read(trace)
+        if measured and graph.info.memory is not None:
+            model, _, variant = trace.name.split(".trace")[0].partition("--")
+            found.append(Scored(model, variant, graph.info.memory.source, _peak(graph), measured))
+    return found
+
+
+def own_table(scored: list[Scored]) -> str:
+    """Give the errors by variant, in Markdown."""
+    rows = ["| run | from its own shapes: mean | largest | runs |", "|---|---|---|---|"]
+    for variant in [*sorted({row.what_if for row in scored}), "all"]:
+        errors = [abs(row.error_pct) for row in scored if variant in (row.what_if, "all")]
+        rows.append(f"| {variant} | {statistics.mean(errors):.2f} % | {max(errors):.2f} % | {len(errors)} |")
+    return "\n".join(rows)
+
+
+def score_gpu() -> list[Scored]:
+    """Give the peak from shapes alone of recordings whose allocator tells the truth."""
+    found = []
+    for trace in GPU_TRACES:
+        events = read_kineto(trace)
+        assert events.allocations is not None
+        graph = graph_of_events(replace(events, allocations=None), str(trace))
+        most = int(events.allocations.total_bytes[events.allocations.device_type == 1].max())
+        found.append(Scored(f"{trace.parent.name}", "(as recorded)", "shapes", _peak(graph), most))
+    return found
+
+
+def _peak(graph: TaskGraph) -> int:
+    assert graph.info.memory is not None
+    return peak(graph.info.memory).total
+
+
+def summary_table(scored: list[Scored]) -> str:
+    """Give the errors by what-if and source, in Markdown."""
+    rows = [
+        "| what-if | from allocations: mean | largest | from shapes: mean | largest | runs |",
+        "|---|---|---|---|---|---|",
+    ]
+    kinds = sorted({row.what_if for row in scored}, key=lambda name: (name != "(as recorded)", name))
+    for kind in [*kinds, "all"]:
+        cells = []
+        for source in ("allocations", "shapes"):
+            errors = [abs(row.error_pct) for row in scored if row.source == source and kind in (row.what_if, "all")]
+            cells += [f"{statistics.mean(errors):.2f} %", f"{max(errors):.2f} %"]
+        count = sum(row.source == "shapes" and kind in (row.what_if, "all") for row in scored)
+        rows.append(f"| {kind} | {' | '.join(cells)} | {count} |")
+    return "\n".join(rows)
+
+
+def full_table(scored: list[Scored]) -> str:
+    """Give every prediction, in Markdown."""
+    rows = [
+        "| model | what-if | measured | from allocations | error | from shapes | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    of = {(row.model, row.what_if, row.source): row for row in scored}
+    for model, what_if in sorted(of_both(scored)):
+        recorded, shapes = of.get((model, what_if, "allocations")), of.get((model, what_if, "shapes"))
+        known = recorded or shapes
+        assert known is not None
+        cells = [
+            f"{_mb(row.predicted_bytes)} | {row.error_pct:+.2f} %" if row else "– | –" for row in (recorded, shapes)
+        ]
+        rows.append(f"| {model} | {what_if} | {_mb(known.measured_bytes)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def of_both(scored: list[Scored]) -> set[tuple[str, str]]:
+    """Give every model and what-if once."""
+    return {(row.model, row.what_if) for row in scored}
+
+
+def gpu_table(scored: list[Scored]) -> str:
+    """Give the recordings of GPUs, in Markdown."""
+    rows = ["| recording | most that the allocator held | from shapes | error |", "|---|---|---|---|"]
+    rows += [
+        f"| {row.model} | {_mb(row.measured_bytes)} | {_mb(row.predicted_bytes)} | {row.error_pct:+.2f} % |"
+        for row in scored
+    ]
+    return "\n".join(rows)
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.2f} MB"
+
+
+def main() -> int:
+    """Write the page's tables, or say whether they are what would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    os.chdir(ROOT)
+    scored = score_campaign()
+    tables = {
+        "summary": summary_table(scored),
+        "own": own_table(score_own()),
+        "gpu": gpu_table(score_gpu()),
+        "all": full_table(scored),
+    }
+    before = page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        page = mark.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page)
+    if page != before and not check:
+        PAGE.write_text(page, encoding="utf-8")
+    if page != before:
+        print(f"{PAGE} {'is out of date' if check else 'written'}")
+    return int(check and page != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

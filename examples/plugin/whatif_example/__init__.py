@@ -1,0 +1,1 @@
+"""An example of a package that adds a what-if to whatif."""

@@ -1,0 +1,130 @@
+"""``whatif advise`` as a user runs it: text, JSON, options, and what a trace must not be able to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_commands import V100, output, report, training
+from tests.helpers import mark, op, write_trace
+from whatif.cli.main import main
+
+KEYS = {
+    "trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "peak_memory_bytes",
+    "memory_capacity_bytes", "verdict", "advice", "combinations", "no_gain", "too_large", "not_applicable",
+    "elsewhere", "failed", "not_tried", "warnings",
+}  # fmt: skip
+ENTRY_KEYS = {
+    "what_ifs", "gain_pct", "gain_low_pct", "gain_high_pct", "predicted_ms", "low_ms", "high_ms", "batch_factor",
+    "peak_memory_bytes", "effort", "how", "reason", "notes",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Five steps of 1 ms, 0.9 of them one fp32 product on a V100."""
+    return str(write_trace(tmp_path / "five [red]steps.json.gz", training(), deviceProperties=V100))
+
+
+def entry(found: dict[str, Any], name: str) -> dict[str, Any]:
+    lists = [*found["advice"], *found["no_gain"]]
+    return next(entry for entry in lists if entry["what_ifs"] == [name])
+
+
+def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "advise", trace)
+    assert found.keys() == KEYS
+    assert len(found["verdict"]) == 3
+    assert found["verdict"][0].startswith("GPU-bound: the GPU is busy 0.90 of 1.00 ms (90 %)")
+    assert all(item.keys() >= ENTRY_KEYS for item in found["advice"])
+    applied = report(capsys, "apply", "amp:target=fp16", trace)
+    amp = entry(found, "amp:target=fp16")
+    assert (amp["predicted_ms"], amp["low_ms"], amp["high_ms"]) == pytest.approx(
+        (applied["predicted_ms"], applied["low_ms"], applied["high_ms"])
+    )
+    assert amp["gain_pct"] == pytest.approx(100 * (1 - applied["predicted_ms"] / applied["baseline_ms"]))
+    assert amp["gain_low_pct"] <= amp["gain_pct"] <= amp["gain_high_pct"]
+    assert amp["effort"] == "small"
+    assert amp["how"].startswith("torch.autocast around the forward pass")
+    assert {"scale", "kernels"} <= set(found["not_tried"])
+    reasons = {item["what_if"]: item["reason"] for item in found["not_applicable"]}
+    assert reasons["channels_last"] == "the recording has no convolution or pooling; nothing changes"
+    assert found["peak_memory_bytes"] is None
+    assert found["memory_capacity_bytes"] == V100[0]["totalGlobalMem"]
+
+
+def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "advise", trace)
+    found = report(capsys, "advise", trace)
+    flat = " ".join(text.split())
+    assert flat.startswith(" ".join(found["verdict"]))
+    assert "five [red]steps.json.gz: a step takes" in flat
+    assert "Alone: gain in time" in text
+    first = found["advice"][0]
+    assert f"1 {first['what_ifs'][0]} {first['gain_pct']:.1f} %" in flat
+    assert "Does not apply" in text
+    assert "Not tried, being questions and nothing to switch on: bandwidth" in flat
+    assert "peak memory" not in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_top_limits_the_rows_and_the_ranges(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    everything, one = report(capsys, "advise", trace), report(capsys, "advise", trace, "--top", "1")
+    assert [item["what_ifs"] for item in everything["advice"]] == [item["what_ifs"] for item in one["advice"]]
+    assert len(everything["advice"]) > 1
+    assert [item["low_ms"] is None for item in one["advice"][:2]] == [False, True]
+    text = output(capsys, "advise", trace, "--top", "1")
+    second = everything["advice"][1]["what_ifs"][0]
+    table = text[text.index("Alone") : text.index("Does not apply")]
+    assert f"  2   {second}" not in table
+    for wrong in ("0", "-1", "some"):
+        assert main(["advise", trace, "--top", wrong]) == 2
+        assert "expected a number from 1 on" in capsys.readouterr().err
+
+
+def test_another_clock_and_no_calibration(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, "advise", trace, "--clock", "span")["step_clock"] == "span"
+    assert report(capsys, "advise", trace, "--no-calibration")["step_clock"] == "gpu"
+    assert main(["advise", trace, "--clock", "wall"]) == 2
+
+
+def test_a_trace_without_much_in_it_is_advised_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_trace(tmp_path / "cpu.json", [op("aten::mm", 0, 60), op("aten::relu", 60, 40)]))
+    found = report(capsys, "advise", path)
+    assert found["verdict"][0].startswith("CPU-bound: ")
+    assert not found["failed"]
+    empty = str(write_trace(tmp_path / "none.json", [mark("ProfilerStep#0", 0, 10)]))
+    assert main(["advise", empty]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_a_trace_says_is_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = training(layer="\x1b]0;owned\x07[bold]", kernel="\x1b[2J{}%s")
+    path = str(write_trace(tmp_path / "hostile.json", events, deviceProperties=V100))
+    text = output(capsys, "advise", path)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_memory_has_a_column_where_the_recording_tells_it(
+    shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    found = report(capsys, "advise", trace)
+    assert 10 * 2**30 < found["peak_memory_bytes"] < found["memory_capacity_bytes"]
+    twice = entry(found, "batch_size:factor=2")["peak_memory_bytes"]
+    assert 1.2 < twice["predicted"] / twice["baseline"] < 2  # parameters stay as they are
+    text = output(capsys, "advise", trace)
+    lines = text.splitlines()
+    headers = [lines[place + 1] for place, line in enumerate(lines) if line.startswith(("Alone: ", "Together: "))]
+    assert len(headers) == 2
+    assert all("peak memory" in line for line in headers)
+    assert f"{twice['baseline'] / 2**30:.2f} → {twice['predicted'] / 2**30:.2f} GiB" in text
+
+
+def test_the_advice_is_the_same_every_time(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(own_traces / "transformer_cpu.json.gz")
+    assert json.dumps(report(capsys, "advise", trace)) == json.dumps(report(capsys, "advise", trace))

@@ -1,0 +1,175 @@
+"""``whatif memory``: text, JSON keys, what fits, a plot, and what cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import launched, mark, need, op, write_trace
+from tests.memory_traces import METADATA, NODE, two_linear_layers
+from whatif.cli.main import main
+
+KEYS = {
+    "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "layers", "timeline",
+    "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Two linear layers; resident 800 bytes, 2,080 at the peak: tests/memory_traces.py draws it."""
+    return str(write_trace(tmp_path / "drawn.json", two_linear_layers(), whatif=METADATA))
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["memory", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["memory", *words]) in (1, 2)
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_the_text_says_what_the_peak_is_made_of(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", trace, "batch_size:factor=2", "vdnn", "--capacity", "3KB"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "A step needs 2.03 KiB at its peak, in the backward pass of relu."
+    assert lines[1] == "drawn.json: from its recorded allocations"
+    at_peak = lines[lines.index("At the peak") + 2 :][:6]
+    assert [line.rstrip(" █") for line in at_peak] == [
+        "parameters 240 bytes 11.5 %",
+        "gradients 80 bytes 3.8 %",
+        "optimizer state 480 bytes 23.1 %",
+        "activations 400 bytes 19.2 %",
+        "workspace 800 bytes 38.5 %",
+        "inputs, buffers and the rest 80 bytes 3.8 %",
+    ]
+    step = lines[lines.index("Over the step") + 2 :][:7]
+    assert [line.rstrip(" █") for line in step] == [
+        "forward fc1 1.17 KiB", "forward relu 1.56 KiB", "forward fc2 1.21 KiB", "backward fc2 1.68 KiB",
+        "backward relu 2.03 KiB", "backward fc1 1.41 KiB", "update 1.25 KiB",
+    ]  # fmt: skip
+    assert "relu 400 bytes 0 bytes 800 bytes" in lines
+    # 720 of parameters and state, 80 of gradients, and twice 80 of inputs, 400 of activations, 800 of workspace: 3,360.
+    (doubled,) = [line for line in lines if line.startswith("batch_size:factor=2 ") and "vdnn" not in line]
+    assert doubled.startswith("batch_size:factor=2 3.28 KiB +61.5 %")
+    assert doubled.endswith("2 x samples")
+    assert any(line.startswith("vdnn") and "CPU" in line for line in lines[lines.index("Does not apply") :])
+    assert "The step fits into 2.93 KiB." in lines
+    assert any(line.startswith("The largest batch that fits has 8 samples: 2.78 KiB") for line in lines)
+
+
+def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, trace, "batch_size:factor=2", "amp", "--capacity", "2000B")
+    assert found.keys() == KEYS
+    assert (found["source"], found["peak_bytes"], found["batch_size"]) == ("allocations", 2080, 5)
+    assert found["peak"] == {
+        "phase": "backward", "layer": "relu", "total_bytes": 2080, "parameter_bytes": 240,
+        "optimizer_state_bytes": 480, "input_bytes": 80, "gradient_bytes": 80, "activation_bytes": 400,
+        "workspace_bytes": 800,
+    }  # fmt: skip
+    assert [moment["total_bytes"] for moment in found["timeline"]] == [1200, 1600, 1240, 1720, 2080, 1440, 1280]
+    rows = found["what_ifs"]
+    assert [row["transforms"] for row in rows] == [
+        ["batch_size:factor=2"], ["amp"], ["batch_size:factor=2", "amp"],
+    ]  # fmt: skip
+    assert (rows[0]["peak_bytes"], rows[0]["batch_factor"]) == (3360, 2.0)
+    assert rows[0]["step_ms"] > found["baseline_ms"]
+    assert (found["capacity_bytes"], found["fits"]) == (2000, False)
+    # 800 and 1,280 of a batch of 5: of 4 samples, 800 + 1,024.
+    assert (found["largest_batch"]["batch_size"], found["largest_batch"]["peak_bytes"]) == (4, 1824)
+    assert found["largest_batch"]["step_ms"] < found["baseline_ms"]
+
+
+def test_not_even_one_sample_fits(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, trace, "amp", "--capacity", "900B")["largest_batch"]["batch_size"] == 0
+    assert main(["memory", trace, "amp", "--capacity", "900B"]) == 0
+    out = capsys.readouterr().out
+    assert "The step does not fit into 900 bytes." in out
+    # In the update, which no batch makes smaller: 720 + 16 of inputs + 240 of gradients + 240.
+    assert "Not even a batch of one sample would: it takes 1.19 KiB." in out
+
+
+def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
+    path = str(write_trace(tmp_path / "drawn.json", two_linear_layers(), whatif=metadata))
+    largest = report(capsys, path, "amp", "--capacity", "2720B")["largest_batch"]
+    assert (largest["batch_size"], largest["factor"], largest["peak_bytes"]) == (None, 1.5, 2720)
+
+
+def test_without_names_every_what_if_about_memory_is_tried(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, trace)
+    tried = [row["transforms"][0].partition(":")[0] for row in found["what_ifs"]]
+    assert {"activation_checkpoint", "vdnn", "gist", "amp", "batch_size", "optimizer_in_backward"} <= set(tried)
+    for row in found["what_ifs"]:
+        assert ("reason" in row) != ("peak_bytes" in row)
+        assert row.get("reason", "x")
+    assert found["capacity_bytes"] is None
+    assert found["largest_batch"] is None
+
+
+def test_the_recorded_gpu_is_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its measured peak, which the text compares."""
+    events = [*two_linear_layers(device_type=1, held=5000)]
+    for number in range(3):
+        events += launched("gemm", 1000 * number + 15, 5, 1000 * number + 30, 20, number + 1)
+    device = [{"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048}]
+    path = str(write_trace(
+        tmp_path / "gpu.json", events, deviceProperties=device, whatif={**METADATA, "peak_memory_bytes": 6000}
+    ))  # fmt: skip
+    found = report(capsys, path, "amp")
+    assert (found["peak_bytes"], found["measured_peak_bytes"]) == (6280, 6000)
+    assert (found["capacity_bytes"], found["fits"]) == (34089730048, True)
+    assert main(["memory", path, "amp"]) == 0
+    assert "the GPU's allocator measured 5.86 KiB (+4.7 %)" in capsys.readouterr().out
+
+
+def test_hostile_layer_names_are_shown_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = two_linear_layers()
+    for event in events:
+        event["name"] = event["name"].replace("layer::relu", "layer::[bold]\x1b[31mrelu")
+    path = str(write_trace(tmp_path / "drawn.json", events, whatif=METADATA))
+    assert main(["memory", path, "amp"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[bold]" in out
+
+
+@pytest.mark.parametrize("words", [["amp"], []])
+def test_a_plot(trace: str, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    need("matplotlib")
+    path = tmp_path / "memory.png"
+    assert main(["memory", trace, *words, "--plot", str(path), "--capacity", "3KB"]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_arguments(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected a size of 1 byte or more with its unit" in refused(capsys, trace, "--capacity", "16")
+    assert "expected a number from 1 on" in refused(capsys, trace, "--top", "0")
+    assert "ends in .png" in refused(capsys, trace, "--plot", str(tmp_path / "memory.txt"))
+    assert "activation_chekpoint" in refused(capsys, trace, "activation_chekpoint")
+    assert "the trace comes first; try `whatif memory" in refused(capsys, "amp", trace)
+
+
+def test_what_does_not_tell_its_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inference = [mark("ProfilerStep#0", 0, 100), op("aten::mm", 10, 50), *launched("gemm", 20, 5, 30, 20, 1)]
+    path = str(write_trace(tmp_path / "inference.json", inference))
+    assert "without a backward pass" in refused(capsys, path)
+    training = [
+        *inference,
+        op(NODE + "MmBackward0", 70, 20, **{"Sequence number": 3, "Fwd thread id": 1}),
+        *launched("gemm", 72, 5, 80, 5, 2),
+    ]
+    path = str(write_trace(tmp_path / "training.json", training))
+    assert "whatif collect --memory" in refused(capsys, path)

@@ -1,0 +1,506 @@
+"""Advice for steps drawn by hand, for graphs whose memory is known, and for real traces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import whatif
+from tests.helpers import CPU, STREAM, Build
+from tests.test_edit import traced
+from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
+from whatif.advise import Advice, Ranked, advise
+from whatif.batch import with_batch_size
+from whatif.candidates import VARIANTS, Candidates, installed
+from whatif.effort import Effort, EffortSize
+from whatif.graph import GraphInfo
+from whatif.memory import LayerMemory, Memory
+from whatif.memory_effects import change_memory, checkpointed, with_batch
+from whatif.predict import Baseline, apply
+from whatif.report.text import print_prediction
+from whatif.report.text_advise import print_advice
+from whatif.transform import built_in_names, load_transform
+from whatif.trial import Refusal, Trier
+
+MS = 1_000_000
+GIB = 2**30
+
+
+def drawn(**info: Any) -> Baseline:
+    """Times in ms; the span begins with the first kernel and takes 10.
+
+    ::
+
+        ms      0       4       8  10  12  14
+        CPU     |call a-|call b-|
+        stream          |a----------|b------|
+                                    10      14
+    """
+    build = Build(CPU, STREAM)
+    build.launch(4 * MS, 6 * MS, "a")
+    build.launch(4 * MS, 4 * MS, "b")
+    graph = build.graph()
+    span_ns = whatif.simulate(graph).step_times_ns("span")
+    return Baseline.of(graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns}, **info)))
+
+
+def script(name: str, function: Callable[[TaskGraph], TaskGraph], effort: str = "small: turn it on.") -> Transform:
+    return Transform(name, name, f"{name}\n\nEffort: {effort}", function)
+
+
+def advice(*transforms: Transform, top: int = 10, **info: Any) -> Advice:
+    return advise(drawn(**info), Candidates(transforms), top=top)
+
+
+def gains(entries: tuple[Ranked, ...]) -> dict[str, float]:
+    return {" + ".join(entry.trial.spelled): round(entry.trial.gain_pct, 9) for entry in entries}
+
+
+cpu = script("cpu2", lambda graph: graph.scale(graph.on_cpu, 0.5))
+gpu = script("gpu2", lambda graph: graph.scale(graph.on_gpu, 0.5, low=0.25, high=1.0), "medium: buy it")
+slower = script("slower", lambda graph: graph.scale(graph.on_gpu, 1.5))
+
+
+def doubled(graph: TaskGraph) -> TaskGraph:
+    graph = change_memory(graph.scale(graph.on_gpu, 1.5), lambda memory: with_batch(memory, 2))
+    return with_batch_size(graph, 2)
+
+
+batch = script("batch", doubled)
+
+
+def test_the_drawn_step() -> None:
+    """A faster CPU alone: a from 2 to 8, b to 12, still 10 ms. A faster GPU: a to 7, b from 8 to 10, 6 ms. Both: 5 ms.
+
+    The range of the faster GPU: kernels of 1.5 and 1 ms, a from 4 and b from 8 to 9, 5 ms; or as they were, 10 ms.
+    """
+    found = advice(cpu, gpu, slower)
+    assert gains(found.gaining) == {"gpu2": 40.0}
+    assert found.gaining[0].range_ms == (5, 10)
+    assert found.gaining[0].gain_range_pct == (0, 50)
+    assert found.gaining[0].reason == "GPU work 10.00 → 5.00 ms"
+    assert gains(found.not_gaining) == {"cpu2": 0.0, "slower": -50.0}
+    assert found.not_gaining[0].reason == "CPU work 8.00 → 4.00 ms, but the step does not wait for what is saved"
+    assert found.not_gaining[1].reason == "GPU work 10.00 → 15.00 ms"
+    assert found.not_gaining[0].range_ms is None
+    assert gains(found.together) == {"cpu2 + gpu2": 50.0}
+    pair = found.together[0]
+    assert pair.alone_pct == (0, 40)
+    assert pair.reason == "alone cpu2 0 %, gpu2 40 %; both 50 %; GPU work 10.00 → 5.00 ms, CPU work 8.00 → 4.00 ms"
+    assert pair.trial.effort == Effort(EffortSize.MEDIUM, "turn it on. buy it")
+    assert found.verdict == (
+        "GPU-bound: the GPU is busy 10.00 of 10.00 ms (100 %); a faster CPU would change little.",
+        "Do first: gpu2 (buy it).",
+        "It gains 40 % (nominal 90 % range 0 to 50 %), 10.00 → 6.00 ms a span; cpu2 + gpu2 together gain 50 %.",
+    )
+
+
+def test_where_nothing_helps_the_verdict_says_so() -> None:
+    assert advice(cpu, slower).verdict[1:] == (
+        "Nothing that can be switched on helps this run as it is.",
+        "None of 2 what-ifs that apply gains 1 %; the most is cpu2 with +0.0 %.",
+    )
+    assert advice().verdict[2] == "None of 0 what-ifs that apply gains 1 %."
+
+
+def test_little_effort_comes_first_unless_more_gains_twice_as_much() -> None:
+    quarter = script("quarter", lambda graph: graph.scale(graph.on_gpu, 0.75))
+    a_bit = script("a_bit", lambda graph: graph.scale(graph.on_gpu, 0.9))
+
+    def first(*transforms: Transform) -> str:
+        entry = advice(*transforms).first
+        assert entry is not None
+        return entry.trial.spelled[0]
+
+    assert gains(advice(quarter, a_bit, gpu).gaining) == {"gpu2": 40.0, "quarter": 25.0, "a_bit": 10.0}
+    assert first(quarter, gpu) == "quarter"
+    assert first(a_bit, gpu) == "gpu2"
+    # Its range is told wherever it stands.
+    assert "nominal 90 % range 25 to 25 %" in advice(quarter, gpu, top=1).verdict[2]
+    # Another batch asks for another learning rate: it comes first only where nothing else gains.
+    assert first(a_bit, batch) == "a_bit"
+    assert first(batch) == "batch"
+
+
+@pytest.mark.parametrize(("kind", "named"), [(TaskKind.DATA_LOADING, "loading"), (TaskKind.COMMUNICATION, "comm")])
+def test_what_the_step_waits_for_comes_first_where_its_remedy_is_known(kind: TaskKind, named: str) -> None:
+    """Loading, or communication, of 4 ms between a kernel of 2 and one of 6: a third of the span.
+
+    Twice as fast kernels would gain 4 of 12 ms, without the part between 4.
+    """
+    build = Build(CPU, STREAM)
+    _, a = build.launch(0, 2 * MS, "a")
+    between = build.task(0 if kind == TaskKind.DATA_LOADING else 1, 4 * MS, "between", kind)
+    build.edge(a, between)
+    _, b = build.launch(0, 6 * MS, "b")
+    build.edge(between, b)
+    graph = build.graph()
+    span_ns = whatif.simulate(graph).step_times_ns("span")
+    assert span_ns == (12 * MS,)
+    graph = graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns}))
+    kernels = script("kernels2", lambda graph: graph.scale(graph.select(kind=TaskKind.KERNEL), 0.25))
+    without = script("without", lambda graph: graph.scale(graph.select(kind=kind), 0.0), "medium: move it.")
+    found = advise(Baseline.of(graph), Candidates((kernels, without)))
+    assert gains(found.gaining) == {"kernels2": 50.0, "without": pytest.approx(100 / 3)}
+    assert found.bound.lower().startswith(named)
+    assert found.first is not None
+    assert found.first.trial.spelled == ("without",)
+
+
+def test_a_larger_batch_is_judged_by_its_samples() -> None:
+    """Twice the samples: a from 4 to 13, b to 19, 15 ms; for those of a recorded step 7.5."""
+    for info in ({}, {"batch_size": 32}):
+        found = advice(batch, **info)
+        assert gains(found.gaining) == {"batch": 25.0}
+        trial = found.gaining[0].trial
+        assert (trial.predicted_ms, trial.samples) == (15, 2)
+        assert found.gaining[0].reason.startswith("for the samples of a recorded step: GPU work 10.00 → 7.50 ms")
+        assert "10.00 → 7.50 ms for the samples of a recorded span" in found.verdict[2]
+    assert advice(batch).to_dict()["advice"][0]["batch_factor"] == 2
+
+
+def fails(graph: TaskGraph) -> TaskGraph:
+    raise KeyError("there is no such thing")
+
+
+def refuses(graph: TaskGraph) -> TaskGraph:
+    raise WhatifError("other: expected another recording, got this one.")
+
+
+def communicates(graph: TaskGraph) -> TaskGraph:
+    return graph.insert(NewTasks(np.array([3]), "all-reduce", TaskKind.COMMUNICATION, 1 * MS)).graph
+
+
+def never_waits(graph: TaskGraph) -> TaskGraph:
+    return graph.replace(duration_ns=-graph.duration_ns, low_ns=-graph.duration_ns)
+
+
+@pytest.mark.parametrize(
+    ("function", "why", "reason"),
+    [
+        (refuses, Refusal.NOT_APPLICABLE, "expected another recording, got this one."),
+        (lambda graph: graph.note("it is so: nothing changes"), Refusal.NOT_APPLICABLE, "it is so: nothing changes"),
+        (lambda graph: graph, Refusal.NOT_APPLICABLE, "it changes nothing here"),
+        (communicates, Refusal.ELSEWHERE, "it adds communication with other GPUs, which this run has not"),
+        (fails, Refusal.FAILED, "transform 'other' (a function) failed: KeyError: 'there is no such thing'"),
+        (never_waits, Refusal.FAILED, "graph: task 1 'a' has a negative duration."),
+    ],
+)
+def test_what_gives_no_trial_is_listed_with_its_reason(function: Any, why: Refusal, reason: str) -> None:
+    found = advice(script("other", function), gpu)
+    assert gains(found.gaining) == {"gpu2": 40.0}
+    assert not found.together
+    assert [(refused.spelled, refused.why) for refused in found.refused] == [(("other",), why)]
+    assert found.refused[0].reason.startswith(reason)
+
+
+def test_communication_that_is_there_already_is_no_other_place() -> None:
+    baseline = drawn()
+    graph = baseline.graph.replace(kind=np.where(baseline.graph.on_gpu, TaskKind.COMMUNICATION, baseline.graph.kind))
+    found = advise(replace(baseline, graph=graph), Candidates((script("more", communicates), gpu)))
+    assert not [refused for refused in found.refused if refused.why == Refusal.ELSEWHERE]
+    assert found.gaining[0].reason == "communication 10.00 → 5.00 ms"
+
+
+def test_what_needs_another_what_if_is_tried_behind_it() -> None:
+    def on_short(graph: TaskGraph) -> TaskGraph:
+        if not (graph.on_gpu & (graph.duration_ns < 4 * MS)).any():
+            raise WhatifError("on_short: expected short kernels, got long ones.")
+        return graph.scale(graph.on_gpu, 0.5)
+
+    found = advice(gpu, script("on_short", on_short))
+    assert gains(found.together) == {"gpu2 + on_short": 50.0}
+    assert found.together[0].alone_pct == (pytest.approx(40), None)
+    assert "alone gpu2 40 %, on_short does not apply; both 50 %" in found.together[0].reason
+
+
+def test_what_cannot_go_together_is_left_out() -> None:
+    one, other = (replace(t, schedule=lambda frontier: min(frontier.ready_ns)) for t in (cpu, gpu))
+    assert not advice(one, other).together
+    # Two forms of one what-if neither, and what needs other software or machines is no beginning.
+    assert not advice(cpu, replace(gpu, name="cpu2", options={"to": "gpu"})).together
+    assert not advice(cpu, script("gpu2", gpu.function, "large: another machine")).together
+    # What gains nothing beside its parts is no combination.
+    again = script("again", lambda graph: graph.scale(graph.on_gpu, 1.0))
+    assert gains(advice(gpu, again).together) == {}
+
+
+def test_what_takes_launches_away_comes_behind_what_adds_kernels() -> None:
+    def without_b(graph: TaskGraph) -> TaskGraph:
+        return graph.remove(graph.select(name="^b$"))
+
+    def with_c(graph: TaskGraph) -> TaskGraph:
+        a = np.flatnonzero(graph.select(name="^a$"))
+        faster = graph.scale(graph.on_gpu, 0.5)
+        return faster.insert(NewTasks(a, "c", TaskKind.KERNEL, MS // 10, launch_ns=MS // 10)).graph
+
+    for order in (("x", "y"), ("y", "x")):
+        found = advice(script(order[0], without_b), script(order[1], with_c))
+        assert [entry.trial.spelled for entry in found.together] == [(order[1], order[0])]
+
+
+def test_the_best_combination_grows_as_long_as_something_gains() -> None:
+    def eighth(part: int) -> Transform:
+        return script(f"part{part}", lambda graph: graph.scale(graph.on_gpu, 0.5 + part / 100))
+
+    found = advice(cpu, *(eighth(part) for part in range(4)), batch)
+    largest = max(found.together, key=lambda entry: len(entry.trial.transforms))
+    assert len(largest.trial.transforms) <= 5  # four, and another batch
+    assert largest.trial.samples == 2
+    best = found.together[0].trial.gain_pct
+    assert all(best >= entry.trial.gain_pct for entry in found.together)
+    for entry in found.together:
+        alone = [pct for pct in entry.alone_pct if pct is not None]
+        assert entry.trial.gain_pct > max(alone)
+
+
+@given(graph=traced(), factors=st.lists(st.tuples(st.booleans(), st.floats(0.2, 1.5)), min_size=1, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_every_trial_is_what_apply_predicts(graph: TaskGraph, factors: list[tuple[bool, float]]) -> None:
+    span_ns = whatif.simulate(graph).step_times_ns("span")
+    info = replace(graph.info, path="random", measured_step_ns={"span": span_ns})
+    baseline = Baseline.of(graph.replace(info=info))
+
+    def scaling(on_gpu: bool, factor: float) -> Callable[[TaskGraph], TaskGraph]:
+        return lambda graph: graph.scale(graph.on_gpu if on_gpu else graph.on_cpu, factor, low=0.1, high=2.0)
+
+    found = advise(baseline, Candidates(tuple(script(f"s{n}", scaling(*pair)) for n, pair in enumerate(factors))))
+    assert len(found.gaining) + len(found.not_gaining) + len(found.refused) <= len(factors)
+    for entry in (*found.gaining, *found.together):
+        prediction = apply(baseline, *entry.trial.transforms)
+        assert entry.trial.predicted_ms == prediction.predicted_ms
+        assert entry.range_ms == (prediction.low_ms, prediction.high_ms)
+        assert entry.trial.gain_pct >= 1
+    for entry in found.together:
+        assert len(entry.trial.names) == len(entry.trial.transforms) > 1
+        assert entry.trial.gain_pct >= max(pct or 0 for pct in entry.alone_pct) + 1
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def held(activations: int) -> Memory:
+    """Two layers of so many GiB of activations each, and 1 GiB of parameters."""
+    layers = tuple(
+        LayerMemory(name, activations * GIB, 0, kept_input=GIB // 4, input=GIB // 4) for name in ("one", "two")
+    )
+    return Memory(parameters=GIB, optimizer_state=0, inputs=0, layers=layers)
+
+
+def recompute(graph: TaskGraph) -> TaskGraph:
+    graph = graph.scale(graph.on_gpu, 1.1)
+    return change_memory(graph, lambda memory: memory.with_layers(
+        [replace(layer, activations=layer.activations // 4) for layer in memory.layers]))  # fmt: skip
+
+
+def test_memory_is_told_where_the_recording_knows_it() -> None:
+    """1 + 2 x 4 GiB in the recording; twice the batch 1 + 2 x 8."""
+    found = advice(batch, gpu, memory=held(4), gpu_memory_bytes=40 * GIB)
+    assert found.peak_bytes == 9 * GIB
+    entry = next(entry for entry in found.gaining if entry.trial.spelled == ("batch",))
+    assert entry.trial.peak_bytes == 17 * GIB
+    assert "memory" not in entry.reason  # it has a column, and is no reason for a gain
+    assert found.to_dict()["advice"][1]["peak_memory_bytes"] == {"baseline": 9 * GIB, "predicted": 17 * GIB}
+    unknown = advice(batch)
+    assert unknown.peak_bytes is None
+    assert unknown.gaining[0].trial.peak_bytes is None
+    assert "memory" not in unknown.gaining[0].reason
+
+
+def test_what_does_not_fit_is_no_advice_until_something_makes_room() -> None:
+    """Of 16 GiB; recomputing leaves 1 + 2 x 1, and twice the batch then 1 + 2 x 2 GiB.
+
+    Recomputing and twice the batch: kernels of 6 x 1.1 x 1.5 and 4 x 1.1 x 1.5 ms, 16.5 in all, 8.25 for the samples
+    of a recorded step.
+    """
+    saver = script("recompute", recompute)
+    found = advice(batch, saver, memory=held(4), gpu_memory_bytes=16 * GIB)
+    assert not found.gaining
+    assert gains(found.too_large) == {"batch": 25.0}
+    assert found.too_large[0].reason.endswith("peak memory 9.00 → 17.00 GiB, more than the device's 16.0 GiB")
+    assert gains(found.not_gaining) == {"recompute": pytest.approx(-10)}
+    assert gains(found.together) == {"batch + recompute": pytest.approx(17.5)}
+    assert found.together[0].trial.peak_bytes == 5 * GIB
+
+
+def test_a_what_if_that_changes_memory_alone_is_tried() -> None:
+    lighter = script("lighter", lambda graph: change_memory(graph, lambda memory: checkpointed(memory, ["one"])))
+    found = advice(lighter, memory=held(4))
+    assert gains(found.not_gaining) == {"lighter": 0.0}
+    assert found.not_gaining[0].reason.startswith("peak memory 9.00 → ")
+
+
+# -- what is tried ---------------------------------------------------------------------------------------------------
+
+
+def test_every_built_in_is_tried_or_named_as_a_question() -> None:
+    found = installed()
+    assert not found.broken
+    assert {t.name for t in found.transforms} | set(found.hypothetical) >= set(built_in_names())
+    for name in found.hypothetical:
+        assert Effort.of(load_transform(name).doc).size == EffortSize.NONE
+    assert {"scale", "kernels"} <= set(found.hypothetical)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_every_form_that_is_tried_can_be_loaded(name: str) -> None:
+    assert [load_transform(spec).name for spec in VARIANTS[name]] == [name] * len(VARIANTS[name])
+
+
+def test_a_plug_in_is_tried_and_a_broken_one_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Point:
+        def __init__(self, name: str, module: Any) -> None:
+            self.name, self.module = name, module
+
+        def load(self) -> Any:
+            if self.module is None:
+                raise RuntimeError("no such library")
+            return self.module
+
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        '"""Mine: half of it."""\nfrom whatif import TaskGraph\n\n\n'
+        "def transform(graph: TaskGraph) -> TaskGraph:\n    return graph.scale(graph.on_gpu, 0.5)\n"
+    )
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("mine", mine)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr("whatif.plug_ins.entry_points", lambda group: [Point("mine", module), Point("broken", None)])
+    found = advise(drawn())
+    assert gains(found.gaining)["mine"] == 40.0
+    entry = next(entry for entry in found.gaining if entry.trial.spelled == ("mine",))
+    assert entry.to_dict(None)["effort"] == "unknown"  # its docstring does not say
+    broken = [refused for refused in found.refused if refused.spelled == ("broken",)]
+    assert [refused.why for refused in broken] == [Refusal.FAILED]
+    assert "RuntimeError: no such library" in broken[0].reason
+
+
+@pytest.mark.parametrize(
+    ("doc", "size", "how"),
+    [
+        ("One.\n\nEffort: small: turn it on.", EffortSize.SMALL, "turn it on."),
+        ("One.\n\nEffort: none: a question.\n", EffortSize.NONE, "a question."),
+        ("One.\n\nEffort: large: other\n        machines.\n\nMore.", EffortSize.LARGE, "other machines."),
+        ("One.\n\nEffort: huge: never.", EffortSize.UNKNOWN, ""),
+        ("One. Effort: small: in the middle.", EffortSize.UNKNOWN, ""),
+        ("", EffortSize.UNKNOWN, ""),
+    ],
+)
+def test_effort_is_read_from_the_docstring(doc: str, size: EffortSize, how: str) -> None:
+    assert Effort.of(doc) == Effort(size, how)
+
+
+# -- real traces -----------------------------------------------------------------------------------------------------
+
+
+def of_trace(path: Path) -> Advice:
+    return advise(Baseline.of(whatif.read(path)))
+
+
+def test_a_trial_is_what_apply_predicts(own_traces: Path) -> None:
+    """The same step and the same range, for what-ifs alone and together, whatever the kept graphs are."""
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    found = advise(baseline, top=3)
+    assert found.together
+    for entry in (*found.gaining[:3], *found.together[:3]):
+        prediction = apply(baseline, *entry.trial.spelled)
+        assert entry.trial.predicted_ms == prediction.predicted_ms
+        assert entry.range_ms == (prediction.low_ms, prediction.high_ms)
+    assert all(entry.range_ms is None for entry in found.gaining[3:])
+
+
+def test_kept_graphs_are_few(own_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    amp, fused, batch = (load_transform(spec) for spec in ("amp", "fused_adam", "batch_size:factor=2"))
+    monkeypatch.setattr("whatif.trial.KEPT_TASKS", 2 * len(baseline.graph))
+    trier = Trier(baseline)
+    for composition in ([amp], [amp, fused], [amp, fused, batch], [amp, batch], [batch]):
+        trier.attempt(composition)
+        assert len(trier._kept) <= 2
+
+
+def test_a_step_that_waits_for_its_data_is_told_to_load_it_elsewhere(shared_traces: Path) -> None:
+    found = of_trace(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
+    assert found.verdict[0].startswith("Loading-bound: the step waits for its data for 44.51 of 149.68 ms")
+    assert found.verdict[1].startswith("Do first: data_loading:workers=4 (DataLoader(num_workers=4")
+    assert gains(found.gaining)["data_loading:workers=4"] == pytest.approx(100 * (1 - 122.5 / 149.68), abs=3)
+    page = (Path(__file__).parent.parent / "docs" / "advise.md").read_text(encoding="utf-8")
+    assert all(sentence in page for sentence in found.verdict[:2])
+    # Half precision alone adds launches to a step that waits for the CPU.
+    assert gains(found.not_gaining)["amp:target=fp16"] < 0
+    assert any({"amp", "data_loading"} <= entry.trial.names for entry in found.together)
+
+
+def test_the_page_shows_what_apply_prints(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
+    print_prediction(apply(graph, "amp", "fused_adam", "channels_last"))
+    text = capsys.readouterr().out
+    block = text[text.index("What each takes off, ms") :].split("\n\n")[0]
+    page = (Path(__file__).parent.parent / "docs" / "advise.md").read_text(encoding="utf-8")
+    assert block in page
+
+
+def test_a_host_bound_run_is_told_to_launch_less(shared_traces: Path) -> None:
+    trace = shared_traces / "tracelens-h100-mi300" / "h100.gaunernst_bert-small-uncased__1016001.json.gz"
+    found = of_trace(trace)
+    assert found.verdict[0].startswith("Host-bound: the GPU is busy 0.31 of 3.91 ms (8 %)")
+    same = [entry for entry in found.gaining if entry.trial.same_training]
+    assert same[0].trial.work.cpu_ms < 0.5 * Trier(found.baseline).work.cpu_ms
+    assert same[0].trial.names <= {"cuda_graph", "compile"}
+    assert found.first is not None
+    assert found.first.trial.names <= {"cuda_graph", "compile"}
+
+
+def test_a_gpu_bound_run_is_told_to_compute_in_half_precision(shared_traces: Path) -> None:
+    found = of_trace(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    assert found.verdict[0].startswith("GPU-bound: ")
+    assert found.first is not None
+    assert found.first.trial.names <= {"amp", "channels_last"}
+    assert found.gaining[0].trial.names <= {"amp", "channels_last"}
+    # 3.55 of 347 ms of GPU work are the update's, and its launches are hidden.
+    assert 0 <= gains(found.not_gaining)["fused_adam"] < 1
+    assert "the step does not wait" in next(
+        entry.reason for entry in found.not_gaining if entry.trial.spelled == ("fused_adam",)
+    )
+
+
+@pytest.mark.parametrize(
+    "trace", ["resnet18_cifar_cpu.json.gz", "resnet18_cifar_cpu_loader0.json.gz", "transformer_cpu_fused.json.gz"]
+)
+def test_advice_for_own_recordings(own_traces: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_trace(own_traces / trace)
+    assert not [refused for refused in found.refused if refused.why == Refusal.FAILED]
+    listed = [*found.gaining, *found.not_gaining, *found.too_large]
+    shown = {entry.trial.names for entry in listed} | {frozenset(t.name for t in r.transforms) for r in found.refused}
+    assert frozenset().union(*shown) | set(found.hypothetical) >= set(built_in_names())
+    best = [entry.trial.gain_pct for entry in found.gaining]
+    assert best == sorted(best, reverse=True)
+    assert min(best) >= 1
+    for entry in found.gaining:
+        low, high = entry.gain_range_pct or (0.0, 0.0)
+        assert low <= entry.trial.gain_pct <= high
+    print_advice(found)
+    text = capsys.readouterr().out
+    assert text.startswith("CPU-bound: the recording has no GPU work")
+    assert "Do first: " in text
+    if "fused" in trace:
+        assert "fused_adam" not in gains(found.gaining)
+
+
+def test_all_of_it_takes_five_seconds_at_most(shared_traces: Path) -> None:
+    baseline = Baseline.of(whatif.read(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz"))
+    began = time.thread_time()
+    assert advise(baseline).gaining
+    assert time.thread_time() - began < 5

@@ -1,0 +1,71 @@
+"""Makes the recordings of this folder: a campaign's twin models with every allocation, each in a process of its own.
+
+python traces/memory_cpu/record.py [MODEL ...]
+
+Times are not what these recordings are for: the profiler takes down every allocation and every release, too. Needs
+torch.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+UNREAD = ("Input Strides", "Ev Idx", "Record function id", "Total Reserved", "finished")
+STEPS, WARMUP_STEPS, UNTRACED_STEPS = 3, 2, 4
+
+
+def record_here(name: str) -> None:
+    """Record the baseline of one twin in this process."""
+    import torch
+    from whatif.instrumentation.campaign.models import TWINS
+    from whatif.instrumentation.campaign.training import Training
+    from whatif.instrumentation.campaign.variants import baseline_options
+    from whatif.instrumentation.recorder import record
+
+    torch.set_num_threads(1)
+    training = Training(name, baseline_options(TWINS[name]), full=False)
+    training.start(torch.device("cpu"))
+    with record(
+        training.model,
+        training.optimizer,
+        FOLDER / f"{name}.trace.json.gz",
+        steps=STEPS,
+        warmup_steps=WARMUP_STEPS,
+        untraced_steps=UNTRACED_STEPS,
+        memory=True,
+    ) as recording:
+        while not recording.done:
+            training.step()
+            recording.step()
+    shorten(FOLDER / f"{name}.trace.json.gz")
+
+
+def shorten(path: Path) -> None:
+    """Take out of a recording what no reader needs, to keep it small."""
+    from whatif.instrumentation.recording_file import read_recording, rewrite_recording
+
+    recording, compressed = read_recording(path)
+    for event in recording["traceEvents"]:
+        for unread in UNREAD:
+            event.get("args", {}).pop(unread, None)
+    rewrite_recording(recording, path, compress=compressed)
+
+
+def main() -> None:
+    """Record the models that are named, or all."""
+    words = sys.argv[1:]
+    if words[:1] == ["--here"]:
+        record_here(words[1])
+        return
+    from whatif.instrumentation.campaign.models import TWINS
+
+    for name in words or TWINS:
+        subprocess.run(
+            [sys.executable, __file__, "--here", name], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""BlueConnect: all-reduce in stages, within the nodes and between them, instead of in one ring over all workers.
+
+Source: Cho et al., "BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network Hierarchy", IBM
+        Journal of Research and Development 63(6), 2019; Daydream (USENIX ATC 2020) §5.2 and Algorithm 8; nccl-tests
+        for the time of a stage, (p - 1) / p S / bandwidth among p workers, and (p - 1) latencies.
+Model:  with factors=4x2, 4 workers a node and 2 nodes, every all-reduce of the graph becomes a reduce-scatter among 4,
+        one among 2 of the quarter that is left, and the two all-gathers in reverse. Each factor has a channel, so that
+        stages of several buckets run at once. The first factor's links have `inner_bandwidth`, the others `bandwidth`,
+        by default that of the all-reduce itself (by its size and time; a recorded one may have waited for others, and
+        waiting counts as transfer). The workers of a node share its link to the others; with shared=false each has
+        one of its own. Ignored: the cost of cutting buffers. In the range: 34 % more than theory (Daydream §6.5).
+        Deviation from the print: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
+Effort: medium: NCCL between the nodes and within them on process groups of their own, or Horovod's hierarchical mode.
+"""
+
+import math
+
+import numpy as np
+
+from whatif import TaskGraph, WhatifError
+from whatif.collective_tasks import all_reduces, recorded_workers, workers_of
+from whatif.hierarchy import SCATTER, decompose, flat_byte_s
+from whatif.units import Bandwidth
+
+# What NCCL counts on for PCI Express 3.0 (tuning.cc).
+PCIE = Bandwidth("12GB/s")
+
+
+def transform(
+    graph: TaskGraph,
+    *,
+    factors: str = "4x2",
+    bandwidth: Bandwidth | None = None,
+    inner_bandwidth: Bandwidth = PCIE,
+    shared: bool = True,
+) -> TaskGraph:
+    """Take every all-reduce apart; the product of the factors is the number of workers."""
+    parts = factors.lower().split("x")
+    if not (len(parts) > 1 and all(part.isdecimal() and 2 <= int(part[:7]) <= 100_000 for part in parts)):
+        raise WhatifError(f"blueconnect: expected factors of 2 or more as in factors=4x2, got {factors!r}.")
+    numbers = [int(part) for part in parts]
+    tasks = np.flatnonzero(all_reduces(graph))
+    if not len(tasks):
+        if graph.select(name=f"^{SCATTER} among").any():
+            return graph.note("blueconnect: the all-reduces are in stages already; nothing changes")
+        raise WhatifError(
+            "blueconnect: expected all-reduces to take apart, got none; name distributed before it, or give the "
+            "recording of one rank of data parallel training."
+        )
+    known = int(workers_of(graph)[tasks].max()) or recorded_workers(graph)
+    if known and math.prod(numbers) != known:
+        raise WhatifError(f"blueconnect: expected factors whose product is {known} workers, got {factors}.")
+    rate = flat_byte_s(graph, tasks, math.prod(numbers))
+    if np.isnan(rate).any():
+        if bandwidth is None:
+            raise WhatifError(
+                "blueconnect: this recording does not tell how large its all-reduces are, so not on what links they "
+                "ran; say the bandwidth of the slowest one, as in blueconnect:bandwidth=25Gbps."
+            )
+        rate = np.where(np.isnan(rate), bandwidth.byte_s, rate)
+    outer = rate if bandwidth is None else bandwidth.byte_s
+    faster = [inner_bandwidth.byte_s / rate, *[outer / rate] * (len(numbers) - 1)]
+    return decompose(graph, tasks, numbers, faster, shared=shared)

@@ -1,0 +1,19 @@
+"""CPU: what if the host were `speedup` times as fast, or slower?
+
+Source: Daydream (USENIX ATC 2020) §2.2 and figure 6 (after AMP the CPU is the bottleneck); Curtsinger and Berger, "COZ:
+        Finding Code that Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.
+Model:  all that CPU threads do (operators, calls, the time between them) takes 1 / `speedup` of its time. Waiting
+        follows from what is waited for, and the GPU's work stays. `loading=false` leaves data loading as it is: where
+        other processes or a disk make the batch. Ignored: the driver's own lags of 1 to 3 us a launch.
+Effort: none: a hypothetical question, though another host or fewer cores shared may answer it.
+"""
+
+from whatif import TaskGraph, TaskKind, WhatifError
+
+
+def transform(graph: TaskGraph, *, speedup: float = 2.0, loading: bool = True) -> TaskGraph:
+    """Divide the durations of CPU tasks by the speedup."""
+    if not 0 < speedup < 1e6:
+        raise WhatifError(f"cpu: expected a speedup above 0 and below a million, got {speedup}.")
+    tasks = graph.on_cpu if loading else graph.on_cpu & ~graph.select(kind=TaskKind.DATA_LOADING)
+    return graph if speedup == 1 else graph.scale(tasks, 1 / speedup)

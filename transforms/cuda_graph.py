@@ -1,0 +1,44 @@
+"""CUDA graphs: launch a whole step, or its forward and backward pass, with one call.
+
+Source: PyTorch, "Accelerating PyTorch with CUDA Graphs" (2021); NVIDIA, "Getting Started with CUDA Graphs" (2019) and
+        "Constant Time Launch for Straight-Line CUDA Graphs" (2024).
+Model:  the launches of a step and the CPU's work between them become one call that takes 10 us and 100 ns a node (2.5
+        us and 1 ns to 20 us and 200 ns). Kernels, their order and the gaps between them stay (0.5 to 2 us in the
+        range): what is gained is the GPU's waiting for the CPU. Data loading and the copy of the batch stay outside.
+        Where the CPU waits for the GPU in between (loss.item(), a GradScaler, a blocking copy) the graph ends and
+        another one begins behind it; the prediction says how often. `capture=passes` leaves the update out. The step
+        has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says
+        so. Ignored: memory of the graph's own pool, and the optimizer's capturable=True.
+Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes and buffers and nothing that waits.
+"""
+
+from typing import Literal
+
+from whatif import Phase, TaskGraph, WhatifError
+from whatif.launches import capture as captured_in_graphs
+
+PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
+
+
+def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") -> TaskGraph:
+    """Replace the launches of each step by one launch of a graph, or by one between two waits of the CPU."""
+    if not graph.on_gpu.any():
+        raise WhatifError(
+            f"cuda_graph: expected a recording of GPU work, got {graph.info.path or 'one'} of a CPU, which launches "
+            "nothing; record the run on a GPU."
+        )
+    phases = PASSES if capture == "passes" else (*PASSES, Phase.UPDATE)
+    changed, told = captured_in_graphs(graph, phases)
+    if changed is graph:
+        return graph.note("cuda_graph: no step has two launches or more that a graph could take; nothing changes")
+    splits = (told.launches - told.steps) / told.steps
+    changed = changed.note(
+        f"cuda_graph: {told.calls / told.steps:.0f} launches a step become {told.launches / told.steps:.3g}"
+        + (f", because the CPU waits for the GPU in between ({splits:.3g} splits)" if splits else "")
+    )
+    if told.uneven:
+        changed = changed.note(
+            "cuda_graph: the recorded steps do not all launch equally many tasks (dynamic shapes or control flow), so "
+            "each kind of step needs a graph of its own"
+        )
+    return changed

@@ -1,0 +1,39 @@
+"""FlashAttention: one kernel for each attention instead of products, softmax, mask and dropout apart.
+
+Source: Dao et al., "FlashAttention", NeurIPS 2022; Dao, "FlashAttention-2", 2023 (50 to 73 % of the A100's peak);
+        torch.nn.functional.scaled_dot_product_attention.
+Model:  a product, a softmax and a product, with what works element by element between them, become one kernel, and so
+        do the four products around the softmax of the backward pass; their launches go. The kernel's time is that of
+        the recorded operations (a fourth more backward, for the scores that are made again) at the share of the peak
+        that the papers report, half-way to that of the recorded products where these are slower, as small ones are
+        (whatif/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they took: compose
+        `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out. Ignored: how
+        large a head may be, copies that give the operands their layout.
+Effort: small: scaled_dot_product_attention in the model, or attn_implementation="sdpa" where a library offers it.
+"""
+
+from whatif import TaskGraph, WhatifError
+from whatif.attention import fuse, fused_attention, unfused_attention
+from whatif.half_precision import is_half
+from whatif.kernels import KernelFamily
+
+
+def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
+    """Fuse every attention of the recording that runs as separate kernels."""
+    found = unfused_attention(graph)
+    if not found:
+        if (graph.family == KernelFamily.ATTENTION).any():
+            return graph.note("flash_attention: the attention is fused already; nothing changes")
+        raise WhatifError(
+            "flash_attention: expected GPU kernels of an attention (product, softmax, product), got none in "
+            f"{graph.info.path or 'this recording'}."
+        )
+    half = all(is_half(graph.dtype[attention.products]).all() for attention in found)
+    replaced = sum(len(attention.kernels) for attention in found)
+    graph = fuse(graph, found, fused_attention(graph, found, causal=causal))
+    if not half:
+        graph = graph.note(
+            "flash_attention: the products are not in half precision, which FlashAttention needs, so this is PyTorch's "
+            "memory-efficient kernel; `whatif apply amp flash_attention` tells of the real one"
+        )
+    return graph.note(f"flash_attention: {len(found)} kernels instead of {replaced}")

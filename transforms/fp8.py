@@ -1,0 +1,47 @@
+"""FP8: multiply the operands of linear layers in 8 bits, as Transformer Engine does.
+
+Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA Transformer Engine, "Using FP8 with
+        Transformer Engine" (linear layers only, delayed scaling).
+Model:  the products of the forward and the backward pass, but for those of an attention, by their own roofline at the
+        fp8 peak (whatif/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with their launches:
+        casts of input and weight before each forward product, of the gradient before every other backward one, each of
+        a third of the product's traffic, and once a pass the update of the scales (whatif/fp8.py). All else stays, so
+        from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that are no multiple of 16,
+        which fp8 cannot multiply; what an fp8 result would save of the memory.
+Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
+"""
+
+import numpy as np
+
+from whatif import TaskGraph, WhatifError
+from whatif.estimator import device, put
+from whatif.fp8 import add_fp8_casts, linear_products, operand_bytes
+from whatif.kernels import DTYPES
+from whatif.precision import in_precision, with_dtype
+
+
+def transform(graph: TaskGraph) -> TaskGraph:
+    """Switch the linear layers to fp8 and add what casts their operands."""
+    if not graph.on_gpu.any():
+        raise WhatifError("fp8: expected the recording of a GPU, got one of a CPU, which has no fp8 units.")
+    gpu = device(graph)
+    if gpu is None or gpu.fp8_tensor_tflops is None:
+        known = "which has none" if gpu else "which is not in whatif/gpus"
+        raise WhatifError(
+            f"fp8: expected a GPU with fp8 tensor cores (Ada, Hopper or later, MI300), got {graph.info.gpu}, {known}; "
+            "`amp` tells of half precision."
+        )
+    products = linear_products(graph)
+    if not products.any():
+        raise WhatifError(
+            f"fp8: expected products of linear layers, got none in {graph.info.path or 'this recording'}."
+        )
+    estimates = in_precision(graph, products, "fp8")
+    faster = np.zeros(len(graph), dtype=np.bool_)
+    faster[products] = estimates.duration_ns < graph.duration_ns[products]
+    if not faster.any():
+        already = (graph.dtype[products] == DTYPES.index("fp8")).any()
+        why = "the linear layers run in it already" if already else "no product gets faster"
+        return graph.note(f"fp8: {why}; nothing changes")
+    read = operand_bytes(graph)
+    return add_fp8_casts(with_dtype(put(graph, products, estimates), faster, "fp8"), faster, read)

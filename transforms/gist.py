@@ -1,0 +1,50 @@
+"""Gist: feature maps are kept in an encoded form between their forward and their backward use.
+
+Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018; Daydream (USENIX ATC
+        2020) §5.1 and Algorithm 11. The default sparsity is what a mean compression of 2.6 leaves that stores zeros as
+        a bit each (Rhu et al., "Compressing DMA Engine", HPCA 2018).
+Model:  a map that a ReLU hands to pooling is kept as one bit a value, one that a ReLU (or pooling behind one) hands to
+        a convolution as its values above zero with a byte of index each, and with `lossy` all others in 16, 10 or 8
+        bits. Encoding comes behind the last forward use, decoding before the first backward use, each with its launch
+        and the time that its bytes take; cuSPARSE may take three times as long. Deviations from the print: it encodes
+        sparsely only behind pooling (Gist also behind a ReLU alone), inserts the lossy kernels behind everything that
+        is no ReLU (here: behind what keeps a map), and leaves decoding out. One bit a value needs no decoding, because
+        the backward work of a ReLU reads the bits. Ignored: that this reads less.
+Effort: medium: torch.autograd.graph.saved_tensors_hooks with encoding kernels of one's own.
+"""
+
+from typing import Literal
+
+from whatif import TaskGraph, WhatifError
+from whatif.encodings import ENCODE_NAME, encode, encodings
+from whatif.feature_maps import input_bytes, keep_less, keeps_input
+from whatif.layer_calls import layer_calls
+
+# Of values of 32 bits, of which a bit each remains for the zeros: 1 - (1 / 2.6 - 1 / 32).
+SPARSITY = 0.65
+LOSSY_BYTES = {"none": None, "fp16": 2.0, "fp10": 4 / 3, "fp8": 1.0}  # three values of 10 bits in a word
+
+
+def transform(
+    graph: TaskGraph, *, sparsity: float = SPARSITY, lossy: Literal["none", "fp16", "fp10", "fp8"] = "none"
+) -> TaskGraph:
+    """Encode and decode; `sparsity` is the share of zeros behind a ReLU."""
+    if not 0 <= sparsity <= 1:
+        raise WhatifError(f"gist: expected a sparsity from 0 to 1, got {sparsity}.")
+    if ENCODE_NAME in graph.names:
+        return graph.note("gist: feature maps are encoded already; nothing changes")
+    calls = layer_calls(graph)
+    size_bytes, keeps = input_bytes(graph, calls), keeps_input(graph, calls)
+    maps = encodings(graph, calls, size_bytes, keeps, sparsity=sparsity, lossy_bytes=LOSSY_BYTES[lossy])
+    if not len(maps):
+        raise WhatifError(
+            "gist: expected ReLUs before pooling or convolutions, with backward work and feature maps of known size, "
+            "got none; record with shapes (whatif collect does), or encode other maps with gist:lossy=fp16."
+        )
+    passes = len(set(calls.run[maps.call].tolist()))
+    kept, whole = maps.kept_bytes.sum() / passes / 1e6, maps.size_bytes.sum() / passes / 1e6
+    graph = keep_less(graph, calls, maps.call, maps.size_bytes, maps.kept_bytes, maps.call)
+    return encode(graph, calls, maps).note(
+        f"gist: {len(maps) / passes:.0f} of {keeps.sum() / passes:.0f} feature maps are encoded, {whole:.0f} MB in a "
+        f"pass as {kept:.0f} MB"
+    )

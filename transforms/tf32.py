@@ -1,0 +1,36 @@
+"""TF32: multiply fp32 matrices on tensor cores, with 10 bits of mantissa.
+
+Source: NVIDIA, "A100 Tensor Core GPU Architecture" (TF32 reads and writes fp32); PyTorch, "CUDA semantics", section
+        TensorFloat-32 on Ampere and later devices (convolutions use it by default, matrix products do not).
+Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by their own roofline at
+        the TF32 peak (whatif/precision.py): their operands stay 4 bytes, so that memory bounds them as before. A
+        convolution whose kernel does not say fp32 runs in TF32 already on a device that has it, as cuDNN does by
+        default. Nothing else changes, no cast is added. Ignored: another kernel choice.
+Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
+"""
+
+import numpy as np
+
+from whatif import Phase, TaskGraph, WhatifError
+from whatif.estimator import device, put
+from whatif.precision import in_precision, with_dtype
+
+
+def transform(graph: TaskGraph) -> TaskGraph:
+    """Let every fp32 matrix kernel multiply in TF32."""
+    if not graph.on_gpu.any():
+        raise WhatifError("tf32: expected the recording of a GPU, got one of a CPU, which has no TF32 units.")
+    gpu = device(graph)
+    if gpu is None or gpu.tf32_tensor_tflops is None:
+        known = "which has none" if gpu else "which is not in whatif/gpus"
+        raise WhatifError(
+            f"tf32: expected a GPU with TF32 tensor cores (NVIDIA Ampere or later), got {graph.info.gpu}, {known}; "
+            "`amp` tells of half precision."
+        )
+    work = graph.on_gpu & ~graph.select(phase=Phase.UPDATE)
+    estimates = in_precision(graph, work, "tf32")
+    faster = np.zeros(len(graph), dtype=np.bool_)
+    faster[work] = estimates.duration_ns < graph.duration_ns[work]
+    if not faster.any():
+        return graph.note("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
+    return with_dtype(put(graph, work, estimates), faster, "tf32")

@@ -1,0 +1,65 @@
+"""vDNN: feature maps wait for their backward work in host memory, so that a larger batch fits.
+
+Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
+        MICRO 2016; Daydream (USENIX ATC 2020) §5.1 and Algorithm 10.
+Model:  the input of each chosen layer (conv, all, or a regular expression for whole layer names) is copied to the host
+        while the layer's forward work reads it, and back in time for its backward work, on one copy stream. The
+        schedule lets a copy back start with the backward work of the layer for which vDNN's findPrefetchLayer names it
+        (the search ends at the next convolution). With `sync` the work behind a layer waits for the copies that it
+        started, as vDNN does to free memory. Slips of the print: it copies to the device first, tests for -1 the wrong
+        way round, and starts a copy behind the layer, where vDNN overlaps both; a map that is needed at once stays.
+        Ignored: what copies and kernels take from each other, and what freeing and allocating costs beside a launch.
+Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and a stream of their own.
+"""
+
+import numpy as np
+
+from whatif import Frontier, TaskGraph, WhatifError
+from whatif.feature_maps import input_bytes, keep_less, keeps_input
+from whatif.graph import matching
+from whatif.layer_calls import Role, layer_calls
+from whatif.offload import PREFETCH, held_back, offload, plan
+
+MOST_MB = 1e6
+
+
+def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: float | None = None) -> TaskGraph:
+    """Offload and prefetch; `mb` is the size of each feature map where the recording does not tell it."""
+    if not graph.on_gpu.any():
+        raise WhatifError("vdnn: expected a recording of a GPU, got one of a CPU, whose memory is the host's already.")
+    if PREFETCH in graph.attached:
+        return graph.note("vdnn: feature maps are offloaded already; nothing changes")
+    if mb is not None and not 0 < mb <= MOST_MB:
+        raise WhatifError(f"vdnn: expected mb above 0 and up to {MOST_MB:,.0f}, got {mb}.")
+    calls = layer_calls(graph)
+    if layers in ("conv", "all"):
+        chosen = keeps_input(graph, calls) & ((calls.role == Role.CONVOLUTION) | (layers == "all"))
+    else:
+        chosen = ~calls.backward & matching(graph.layers, rf"^(?:{layers})$")[calls.layer] & (calls.layer > 0)
+    if not chosen.any():
+        raise WhatifError(
+            f"vdnn: expected forward work of layers {layers!r}, got none of that kind in {len(graph.layers) - 1} named "
+            "layers; say vdnn:layers=all, or name some."
+        )
+    size_bytes = input_bytes(graph, calls) if mb is None else np.full(len(calls), int(mb * 1e6))
+    copies = plan(graph, calls, chosen, size_bytes)
+    if not len(copies):
+        raise WhatifError(
+            "vdnn: expected layers with backward work and feature maps of known size, got none; record with shapes "
+            "(whatif collect does), or say how large each one is, as in vdnn:mb=50."
+        )
+    passes = len(np.unique(calls.run[copies.call]))
+    graph = keep_less(graph, calls, copies.call, copies.size_bytes, 0 * copies.size_bytes, copies.fetched_by)
+    return offload(graph, calls, copies, wait=sync).note(
+        f"vdnn: {len(copies) / passes:.0f} feature maps, {copies.size_bytes.sum() / passes / 1e6:.0f} MB in a pass, go "
+        f"to the host and back; {(chosen.sum() - len(copies)) / passes:.0f} stay"
+    )
+
+
+def schedule(frontier: Frontier) -> int:
+    """Run what starts first; when it is backward work that fetches a feature map, start that copy with it."""
+    following, prefetch = held_back(frontier)
+    if prefetch < 0:
+        return following
+    frontier.ready_ns[prefetch] = max(frontier.ready_ns[prefetch], frontier.start_ns(following))
+    return prefetch

@@ -1,0 +1,46 @@
+"""``whatif advise``: every applicable what-if, ranked, with promising combinations."""
+
+from __future__ import annotations
+
+import argparse
+
+from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
+from whatif.cli.reading import progress_bar, read_trace, warn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif advise``."""
+    add_trace(parser)
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+    add_clock(parser)
+    add_calibration(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the advice for a trace."""
+    graph = read_trace(args.trace)
+    from whatif.advise import advise
+    from whatif.predict import Baseline, apply
+
+    baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
+    with progress_bar("trying") as progress:
+        advice = advise(baseline, top=args.top, progress=progress)
+    warnings = apply(baseline).warnings
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json({**advice.to_dict(), "warnings": list(warnings)})
+        return 0
+    from whatif.report.text_advise import print_advice
+
+    print_advice(advice, args.top)
+    warn(warnings)
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return number

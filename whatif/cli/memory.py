@@ -1,0 +1,71 @@
+"""``whatif memory``: what a step keeps, the effect of what-ifs on peak and time, the largest batch that fits."""
+
+from __future__ import annotations
+
+import argparse
+
+from whatif.cli.options import add_calibration, add_clock, add_json, trace_then_names
+from whatif.cli.reading import read_trace, warn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif memory``."""
+    parser.usage = (
+        "whatif memory TRACE [NAME[:option=value,...] ...] [--capacity SIZE] [--plot FILE] [--top N] [--json] "
+        "[--clock {gpu,mark,span}] [--no-calibration] [--debug]"
+    )
+    parser.add_argument(
+        "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs (default: those about memory)"
+    )
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help="does it fit into so much, as 16GiB (default: the recorded GPU's memory)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the step's memory into a .png, .svg or .pdf")
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="layers to list (default: 10)")
+    add_clock(parser)
+    add_calibration(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what a step keeps in memory."""
+    path, names = trace_then_names(args.words, "memory")
+    from whatif.transform import load_transform
+    from whatif.units import Size
+
+    # Misspelled names and sizes are told before a large trace is read.
+    for name in names:
+        load_transform(name)
+    capacity_bytes = Size(args.capacity).size_bytes if args.capacity else None
+    if args.plot:
+        from whatif.report.plots import check_plot
+
+        check_plot(args.plot, path)
+    from whatif.baseline import Baseline
+    from whatif.memory_summary import memory_of, memory_summary
+
+    graph = read_trace(path)
+    memory_of(graph)  # before anything is simulated
+    baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
+    summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes)
+    if args.plot:
+        from whatif.report.plot_memory import plot_memory
+
+        plot_memory(summary, args.plot)
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json(summary.to_dict())
+        return 0
+    from whatif.report.text_memory import print_memory
+
+    print_memory(summary, args.top)
+    warn(graph.info.quirks)
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return number

@@ -1,0 +1,1 @@
+"""Links between workers, and what it costs to exchange data over them."""

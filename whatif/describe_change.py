@@ -1,0 +1,217 @@
+"""Which what-if describes the change between two recordings: its prediction from one comes closest to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.baseline import Baseline
+from whatif.candidates import installed
+from whatif.composition import compose, is_unchanged, single_schedule, spelled
+from whatif.differences import BATCH, OPTIMIZER, Difference
+from whatif.errors import WhatifError
+from whatif.simulator import simulate
+from whatif.step_profile import StepProfile, flops_of_step, profile, tasks_in_phase
+from whatif.transform import Transform, load_transform
+from whatif.two_recordings import TwoRecordings
+from whatif.types import Phase, TaskKind
+from whatif.validate import BOUND_PCT
+
+# Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share
+# of it and stays within the error that `whatif validate` asks for; it does so clearly where the next best leaves a tenth
+# of the change more.
+MOST_LEFT = 0.6
+CLEARLY = 0.1
+# Two steps this near to each other, whose times differ by no more than their noise, are of the same program.
+ALIKE = 0.03
+# A spread that no recording tells is taken for this, percent of the step.
+UNKNOWN_NOISE_PCT = 2.0
+# How near a ratio of FLOPs or tasks must be to one that people choose.
+NEAR = 0.02
+
+# Whose options the two recordings themselves tell, so that no default is tried in their place.
+FROM_FACTS = ("batch_size", "gradient_accumulation", "data_loading")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A what-if that leads from one recording towards the other.
+
+    ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that is still there.
+    """
+
+    transform: Transform
+    undone: bool
+    predicted_ms: float
+    measured_ms: float
+    left: float
+
+    @property
+    def spelled(self) -> str:
+        """How it is written on a command line."""
+        return spelled(self.transform)
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured step, percent, signed."""
+        return 100.0 * (self.predicted_ms / self.measured_ms - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fit as a JSON object."""
+        return {
+            "what_if": self.spelled,
+            "applied_to": "b" if self.undone else "a",
+            "predicted_ms": self.predicted_ms,
+            "measured_ms": self.measured_ms,
+            "error_pct": self.error_pct,
+            "unexplained_pct": 100.0 * self.left,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The what-if that describes a change, None where there is no clear one; what was tried, best first; a sentence."""
+
+    found: Fit | None
+    fits: tuple[Fit, ...]
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the description as a JSON object."""
+        return {
+            "found": self.found.to_dict() if self.found else None,
+            "closest": [fit.to_dict() for fit in self.fits[:3]],
+            "sentence": self.sentence,
+        }
+
+
+def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Description:
+    """Try every what-if that can be switched on, on A towards B and on B towards A; one of each name is kept.
+
+    Only where both are of one device, model, input and optimizer. ``progress(done, total)`` counts what was tried.
+    """
+    beyond = [item.what for item in two.differences if _no_what_if(item)]
+    if beyond:
+        return Description(None, (), f"no what-if was tried: none stands for another {' and '.join(beyond)}")
+    before, after = profile(two.before), profile(two.after)
+    noise_pct = UNKNOWN_NOISE_PCT if two.noise_pct is None else two.noise_pct
+    if abs(two.change_pct) <= noise_pct and before.distance(after) <= ALIKE:
+        return Description(None, (), "the two are alike: there is no change to describe")
+    ways = [(two.before, two.after, before, after, False), (two.after, two.before, after, before, True)]
+    tries = [(way, transform) for way in ways for transform in candidates_between(way[0], way[1], undone=way[4])]
+    best: dict[tuple[str, bool], Fit] = {}
+    for done, ((start, end, own, target, undone), transform) in enumerate(tries):
+        communicates = bool((end.graph.kind == TaskKind.COMMUNICATION).any())
+        reached = _profile_under(start, transform, communicates=communicates)
+        if reached is not None:
+            measured_ms = two.measured[0 if undone else 1].ms
+            left = reached.distance(target) / max(own.distance(target), 1e-9)
+            fit = Fit(transform, undone, reached.step_ms, measured_ms, left)
+            known = best.get((transform.name, undone))
+            if known is None or fit.left < known.left:
+                best[transform.name, undone] = fit
+        if progress is not None:
+            progress(done + 1, len(tries))
+    fits = tuple(sorted(best.values(), key=lambda fit: (fit.left, fit.undone, fit.spelled)))
+    return _judged(fits, BOUND_PCT["gpu" if two.on_gpu else "cpu"])
+
+
+def candidates_between(before: Baseline, after: Baseline, *, undone: bool) -> list[Transform]:
+    """Give the what-ifs worth trying on ``before`` towards ``after``: all installed ones, options by what both tell."""
+    found = [transform for transform in installed().transforms if transform.name not in FROM_FACTS]
+    specs = ["data_loading"]
+    loading = after.graph.info.metadata.get("data_loading")
+    workers = loading.get("workers") if isinstance(loading, dict) else None
+    if isinstance(workers, int) and 0 < workers < 1000:
+        specs.insert(0, f"data_loading:workers={workers}")
+    factor = batch_factor(before, after)
+    if factor is not None and not undone:  # undone it is the same question with the inverse factor
+        specs.append(f"batch_size:factor={factor:g}")
+    passes = accumulated_passes(before, after)
+    if passes is not None:
+        specs.append(f"gradient_accumulation:passes={passes}")
+    return found + [load_transform(spec) for spec in specs]
+
+
+def batch_factor(before: Baseline, after: Baseline) -> float | None:
+    """Give how many times the batch grew: told, or seen in the FLOPs of equally many operators; None where it did not.
+
+    FLOPs tell it where they grew by a ratio that batches have: a multiple of a half, or one over it.
+    """
+    told = before.graph.info.batch_size, after.graph.info.batch_size
+    if told[0] and told[1]:
+        return told[1] / told[0] if told[0] != told[1] else None
+    flops = [flops_of_step(side.graph, side.clock) for side in (before, after)]
+    if min(flops) <= 0:
+        return None
+    ratio = flops[1] / flops[0]
+    grown = max(ratio, 1 / ratio)
+    nice = round(2 * grown) / 2
+    if nice == 1 or abs(grown / nice - 1) > NEAR or accumulated_passes(before, after) is not None:
+        return None
+    return nice if ratio > 1 else 1 / nice
+
+
+def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
+    """Give how many passes a step has in ``after``, where its forward pass has so many times the tasks."""
+    tasks = [tasks_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
+    if min(tasks) <= 0:
+        return None
+    ratio = tasks[1] / tasks[0]
+    passes = round(ratio)
+    return passes if passes >= 2 and abs(ratio / passes - 1) <= NEAR else None
+
+
+def _no_what_if(difference: Difference) -> bool:
+    """Whether nothing that can be switched on leads from one to the other: what comes close does so by chance."""
+    return (difference.blocks and difference.what != BATCH) or difference.what == OPTIMIZER
+
+
+def _profile_under(baseline: Baseline, transform: Transform, *, communicates: bool) -> StepProfile | None:
+    """What the step would be made of under a what-if; None where it does not apply or changes nothing.
+
+    Or where it adds communication, and the run that it leads to has none (``communicates``).
+    """
+    try:
+        changed = compose(baseline.graph, [transform])
+        schedule = single_schedule([transform])
+        if schedule is None and is_unchanged(baseline.graph, changed):
+            return None
+        if not communicates and (changed.kind == TaskKind.COMMUNICATION).any():
+            return None
+        return StepProfile.of(changed, simulate(changed, schedule), baseline.clock)
+    except WhatifError:
+        return None
+
+
+def _judged(fits: tuple[Fit, ...], bound_pct: float) -> Description:
+    near = [fit for fit in fits if fit.left <= MOST_LEFT and abs(fit.error_pct) <= bound_pct]
+    if not near:
+        if not fits:
+            return Description(None, fits, "no what-if describes the change: none applies")
+        closest = fits[0]
+        return Description(
+            None,
+            fits,
+            f"no what-if describes the change: the closest, {_way(closest)}, leaves {100 * closest.left:.0f} % of it "
+            f"unexplained and misses the step by {closest.error_pct:+.1f} %",
+        )
+    best = near[0]
+    rivals = [fit for fit in near[1:] if fit.left < best.left + CLEARLY]
+    if rivals:
+        names = " or ".join(_way(fit) for fit in (best, *rivals[:2]))
+        return Description(None, fits, f"{names} would describe the change about equally well")
+    target = "A" if best.undone else "B"
+    return Description(
+        best,
+        fits,
+        f"{_way(best)} describes the change: it predicts {target}'s step within {abs(best.error_pct):.1f} % and leaves "
+        f"{100 * best.left:.0f} % of the difference unexplained",
+    )
+
+
+def _way(fit: Fit) -> str:
+    return f"{fit.spelled} undone" if fit.undone else fit.spelled

@@ -1,0 +1,220 @@
+"""The memory of a step from its allocations: which tensor lives from a layer's forward to its backward work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.events import Allocations, Events
+from whatif.ingest.resident import MOST_BYTES, Resident
+from whatif.ingest.step_rows import StepRows
+from whatif.memory import LayerMemory, Memory
+from whatif.types import Bool, Int64
+
+# c10's number of CUDA and HIP devices.
+GPU_DEVICE = 1
+# Backward nodes whose forward operators autocast runs in 16 bits, so that the tensors which these keep are in 16 bits.
+# Elementwise operators, pooling and batch normalization follow their input, which in most models such an operator made.
+_FULL_PRECISION = re.compile(r"LayerNorm|Softmax|NllLoss|CrossEntropy|Embedding|GroupNorm|IndexSelect|RmsNorm|MseLoss")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Pieces of memory, one row each, shape (n_blocks,): when they were taken and given back, ns, and bytes.
+
+    ``birth_ns`` is -1 where it lies before the step, ``death_ns`` past its end where the block outlives the step.
+    """
+
+    birth_ns: Int64
+    death_ns: Int64
+    size_bytes: Int64
+
+
+def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
+    """Pair what was taken with what was given back at the same address, for all that a step took or gave back."""
+    order = np.lexsort((np.arange(len(allocations)), allocations.address))
+    taken = allocations.size_bytes[order] > 0
+    follows = np.append(allocations.address[order][1:] == allocations.address[order][:-1], False)
+    given_next = np.append(allocations.size_bytes[order][1:] < 0, False)
+    time_ns, size = allocations.time_ns[order], allocations.size_bytes[order]
+    birth = np.flatnonzero(taken)
+    has_end = (follows & given_next)[birth]
+    death_ns = np.where(has_end, time_ns[np.minimum(birth + 1, len(order) - 1)], end_ns)
+    # Given back, and taken before the recording began.
+    orphan = ~taken & ~np.append(False, (taken & follows & given_next)[:-1])
+    births = np.concatenate([time_ns[birth], np.full(int(orphan.sum()), -1)])
+    deaths = np.concatenate([death_ns, time_ns[orphan]])
+    sizes = np.concatenate([size[birth], -size[orphan]])
+    births = np.where(births < begin_ns, -1, births)
+    deaths = np.minimum(deaths, end_ns)
+    touched = (births < end_ns) & (deaths >= begin_ns) & ~((births < 0) & (deaths >= end_ns))
+    return Blocks(births[touched], deaths[touched], sizes[touched])
+
+
+def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Memory | None:
+    """Give the memory of the step of ``rows``; None where its allocations were not recorded."""
+    allocations = _of_one_device(events.allocations)
+    if allocations is None:
+        return None
+    begin_ns = rows.forward_ns if rows.passes > 1 else rows.begin_ns
+    blocks = blocks_of(allocations, begin_ns, rows.end_ns)
+    if not len(blocks.size_bytes):
+        return None
+    uses = _uses(events, rows, blocks)
+    levels = _Levels.of(blocks, begin_ns, rows.end_ns)
+    row = rows.row_at(levels.time_ns, events.start_ns)
+    activations, gradients = (uses.by_row(chosen) for chosen in (uses.kept, uses.gradient))
+    expected = sum(told.gradients.values())
+    # Gradients that are not new were there before: added to, or not set to None.
+    stay = rows.passes > 1 or 2 * int(gradients.sum()) < expected
+    if stay:
+        gradients = first_of_name(rows.names, told.gradients)
+    held = 0 if stay else _held_in_forward(rows, blocks, expected)
+    live = np.cumsum(activations)
+    with_own = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
+    before_backward = levels.time_ns < rows.backward_ns
+    in_backward = ~before_backward & (levels.time_ns <= rows.update_ns)
+    most, _ = levels.most(before_backward, row, len(live))
+    forward = np.maximum(most - live - held, 0)
+    most, at_ns = levels.most(in_backward, row, len(live))
+    backward = np.maximum(most - live - with_own - (gradients if stay else 0), 0)
+    fixed = np.minimum(_as_large_as_parameters(blocks, uses, told, at_ns), backward)
+    most, _ = levels.most(levels.time_ns > rows.update_ns, np.zeros_like(row), 1)
+    resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
+    inputs = told.inputs + told.buffers
+    if resident_bytes is not None:
+        known = told.parameters + told.optimizer_state + (int(gradients.sum()) if stay else 0)
+        inputs = max(resident_bytes - known, 0)
+    columns = (
+        activations, gradients, forward, backward, uses.by_row(uses.kept & uses.from_before),
+        uses.by_row(uses.kept & ~uses.halved), np.zeros_like(live), fixed,
+    )  # fmt: skip
+    return Memory(
+        parameters=told.parameters,
+        optimizer_state=told.optimizer_state,
+        inputs=inputs,
+        buffers=min(told.buffers, inputs),
+        layers=tuple(
+            LayerMemory(name, *sizes)
+            for name, *sizes in zip(rows.names, *(column.tolist() for column in columns), strict=True)
+        ),
+        update_workspace=max(int(most[0]) - (0 if stay else int(gradients.sum())), 0),
+        gradients_stay=stay,
+        gradients_in_forward=held > 0,
+        source="allocations",
+    )
+
+
+def _of_one_device(allocations: Allocations | None) -> Allocations | None:
+    """The allocations of the GPU that has most of them, else those of the CPU."""
+    if allocations is None or not len(allocations):
+        return None
+    gpu = allocations.device_type == GPU_DEVICE
+    kept: Bool = ~gpu
+    if gpu.any():
+        devices, count = np.unique(allocations.device[gpu], return_counts=True)
+        kept = gpu & (allocations.device == devices[int(count.argmax())])
+    return Allocations(*(getattr(allocations, name)[kept] for name in Allocations.__slots__))
+
+
+def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int | None:
+    """What a GPU's allocator held when the step began and still holds at its end; None on a CPU."""
+    first = int(np.searchsorted(allocations.time_ns, begin_ns))
+    if allocations.device_type[0] != GPU_DEVICE or first >= len(allocations):
+        return None
+    if not 0 <= allocations.total_bytes[first] < MOST_BYTES:
+        return None
+    at_begin = int(allocations.total_bytes[first] - allocations.size_bytes[first])
+    return max(at_begin - int(blocks.size_bytes[blocks.birth_ns < 0].sum()), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """What each block of a step is for, shape (n_blocks,), and the row that has to do with it."""
+
+    size_bytes: Int64
+    n_rows: int
+    row: Int64  # which keeps an activation, or makes a gradient
+    kept: Bool  # from a row's forward to its backward work
+    gradient: Bool
+    from_before: Bool  # an earlier row made it
+    halved: Bool  # autocast would make it in 16 bits
+
+    def by_row(self, chosen: Bool) -> Int64:
+        """Bytes of the chosen blocks of each row, shape (n_rows,)."""
+        sums = np.bincount(self.row[chosen], weights=self.size_bytes[chosen], minlength=self.n_rows)
+        return np.rint(sums).astype(np.int64)
+
+
+def _uses(events: Events, rows: StepRows, blocks: Blocks) -> _Uses:
+    born = rows.row_at(np.maximum(blocks.birth_ns, rows.begin_ns), events.start_ns)
+    dies = rows.row_at(blocks.death_ns, events.start_ns)
+    outlives = blocks.death_ns > rows.update_ns
+    is_new = blocks.birth_ns >= 0
+    in_forward = is_new & (blocks.birth_ns < rows.backward_ns)
+    kept = in_forward & (blocks.death_ns >= rows.backward_ns)
+    # What the training loop holds until the next step is no reason for a layer to free it.
+    row = np.where(kept & ~outlives, dies, born)
+    gradient = is_new & ~in_forward & (blocks.birth_ns <= rows.update_ns) & outlives
+    full = np.array([_FULL_PRECISION.search(name) is not None for name in events.names], dtype=np.bool_)
+    at = np.searchsorted(events.start_ns[rows.backward], blocks.death_ns, side="right") - 1
+    node = rows.backward[np.maximum(at, 0)]
+    halved = (at >= 0) & ~full[events.name[node]] & ~outlives
+    return _Uses(blocks.size_bytes, len(rows.names), row, kept, gradient, born < row, halved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """Bytes of a step's blocks from each change on, in the order of time, shape (n_changes,)."""
+
+    time_ns: Int64
+    level: Int64
+
+    @staticmethod
+    def of(blocks: Blocks, begin_ns: int, end_ns: int) -> _Levels:
+        ends = blocks.death_ns < end_ns
+        time_ns = np.concatenate([np.maximum(blocks.birth_ns, begin_ns), blocks.death_ns[ends]])
+        change = np.concatenate([blocks.size_bytes, -blocks.size_bytes[ends]])
+        order = np.argsort(time_ns, kind="stable")
+        return _Levels(time_ns[order], np.cumsum(change[order]))
+
+    def most(self, chosen: Bool, row: Int64, n_rows: int) -> tuple[Int64, Int64]:
+        """The highest level at the chosen changes of each row and when, shape (n_rows,); 0 and -1 where none is."""
+        most = np.zeros(n_rows, dtype=np.int64)
+        np.maximum.at(most, row[chosen], self.level[chosen])
+        at_ns = np.full(n_rows, -1, dtype=np.int64)
+        highest = np.flatnonzero(chosen & (self.level == most[row]))
+        at_ns[row[highest]] = self.time_ns[highest]
+        return most, at_ns
+
+
+def first_of_name(names: tuple[str, ...], sizes: dict[str, int]) -> Int64:
+    """The bytes of each layer at its first row, shape (n_rows,); what has no row is at the first of all."""
+    found = np.zeros(len(names), dtype=np.int64)
+    first = {name: number for number, name in reversed(list(enumerate(names)))}
+    for name, size in sizes.items():
+        found[first.get(name, 0)] += size
+    return found
+
+
+def _held_in_forward(rows: StepRows, blocks: Blocks, expected: int) -> int:
+    """The last step's gradients where they are there until the forward pass is over."""
+    late = (blocks.birth_ns < 0) & (blocks.death_ns >= rows.backward_ns - (rows.backward_ns - rows.begin_ns) // 10)
+    held = int(blocks.size_bytes[late].sum())
+    return held if expected and 2 * held > expected else 0
+
+
+def _as_large_as_parameters(blocks: Blocks, uses: _Uses, told: Resident, at_ns: Int64) -> Int64:
+    """Bytes of the short-lived blocks of a parameter's size that exist at each time, shape of ``at_ns``."""
+    found = np.zeros(len(at_ns), dtype=np.int64)
+    sizes = np.array(sorted(told.sizes), dtype=np.int64)
+    # Scalars and small vectors would match by chance, and count for nothing.
+    chosen = ~uses.kept & ~uses.gradient & np.isin(blocks.size_bytes, sizes) & (blocks.size_bytes > 1024)
+    for birth_ns, death_ns, size in zip(
+        blocks.birth_ns[chosen].tolist(), blocks.death_ns[chosen].tolist(), blocks.size_bytes[chosen].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        found[(at_ns >= birth_ns) & (at_ns < death_ns)] += size
+    return found

@@ -1,0 +1,77 @@
+"""What a step of a recording keeps in memory: from its allocations, else from the shapes of its operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from whatif.graph import GraphInfo
+from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
+from whatif.ingest.build import Parts
+from whatif.ingest.resident import Resident, resident, state_of
+from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
+from whatif.ingest.step_rows import StepRows, find_step_rows
+from whatif.memory import Memory
+from whatif.memory_effects import recomputed, update_workspace
+
+
+def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
+    """Give the memory of a steady step; None where a recording has neither allocations nor shapes, or no backward."""
+    rows = find_step_rows(parts)
+    if rows is None or not len(rows.forward):
+        return None
+    told = resident(info.metadata)
+    # Of a compiled step the operators tell some of what it keeps, and nobody knows how much.
+    shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, told)
+    if not told.parameters:
+        told = _from_shapes(rows, shapes, info)
+    memory = memory_of_allocations(parts.events, rows, told)
+    if memory is None:
+        return _memory_of_shapes(rows, shapes, told, info) if shapes else None
+    if shapes:
+        layers = [
+            replace(
+                layer,
+                input=row.input,
+                weights=row.weights,
+                copied=row.copied,
+                full_precision=min(row.full_precision, layer.activations),
+            )
+            for layer, row in zip(memory.layers, shapes, strict=True)
+        ]
+        memory = memory.with_layers(layers)
+    return memory
+
+
+def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
+    """Parameters where no recorder told them: weights and tables of its operators, as often as it uses them."""
+    weights: dict[str, int] = {}
+    for name, row in zip(rows.names, shapes or [], strict=False):
+        weights[name] = weights.get(name, 0) + row.weights + row.tables
+    total = sum(weights.values())
+    return Resident(total, state_of(info.optimizer, total), 0, 0, weights, frozenset())
+
+
+def _memory_of_shapes(rows: StepRows, shapes: list[RowShapes], told: Resident, info: GraphInfo) -> Memory:
+    gradients = first_of_name(rows.names, told.gradients)
+    optimizer = info.metadata.get("optimizer")
+    flags = optimizer if isinstance(optimizer, dict) else {}
+    foreach = flags.get("foreach")
+    kind = "fused" if flags.get("fused") else "foreach" if foreach or (foreach is None and info.gpu) else "for_loop"
+    memory = Memory(
+        parameters=told.parameters,
+        optimizer_state=told.optimizer_state,
+        inputs=told.inputs + told.buffers,
+        buffers=told.buffers,
+        layers=as_layers(rows, shapes, gradients),
+        update_workspace=update_workspace(
+            info.optimizer or str(flags.get("type")), kind, told.parameters, int(max(told.sizes, default=0))
+        ),
+        gradients_stay=rows.passes > 1,
+        source="shapes",
+    )
+    # A run that begins within the one before is part of it: one segment was asked for twice.
+    runs: list[tuple[int, int]] = []
+    for first, last in rows.again:
+        if not runs or first >= runs[-1][1]:
+            runs.append((first, last + 1))
+    return recomputed(memory, runs)

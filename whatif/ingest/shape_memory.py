@@ -1,0 +1,222 @@
+"""The memory of a step where its allocations were not recorded: from the shapes of its operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whatif.ingest.events import Events
+from whatif.ingest.kept_tensors import Kept, has_rule, kept_by
+from whatif.ingest.op_cost import input_tensors
+from whatif.ingest.resident import Resident
+from whatif.ingest.step_rows import StepRows
+from whatif.memory import LayerMemory
+from whatif.types import Int64
+
+# Operators of the backward pass whose last input is the space that a library's recurrent layer kept for it, in bytes.
+_KEPT_SPACE = frozenset(("aten::mkldnn_rnn_layer_backward", "aten::_cudnn_rnn_backward"))
+
+
+@dataclass(slots=True)
+class RowShapes:
+    """What the shapes of its operators tell of one row, bytes."""
+
+    activations: int = 0
+    kept_input: int = 0
+    full_precision: int = 0
+    forward_workspace: int = 0
+    backward_workspace: int = 0
+    input: int = 0
+    weights: int = 0
+    tables: int = 0
+    # Full-precision tensors that are there anyway, of which each product in 16 bits would keep a copy of its own.
+    copied: int = 0
+    # Gradients of sums that wait for the other branch to be done.
+    waiting: int = 0
+
+
+@dataclass(slots=True)
+class _Tensor:
+    size: int
+    row: int  # which made it
+    kept: bool = False
+    half: bool = False  # whether autocast would make it in 16 bits
+    product: bool = False  # of an input with weights
+    used: bool = False
+
+
+@dataclass(slots=True)
+class _Tensors:
+    """The tensors that were made so far by their sizes, the newest last.
+
+    A recording does not say which tensor an operator takes: here it is the newest of its size, which in networks of
+    layers behind one another it is. Operators that take one tensor count it once.
+    """
+
+    by_size: dict[int, list[_Tensor]] = field(default_factory=dict)
+
+    def make(self, size: int, row: int, *, kept: bool, half: bool, product: bool) -> None:
+        self.by_size.setdefault(size, []).append(_Tensor(size, row, kept, half, product))
+
+    def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
+        """The nth newest tensor of a size; one that nobody was seen to make came from before.
+
+        No network multiplies the product of one layer's weights with another's as it is: queries, keys and values are
+        products of one tensor.
+        """
+        found = self.by_size.setdefault(size, [])
+        if for_product:
+            return next((tensor for tensor in reversed(found) if not tensor.product), self.newest(size, nth, row))
+        while len(found) <= nth:
+            found.insert(0, _Tensor(size, max(row - 1, 0)))
+        return found[-1 - nth]
+
+    def second_term(self, size: int) -> _Tensor | None:
+        """The tensor that is added to the newest of a size: another that nothing has used, else a layer's result."""
+        found = self.by_size.get(size, [])[-2::-1]
+        unused = next((tensor for tensor in found if not tensor.used), None)
+        return unused or next((tensor for tensor in found if not tensor.product), None)
+
+    def share(self, size: int, parts: int, row: int) -> None:
+        """Make parts of the newest tensor of a size: views, which keep all of it."""
+        whole = self.newest(size, 0, row)
+        self.by_size.setdefault(size // max(parts, 1), []).extend([whole] * parts)
+
+
+def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowShapes] | None:
+    """Give what the recorded shapes tell of each row of a step; None where operators have no shapes."""
+    shaped = rows.forward[events.shape[rows.forward] >= 0]
+    if not len(shaped):
+        return None
+    # A GPU's dropout is an operator inside of the one that people call; a CPU's is several.
+    outer = "aten::dropout" if "aten::native_dropout" in events.names else ""
+    known = np.array([has_rule(name) and name != outer for name in events.names], dtype=np.bool_)
+    chosen = (events.shape[rows.forward] >= 0) & known[events.name[rows.forward]]
+    found = [RowShapes() for _ in rows.names]
+    tensors = _Tensors()
+    end_ns, cache = -1, dict[tuple[int, int], Kept | None]()
+    for event, row in zip(rows.forward[chosen].tolist(), rows.forward_row[chosen].tolist(), strict=True):
+        start_ns = int(events.start_ns[event])
+        if start_ns < end_ns:  # inside an operator that was counted
+            continue
+        key = int(events.name[event]), int(events.shape[event])
+        if key not in cache:
+            cache[key] = kept_by(events.names[key[0]], *events.shapes[key[1]])
+        kept = cache[key]
+        if kept is None:
+            continue
+        end_ns = start_ns + int(events.duration_ns[event])
+        _count(found, row, kept, tensors, told, builds=bool(events.sequence[event] >= 0))
+    _add_kept_space(events, rows, found)
+    _add_inputs(events, rows, found)
+    return found
+
+
+def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told: Resident, *, builds: bool) -> None:
+    """Count what one operator keeps and makes for its row; ``builds``: it has a node in the backward pass."""
+    if kept.parts:
+        tensors.share(kept.inputs[0], kept.parts, row)
+        return
+    source = tensors.newest(kept.source, 0, row) if kept.source in tensors.by_size else None
+    other = tensors.second_term(kept.source) if kept.adds and source is not None else None
+    half = kept.half if kept.half is not None else source is not None and source.half
+    if source is not None:
+        source.used = True
+    if source is not None and other is not None:
+        half = half and other.half
+        other.used = True
+        # Both terms have one gradient, which waits until the backward work is back where the other one was made. What
+        # made the newer one works on that very gradient.
+        for number in range(other.row + 1, row):
+            rows[number].waiting += kept.source if number != source.row else 0
+    if builds:
+        _keep_inputs(rows[row], row, kept, tensors, told.inputs)
+        _keep_own(rows[row], row, kept, tensors)
+        if 0 < kept.weight_element < told.element:  # autocast's copy of the weights
+            rows[row].activations += kept.weight
+            rows[row].full_precision += kept.weight
+            rows[row].weights -= kept.weight
+    if not kept.in_place and kept.output:
+        earlier = (kept.reads[:place].count(size) for place, size in enumerate(kept.reads))
+        read = [tensors.newest(size, nth, row) for size, nth in zip(kept.reads, earlier, strict=True)]
+        if source is not None and other is not None:
+            read = [source, other]
+        passing = sum(tensor.size for tensor in read if not tensor.kept) + (0 if kept.keeps_output else kept.output)
+        rows[row].forward_workspace = max(rows[row].forward_workspace, passing)
+        tensors.make(kept.output, row, kept=kept.keeps_output and builds, half=half, product=kept.weight > 0)
+
+
+def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batch_bytes: int) -> None:
+    """Count the inputs that an operator keeps and that nothing kept before."""
+    for place, size in enumerate(kept.inputs):
+        if size == batch_bytes and size not in tensors.by_size:  # the batch is there anyway
+            found.copied += size if kept.half else 0
+            continue
+        tensor = tensors.newest(size, kept.inputs[:place].count(size), row, for_product=kept.weight > 0)
+        if tensor.kept:
+            found.copied += tensor.size if kept.half and not tensor.half else 0
+            continue
+        tensor.kept = True
+        found.activations += tensor.size
+        found.kept_input += tensor.size if tensor.row < row else 0
+        found.full_precision += tensor.size if kept.half is False else 0
+
+
+def _keep_own(found: RowShapes, row: int, kept: Kept, tensors: _Tensors) -> None:
+    """Count what an operator keeps of its own making, and what its backward work needs at once."""
+    found.activations += kept.own
+    found.full_precision += kept.own
+    found.weights += kept.weight
+    found.tables += kept.table
+    result = kept.input_gradients if kept.in_place else kept.output
+    if kept.keeps_output:
+        written = tensors.newest(result, 0, row) if kept.in_place else None
+        found.activations += 0 if written is not None and written.kept else result
+        found.full_precision += result if kept.half is False else 0
+        if written is not None:
+            written.kept = True
+    found.backward_workspace = max(found.backward_workspace, result + kept.input_gradients)
+
+
+def _add_kept_space(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
+    """Add what libraries keep for the backward work of recurrent layers, which only that work's inputs tell."""
+    special = np.array([name in _KEPT_SPACE for name in events.names], dtype=np.bool_)
+    first, last = np.searchsorted(events.start_ns, [rows.backward_ns, rows.update_ns]).tolist()
+    chosen = first + np.flatnonzero(special[events.name[first:last]] & (events.shape[first:last] >= 0))
+    row_of = rows.row_at(events.start_ns[chosen], events.start_ns)
+    for event, row in zip(chosen.tolist(), row_of.tolist(), strict=True):
+        dims, types, _ = events.shapes[int(events.shape[event])]
+        tensors = [tensor for tensor in input_tensors(dims, types) or [] if tensor is not None]
+        if tensors and len(tensors[-1].shape) == 1:
+            space = tensors[-1].elements * (tensors[-1].element_bytes or 1)
+            found[row].activations += space
+
+
+def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
+    """Tell what flows into each row: the first tensor of its first operator with a shape."""
+    looks_up = np.array(["embedding" in name or "index_select" in name for name in events.names], dtype=np.bool_)
+    chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
+    row: Int64 = rows.forward_row[chosen]
+    _, first = np.unique(row, return_index=True)
+    events_of = rows.forward[chosen]
+    for place in first.tolist():
+        # The first operators of a row may have numbers alone.
+        for event in events_of[place : place + 8][row[place : place + 8] == row[place]].tolist():
+            dims, types, _ = events.shapes[int(events.shape[event])]
+            tensor = next((t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1), None)
+            if tensor is not None:
+                found[int(row[place])].input = tensor.size_bytes
+                break
+
+
+def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:
+    """Give the layers' memory as the shapes tell it; ``gradients`` of each row, bytes, shape (n_rows,)."""
+    return tuple(
+        LayerMemory(
+            name, shapes.activations, gradient, shapes.forward_workspace,
+            shapes.backward_workspace + shapes.waiting,
+            shapes.kept_input, shapes.full_precision, shapes.input, 0, shapes.weights, shapes.copied,
+        )
+        for name, shapes, gradient in zip(rows.names, found, gradients.tolist(), strict=True)
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""One step of a recording as rows: visits of layers in the order of the forward pass, and who works when.
+
+A row is what one layer runs without another layer in between; where nothing names layers, one operator is a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.ingest.build import Parts
+from whatif.ingest.events import EventCategory
+from whatif.types import Array, Bool, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Rows of one step, and its operators; times in ns.
+
+    ``forward`` and ``backward`` are rows of events in the order of their starts, ``forward_row`` and ``backward_row``
+    say which row each belongs to. A step of several passes is told by its last one.
+    """
+
+    names: tuple[str, ...]  # of the layer of each row
+    forward: Int64
+    forward_row: Int64
+    backward: Int64
+    backward_row: Int64
+    begin_ns: int
+    forward_ns: int  # when the pass begins
+    backward_ns: int
+    update_ns: int
+    end_ns: int
+    passes: int
+    # Rows [first, last] whose forward work ran again in the backward pass, each a run of its own.
+    again: tuple[tuple[int, int], ...] = ()
+
+    def row_at(self, time_ns: Int64, starts_ns: Int64) -> Int64:
+        """Give the row that works at each time; ``starts_ns`` are the starts of all events of the recording."""
+        found = np.zeros(len(time_ns), dtype=np.int64)
+        for operators, row, part in (
+            (self.forward, self.forward_row, time_ns < self.backward_ns),
+            (self.backward, self.backward_row, time_ns >= self.backward_ns),
+        ):
+            if len(operators):
+                at = np.searchsorted(starts_ns[operators], time_ns[part], side="right") - 1
+                found[part] = row[np.maximum(at, 0)]
+        return found
+
+
+def find_step_rows(parts: Parts) -> StepRows | None:
+    """Look at the middle one of the steady steps; None where no step has operators of a forward and a backward pass."""
+    events, labeller = parts.events, parts.labeller
+    edges_ns = parts.steps.edges_ns
+    if not len(events) or not parts.tracks:
+        return None
+    if len(edges_ns) > 1:
+        middle = (len(edges_ns) - 1) // 2
+        begin_ns, end_ns = int(edges_ns[middle]), int(edges_ns[middle + 1])
+    else:
+        begin_ns, end_ns = int(events.start_ns[0]), int((events.start_ns + events.duration_ns).max()) + 1
+    window = slice(*np.searchsorted(events.start_ns, [begin_ns, end_ns]).tolist())
+    inside = np.arange(window.start, window.stop)
+    inside = inside[events.category[inside] == EventCategory.CPU_OP]
+    backward = inside[labeller.is_backward[inside]]
+    forward = inside[~labeller.is_backward[inside] & (events.track[inside] == parts.tracks[0])]
+    if not len(backward):
+        return None
+    builds = inside[labeller.is_building[inside]]
+    again = builds[_within(parts, builds, backward)]  # recomputed activations
+    builds = np.setdiff1d(builds, again, assume_unique=True)
+    if not len(builds):
+        return None
+    # A pass begins where an operator builds the graph behind a backward one.
+    passes = np.flatnonzero(np.diff(np.searchsorted(events.start_ns[backward], events.start_ns[builds]), prepend=-1))
+    first = int(events.start_ns[builds[passes[-1]]])
+    if first > events.start_ns[backward[-1]]:  # the next step's forward pass
+        return None
+    backward = backward[events.start_ns[backward] >= first]
+    backward_ns = int(events.start_ns[backward[0]])
+    update_ns = int((events.start_ns[backward] + events.duration_ns[backward]).max())
+    # What comes before the first operator that builds belongs to the pass: a batch's types are changed there.
+    forward = forward[events.start_ns[forward] < backward_ns]
+    if len(passes) > 1:
+        forward = forward[events.start_ns[forward] >= first]
+    names, row = _rows(parts, forward)
+    backward, backward_row = _backward_rows(parts, names, forward, row, backward, again)
+    return StepRows(
+        names, forward, row, backward, backward_row,
+        begin_ns, first if len(passes) > 1 else begin_ns, backward_ns, update_ns, end_ns, len(passes),
+        _runs(parts, names, backward, backward_row, again),
+    )  # fmt: skip
+
+
+def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
+    events, layers = parts.events, parts.labeller.layers
+    layer = parts.labeller.enclosing_layers(parts.tracks[0], events.start_ns[forward])
+    if layer.any():
+        begins = np.append(True, layer[1:] != layer[:-1]) if len(layer) else np.empty(0, dtype=np.bool_)
+        return tuple(layers[code] for code in layer[begins].tolist()), np.cumsum(begins).astype(np.int64) - 1
+    end_ns = events.start_ns[forward] + events.duration_ns[forward]
+    begins = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
+    names = tuple(events.names[code].removeprefix("aten::") for code in events.name[forward[begins]].tolist())
+    return names, np.cumsum(begins).astype(np.int64) - 1
+
+
+def _within(parts: Parts, rows: Int64, backward: Int64) -> Bool:
+    """Which of ``rows`` run while an operator of the backward pass does, shape of ``rows``."""
+    events = parts.events
+    reach_ns = np.maximum.accumulate(events.start_ns[backward] + events.duration_ns[backward])
+    before = np.searchsorted(events.start_ns[backward], events.start_ns[rows], side="right") - 1
+    return (before >= 0) & (reach_ns[np.maximum(before, 0)] > events.start_ns[rows])
+
+
+def _runs(
+    parts: Parts, names: tuple[str, ...], backward: Int64, backward_row: Int64, again: Int64
+) -> tuple[tuple[int, int], ...]:
+    """The rows of what ran again, by the operator of the backward pass that asked for it: its row is the last one."""
+    starts_ns = parts.events.start_ns
+    asked = np.searchsorted(starts_ns[backward], starts_ns[again], side="right") - 1
+    row = _rows_by_name(parts, names, again)
+    found = {}
+    for number in np.unique(asked).tolist():
+        rows = np.append(row[(asked == number) & (row >= 0)], backward_row[number])
+        found[number] = int(rows.min()), int(rows.max())
+    return tuple(sorted(found.values()))
+
+
+def _backward_rows(
+    parts: Parts, names: tuple[str, ...], forward: Int64, row: Int64, backward: Int64, again: Int64
+) -> tuple[Int64, Int64]:
+    """The backward operators, and the row of the forward operator that created each; else that of the one before."""
+    events = parts.events
+    numbered = events.sequence[forward] >= 0
+    sequence = np.append(events.sequence[forward][numbered], events.sequence[again])
+    own = np.append(row[numbered], _rows_by_name(parts, names, again))
+    # The last operator in time that carries a number created the node.
+    order = np.argsort(sequence, kind="stable")
+    sequence, own = sequence[order], own[order]
+    at = np.searchsorted(sequence, events.sequence[backward], side="right") - 1
+    known: Bool = (at >= 0) & (events.sequence[backward] >= 0)
+    known[known] &= sequence[at[known]] == events.sequence[backward][known]
+    known[known] &= own[at[known]] >= 0
+    last = np.maximum.accumulate(np.where(known, np.arange(len(backward)), -1))
+    found: Array = np.where(last >= 0, own[at[np.maximum(last, 0)]], int(row.max(initial=0)))
+    return backward, found.astype(np.int64)
+
+
+def _rows_by_name(parts: Parts, names: tuple[str, ...], rows: Int64) -> Int64:
+    """The last row of the layer in which each event lies; -1 where there is none."""
+    last = {name: number for number, name in enumerate(names) if name}
+    found = np.full(len(rows), -1, dtype=np.int64)
+    for track in np.unique(parts.events.track[rows]).tolist():
+        mine = np.flatnonzero(parts.events.track[rows] == track)
+        layer = parts.labeller.enclosing_layers(track, parts.events.start_ns[rows[mine]])
+        found[mine] = [last.get(parts.labeller.layers[code], -1) for code in layer.tolist()]
+    return found

@@ -1,0 +1,232 @@
+"""What ``whatif memory`` answers: the peak and its parts, what-ifs by peak and step time, the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from whatif.baseline import Baseline
+from whatif.errors import WhatifError
+from whatif.graph import TaskGraph
+from whatif.memory import Memory, Moment, moments, peak
+from whatif.memory_effects import with_batch
+from whatif.transform import Transform, load_transform
+from whatif.trial import Refused, Trial, Trier
+from whatif.types import Phase
+
+# The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
+DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
+    ("activation_checkpoint",),
+    ("vdnn",),
+    ("gist",),
+    ("amp",),
+    ("batch_size:factor=0.5",),
+    ("batch_size:factor=0.5", "gradient_accumulation:passes=2"),
+    ("batch_size:factor=2",),
+    ("optimizer_in_backward",),
+    ("fused_adam",),
+)
+# Of a timeline: about so many of its moments are shown in each pass.
+SHOWN_MOMENTS = 8
+# No batch is searched beyond this many times the recorded one.
+MOST_TIMES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """One layer's part of the memory, bytes; its workspace is the most of its forward and backward work."""
+
+    name: str
+    activations: int
+    gradients: int
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch that fits: samples where the recording tells its own, times the recorded one, its peak."""
+
+    samples: int | None
+    factor: float
+    peak_bytes: int
+    step: Trial | Refused | None  # None where not even the smallest fits
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """Everything that ``whatif memory`` reports."""
+
+    baseline: Baseline
+    memory: Memory
+    peak: Moment
+    moments: tuple[Moment, ...]
+    layers: tuple[LayerPart, ...]  # largest activations first
+    what_ifs: tuple[Trial | Refused, ...]
+    capacity_bytes: int | None
+    largest: LargestBatch | None
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """The peak that the recorder read from the GPU's allocator, bytes; None where it did not."""
+        told = self.baseline.graph.info.metadata.get("peak_memory_bytes")
+        return told if type(told) is int and told > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what is reported as one JSON object; sizes in bytes, times in ms."""
+        info = self.baseline.graph.info
+        return {
+            "trace": info.path,
+            "source": self.memory.source,
+            "peak_bytes": self.peak.total,
+            "measured_peak_bytes": self.measured_bytes,
+            "peak": _moment(self.peak),
+            "gradients_stay": self.memory.gradients_stay,
+            "layers": [
+                {
+                    "name": part.name,
+                    "activation_bytes": part.activations,
+                    "gradient_bytes": part.gradients,
+                    "workspace_bytes": part.workspace,
+                }
+                for part in self.layers
+            ],
+            "timeline": [_moment(moment) for moment in self.moments],
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "step_clock": self.baseline.clock,
+            "what_ifs": [_what_if(found) for found in self.what_ifs],
+            "batch_size": info.batch_size,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": None if self.capacity_bytes is None else self.peak.total <= self.capacity_bytes,
+            "largest_batch": self._largest(),
+        }
+
+    def _largest(self) -> dict[str, Any] | None:
+        if self.largest is None:
+            return None
+        step = self.largest.step
+        return {
+            "batch_size": self.largest.samples,
+            "factor": self.largest.factor,
+            "peak_bytes": self.largest.peak_bytes,
+            "step_ms": step.predicted_ms if isinstance(step, Trial) else None,
+        }
+
+
+def memory_summary(
+    baseline: Baseline, names: Sequence[str] = (), *, capacity_bytes: int | None = None
+) -> MemorySummary:
+    """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
+
+    Without names the what-ifs are those that are about memory. With several each alone, and all in their order.
+    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. Raises WhatifError where
+    the recording does not tell what a step keeps.
+    """
+    graph = baseline.graph
+    memory = memory_of(graph)
+    capacity = capacity_bytes or graph.info.gpu_memory_bytes
+    trier = Trier(baseline)
+    chosen: list[tuple[str, ...]] = [*((name,) for name in names), *([tuple(names)] if len(names) > 1 else [])]
+    tried = [trier.attempt([load_transform(name) for name in row]) for row in chosen or DEFAULT_WHAT_IFS]
+    return MemorySummary(
+        baseline=baseline,
+        memory=memory,
+        peak=peak(memory),
+        moments=tuple(moments(memory)),
+        layers=_layers(memory),
+        what_ifs=tuple(tried),
+        capacity_bytes=capacity,
+        largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
+    )
+
+
+def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
+    """Give the fullest moment of each of some equal parts of every pass, with the first and the last layer of each."""
+    rows = []
+    for _, group in groupby(found, key=lambda moment: moment.phase):
+        part = list(group)
+        size = -(-len(part) // SHOWN_MOMENTS)
+        for begin in range(0, len(part), size):
+            piece = part[begin : begin + size]
+            rows.append((piece[0].layer, piece[-1].layer, max(piece, key=lambda moment: moment.total)))
+    return rows
+
+
+def memory_of(graph: TaskGraph) -> Memory:
+    """Give what a step keeps; raises WhatifError, one sentence, where the recording does not tell it."""
+    memory = graph.info.memory
+    if memory is not None:
+        return memory
+    where = Path(graph.info.path).name or "this recording"
+    if not (graph.phase == Phase.BACKWARD).any():
+        raise WhatifError(
+            f"memory: expected training steps, got {where} without a backward pass; only what training keeps for it is "
+            "modelled."
+        )
+    raise WhatifError(
+        f"memory: expected allocations or the shapes of operators, got {where} with neither; record it with "
+        "`whatif collect --memory`, or torch.profiler with profile_memory=True or record_shapes=True."
+    )
+
+
+def _layers(memory: Memory) -> tuple[LayerPart, ...]:
+    """The rows of each layer as one, largest activations first."""
+    found: dict[str, LayerPart] = {}
+    for row in memory.layers:
+        before = found.get(row.name, LayerPart(row.name, 0, 0, 0))
+        found[row.name] = LayerPart(
+            row.name,
+            before.activations + row.activations,
+            before.gradients + row.gradients,
+            max(before.workspace, row.forward_workspace, row.backward_workspace),
+        )
+    return tuple(sorted(found.values(), key=lambda part: -part.activations))
+
+
+def _largest_batch(trier: Trier, memory: Memory, batch: int | None, capacity: int) -> LargestBatch:
+    """Search the number of samples (hundredths of the recorded batch where it is not known) at which the peak fits."""
+    unit = batch or 100
+
+    def peak_of(count: int) -> int:
+        return peak(with_batch(memory, count / unit)).total
+
+    if peak_of(1) > capacity:
+        return LargestBatch(0 if batch else None, 0.0, peak_of(1), None)
+    fits, too_large = 1, 2
+    while peak_of(too_large) <= capacity and too_large < MOST_TIMES * unit:
+        fits, too_large = too_large, 2 * too_large
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if peak_of(middle) <= capacity else (fits, middle)
+    option: Transform = load_transform(f"batch_size:factor={fits / unit!r}")
+    return LargestBatch(fits if batch else None, fits / unit, peak_of(fits), trier.attempt([option]))
+
+
+def _moment(moment: Moment) -> dict[str, Any]:
+    return {
+        "phase": moment.phase.name.lower(),
+        "layer": moment.layer,
+        "total_bytes": moment.total,
+        "parameter_bytes": moment.parameters,
+        "optimizer_state_bytes": moment.optimizer_state,
+        "input_bytes": moment.inputs,
+        "gradient_bytes": moment.gradients,
+        "activation_bytes": moment.activations,
+        "workspace_bytes": moment.workspace,
+    }
+
+
+def _what_if(found: Trial | Refused) -> dict[str, Any]:
+    row: dict[str, Any] = {"transforms": list(found.spelled)}
+    if isinstance(found, Refused):
+        return {**row, "reason": found.reason}
+    return {
+        **row,
+        "peak_bytes": found.peak_bytes,
+        "step_ms": found.predicted_ms,
+        "batch_factor": found.samples,
+        "gain_pct": found.gain_pct,
+        "notes": list(found.notes),
+    }

@@ -1,0 +1,52 @@
+"""A plot of what a step keeps in memory, layer after layer. matplotlib is imported only where one is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whatif.memory_summary import MemorySummary
+from whatif.output_file import output_file, replacing
+from whatif.report.plots import COLORS
+from whatif.report.printable import printable
+from whatif.types import Phase
+
+_GIB = 2**30
+PARTS = (
+    ("parameters", "parameters"),
+    ("optimizer_state", "optimizer state"),
+    ("inputs", "inputs, buffers, rest"),
+    ("gradients", "gradients"),
+    ("activations", "activations"),
+    ("workspace", "workspace"),
+)
+
+
+def plot_memory(summary: MemorySummary, path: str | Path) -> None:
+    """Draw the parts of the memory over the moments of a step, stacked, with the capacity as a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    found = summary.moments
+    stacks = [[getattr(moment, field) / _GIB for moment in found] for field, _ in PARTS]
+    axes.stackplot(range(len(found)), stacks, labels=[label for _, label in PARTS], colors=COLORS, step="mid")
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE):
+        first = next((place for place, moment in enumerate(found) if moment.phase == phase), None)
+        if first is not None:
+            axes.axvline(first - 0.5, color="0.4", linewidth=0.8)
+            axes.annotate(
+                phase.name.lower(), (first, 1), xycoords=("data", "axes fraction"), xytext=(3, 3),
+                textcoords="offset points", fontsize="small",
+            )  # fmt: skip
+    if summary.capacity_bytes and summary.capacity_bytes < 4 * summary.peak.total:
+        axes.axhline(summary.capacity_bytes / _GIB, color="black", linestyle="--", label="capacity")
+    axes.set_xlim(-0.5, len(found) - 0.5)
+    axes.set_xlabel("layers, in the order in which they work")
+    axes.set_ylabel("GiB")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    figure.suptitle(printable(Path(summary.baseline.graph.info.path).name)[:100])
+    target = output_file(path)
+    with replacing(target) as part:
+        figure.savefig(part, format=target.suffix.lower().removeprefix("."))

@@ -1,0 +1,157 @@
+"""The text report of ``whatif compare``: the change of the step, what describes it, then the parts that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+
+from whatif.compare import Comparison, counted
+from whatif.explain import Part
+from whatif.measured_step import MeasuredStep
+from whatif.part_changes import PartChange
+from whatif.report.layout import (
+    BREAKDOWN_LABELS,
+    CLOCK_LABELS,
+    UNTRACED_LABELS,
+    ms_format,
+    plain,
+    print_table,
+    print_title,
+    report,
+)
+from whatif.report.text_explain import short_name
+
+Value = Callable[[Part], float]
+HEADERS = ("", "A", "B", "change", "count")
+
+
+def print_comparison(found: Comparison, top: int = 10) -> None:
+    """Print what ``whatif compare`` reports, ``top`` rows of each table."""
+    two = found.two
+    ms = ms_format(max(step.ms for step in two.measured))
+    gpu: Value = lambda part: part.gpu_ms  # noqa: E731 - a name for a column
+    cpu: Value = lambda part: part.cpu_ms  # noqa: E731
+    with report() as out:
+        out.print(plain(found.headline, "bold"))
+        if found.description is not None:
+            out.print(plain(found.description.sentence, "bold"))
+        out.print()
+        sides = zip("AB", (two.before, two.after), two.measured, strict=True)
+        rows = [
+            (name, Path(side.graph.info.path).name, ms(measured.ms), _spread(measured, ms), _timed(measured))
+            for name, side, measured in sides
+        ]
+        print_table(out, ["", " ", "ms", "spread", " "], rows, gives_way=1)
+        if found.pace is not None:
+            out.print(plain(f"  one call of an operation that both have: {found.pace:.2f} times A's (median)", "dim"))
+        if two.differences:
+            print_title(out, "The recordings differ in")
+            print_table(out, [" ", " "], [(item.what, f"{item.before} → {item.after}") for item in two.differences],
+                        gives_way=1)  # fmt: skip
+        _print_breakdown(out, found, ms)
+        if two.on_gpu:
+            _print_changes(out, "Phases: GPU", found.phases, gpu, ms, top)
+            _print_changes(out, "Phases: CPU", found.phases, cpu, ms, top)
+        else:
+            _print_changes(out, "Phases", found.phases, cpu, ms, top)
+        side = gpu if two.on_gpu else cpu
+        families, operations = ("Kernel", "Kernels and copies") if two.on_gpu else ("Operator", "Operators")
+        _print_changes(out, "Layers", found.layers, side, ms, top)
+        _print_changes(out, f"{families} families", found.kernels, side, ms, top)
+        _print_changes(out, operations, found.operations, side, ms, top)
+        _print_names(out, "Layers", found.layers)
+
+
+def part_label(change: PartChange) -> str:
+    """Give the name of a part as it is shown, with that in B where it has another one there."""
+    name = short_name(change.name)
+    return f"{name} → {short_name(change.renamed)}" if change.renamed else name
+
+
+def count_cell(change: PartChange) -> str:
+    """Give how many tasks a part has in a step: one number where that did not change."""
+    before, after = (0.0 if part is None else part.tasks for part in (change.before, change.after))
+    shown = [_count(before), _count(after)]
+    if change.status in ("new", "gone"):
+        return f"{change.status}, {shown[1] if change.before is None else shown[0]}"
+    return shown[0] if shown[0] == shown[1] else " → ".join(shown)
+
+
+def _count(tasks: float) -> str:
+    return f"{tasks:,.0f}" if tasks >= 0.5 or not tasks else "<1"
+
+
+def _spread(measured: MeasuredStep, ms: Callable[[float | None], str]) -> str:
+    if measured.low_ms is None or measured.high_ms is None:
+        return "not known"
+    return f"{ms(measured.low_ms)} … {ms(measured.high_ms)}"
+
+
+def _timed(measured: MeasuredStep) -> str:
+    if measured.clock in UNTRACED_LABELS:
+        return "untraced, CPU time" if measured.clock == "cpu" else "untraced"
+    return CLOCK_LABELS[measured.clock]
+
+
+def _print_breakdown(out: Console, found: Comparison, ms: Callable[[float | None], str]) -> None:
+    """Where the simulated steps go, of which all tables below tell the parts."""
+    two = found.two
+    before, after = (explanation.breakdown.to_dict() for explanation in found.explained)
+    rows = [("simulated from the recording", *_cells(two.before.step_ns / 1e6, two.after.step_ns / 1e6, ms))]
+    if two.on_gpu:
+        rows += [(label, *_cells(before[key], after[key], ms)) for key, label in BREAKDOWN_LABELS]
+    span = "The whole span" if two.clock == "span" else "A step"
+    print_title(out, f"{span}, ms")
+    print_table(out, HEADERS[:4], rows)
+
+
+def _cells(before: float, after: float, ms: Callable[[float | None], str]) -> tuple[str, str, str]:
+    return ms(before), ms(after), _signed(after - before, ms)
+
+
+def _signed(change: float, ms: Callable[[float | None], str]) -> str:
+    text = ms(change)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _print_changes(
+    out: Console,
+    heading: str,
+    changes: Sequence[PartChange],
+    value: Value,
+    ms: Callable[[float | None], str],
+    top: int,
+) -> None:
+    """The parts whose value changed most, and a line that counts the others."""
+    told = [change for change in changes if any(part and value(part) for part in (change.before, change.after))]
+    told.sort(key=lambda change: -abs(change.change(value)))
+    if not told:
+        return
+    shown = told[:top]
+    of = f" ({len(shown)} of {len(told)})" if len(shown) < len(told) else ""
+    rows = []
+    for change in shown:
+        before, after = (None if part is None else value(part) for part in (change.before, change.after))
+        rows.append(
+            (part_label(change), ms(before), ms(after), _signed(change.change(value), ms), count_cell(change))
+        )
+    rest = told[top:]
+    if rest:
+        sums = [sum(value(part) for part in side if part) for side in zip(*((c.before, c.after) for c in rest), strict=True)]
+        rows.append((f"({len(rest)} more)", *_cells(sums[0], sums[1], ms), ""))
+    print_title(out, f"{heading}{of}, ms")
+    print_table(out, HEADERS, rows)
+
+
+def _print_names(out: Console, heading: str, changes: tuple[PartChange, ...]) -> None:
+    """Name what only one of the two has, as far as it fits."""
+    kinds = counted(changes)
+    for status, where in (("gone", "only in A"), ("new", "only in B")):
+        names = sorted(change.name for change in changes if change.status == status)
+        if names:
+            more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+            print_title(out, f"{heading} {where} ({kinds[status]:,})")
+            out.print(Padding(plain(", ".join(names[:8]) + more), (0, 0, 0, 2)))

@@ -1,0 +1,130 @@
+"""The text report of ``whatif memory``: the peak, what it is made of, the step, what-ifs, what fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from whatif.memory_summary import MemorySummary, shown_moments
+from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
+from whatif.trial import Refused, Trial
+from whatif.types import Phase
+
+SOURCES = {
+    "allocations": "from its recorded allocations",
+    "shapes": "from the shapes of its operators: allocations were not recorded",
+}
+_KIB = 1024
+
+
+def size(size_bytes: float) -> str:
+    """Give a number of bytes as people read it: 1.25 GiB."""
+    value, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= _KIB and len(units) > 1:
+        value, units = value / _KIB, units[1:]
+    return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.2f} {units[0]}"
+
+
+def print_memory(summary: MemorySummary, top: int = 10) -> None:
+    """Print what ``whatif memory`` reports, ``top`` layers."""
+    baseline, most = summary.baseline, summary.peak
+    name = Path(baseline.graph.info.path).name
+    with report() as out:
+        out.print(plain(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold"))
+        out.print(plain(f"{name}: {SOURCES.get(summary.memory.source, summary.memory.source)}", "dim"))
+        if summary.measured_bytes:
+            error = 100 * (most.total / summary.measured_bytes - 1)
+            out.print(plain(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+.1f} %)", "dim"))
+        parts = [
+            ("parameters", most.parameters),
+            ("gradients", most.gradients),
+            ("optimizer state", most.optimizer_state),
+            ("activations", most.activations),
+            ("workspace", most.workspace),
+            ("inputs, buffers and the rest", most.inputs),
+        ]
+        print_title(out, "At the peak")
+        rows = [(label, size(part), f"{pct(part, most.total)} %", bar(part, most.total)) for label, part in parts]
+        print_table(out, ["", "size", "", " "], rows)
+        _print_step(out, summary)
+        _print_layers(out, summary, top)
+        _print_what_ifs(out, summary)
+        _print_capacity(out, summary)
+
+
+def _where(phase: Phase, layer: str) -> str:
+    if phase == Phase.UPDATE:
+        return "in the update"
+    return f"in the {phase.name.lower()} pass of {layer or 'what lies outside of all layers'}"
+
+
+def _print_step(out: Console, summary: MemorySummary) -> None:
+    print_title(out, "Over the step")
+    rows = []
+    for first, last, moment in shown_moments(summary.moments):
+        layers = first if first == last else f"{first or '(no layer)'} … {last or '(no layer)'}"
+        rows.append(
+            (moment.phase.name.lower(), layers or "", size(moment.total), bar(moment.total, summary.peak.total))
+        )
+    print_table(out, ["", " ", "at most", " "], rows, text_columns=2, gives_way=1)
+
+
+def _print_layers(out: Console, summary: MemorySummary, top: int) -> None:
+    shown, rest = summary.layers[:top], summary.layers[top:]
+    title = f"Activations by layer ({len(shown)} of {len(summary.layers)})" if rest else "Activations by layer"
+    rows: list[tuple[str, ...]] = [
+        (part.name or "(no layer)", size(part.activations), size(part.gradients), size(part.workspace))
+        for part in shown
+    ]
+    if rest:
+        sums = [sum(part.activations for part in rest), sum(part.gradients for part in rest)]
+        rows.append(("(others)", *(size(part) for part in sums), size(max(part.workspace for part in rest))))
+    print_title(out, title)
+    print_table(out, ["", "activations", "gradients", "workspace"], rows)
+
+
+def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
+    tried = [found for found in summary.what_ifs if isinstance(found, Trial)]
+    ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
+    print_title(out, "What-ifs")
+    rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
+    for found in tried:
+        peak_bytes = found.peak_bytes or 0
+        change = f"{100 * (peak_bytes / summary.peak.total - 1):+.1f} %" if found.peak_bytes else "–"
+        samples = "" if found.same_training else f"{found.samples:g} x samples"
+        slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
+        rows.append((" + ".join(found.spelled), size(peak_bytes), change, ms(found.predicted_ms), slower, samples))
+    print_table(out, ["", "peak", "", "step ms", "", " "], rows)
+    refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
+    if refused:
+        path = summary.baseline.graph.info.path
+        print_title(out, "Does not apply")
+        print_table(
+            out,
+            ["", " "],
+            [(" + ".join(r.spelled), r.reason.replace(path, Path(path).name) if path else r.reason) for r in refused],
+            gives_way=1,
+        )
+
+
+def _print_capacity(out: Console, summary: MemorySummary) -> None:
+    capacity, largest = summary.capacity_bytes, summary.largest
+    if capacity is None or largest is None:
+        return
+    out.print()
+    fits = "fits into" if summary.peak.total <= capacity else "does not fit into"
+    out.print(plain(f"The step {fits} {size(capacity)}.", "bold"))
+    if largest.step is None:
+        out.print(plain(f"Not even a batch of one sample would: it takes {size(largest.peak_bytes)}."))
+        return
+    batch = f"{largest.samples:,} samples" if largest.samples else f"{largest.factor:g} times the recorded one"
+    ms = ms_format(summary.baseline.step_ns / 1e6)
+    step = largest.step
+    takes = (
+        f", {CLOCK_SUBJECTS[summary.baseline.clock]} of {ms(step.predicted_ms)} ms" if isinstance(step, Trial) else ""
+    )
+    out.print(plain(f"The largest batch that fits has {batch}: {size(largest.peak_bytes)}{takes}."))
+    out.print(
+        plain("Counted is what tensors take; a GPU's context and its allocator's holes need room beside it.", "dim")
+    )

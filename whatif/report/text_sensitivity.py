@@ -1,0 +1,113 @@
+"""The report of ``whatif explain --sensitivity``: what a step gains where one of its parts gets faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from whatif.explain import Explanation
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
+from whatif.report.text_explain import short_name
+from whatif.sensitivity import CHANGES_NOTHING, HIDDEN, HIDDEN_BELOW, KINDS, Sensitive, Sensitivity
+
+# The kinds of parts of which one is the best to begin with; a thread or a side of the machine is nothing to work on.
+WORKED_ON = ("layer", "family")
+# A gain below this is not worth a headline, percent of the step.
+HEADLINE_PCT = 0.5
+
+
+def as_dict(found: Sensitivity, explanation: Explanation) -> dict[str, Any]:
+    """Give the report as a JSON object with the keys that scripts rely on."""
+    keys = ("trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "calibration", "verdict")
+    known = explanation.to_dict()
+    return {
+        **{key: known[key] for key in keys if key in known},
+        "speedups_pct": list(found.speedups_pct),
+        "parts": dict(found.n_parts),
+        "sensitivity": found.to_dict(),
+        "warnings": list(explanation.warnings),
+    }
+
+
+def kind_titles(has_gpu: bool) -> dict[str, str]:
+    """Give the heading of each kind of part."""
+    return {
+        "side": "GPU and CPU",
+        "phase": "Phases",
+        "thread": "Execution threads",
+        "family": "Kernel families" if has_gpu else "Operator families",
+        "layer": "Layers",
+    }
+
+
+def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
+    """Print the tables, a kind of part each."""
+    baseline, what = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
+    ms = ms_format(found.step_ms)
+    titles = kind_titles(bool(baseline.graph.on_gpu.any()))
+    with report() as out:
+        out.print(plain(headline(found), "bold"))
+        out.print(plain(explanation.verdict))
+        name = Path(baseline.graph.info.path).name
+        out.print(plain(f"{name}: {what} takes {ms(found.step_ms)} ms ({CLOCK_LABELS[baseline.clock]})", "dim"))
+        for kind in KINDS:
+            _print_kind(out, found, kind, titles[kind])
+        if not found.n_parts.get("layer"):
+            print_title(out, titles["layer"])
+            out.print(plain("  none in this trace: record with `whatif collect` to get them", "dim"))
+        out.print()
+        faster = ", ".join(f"{speedup:g} %" for speedup in found.speedups_pct)
+        out.print(plain(f"  {faster}: what {what} gains if the part took so much less time, percent of {what}", "dim"))
+        out.print(plain(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim"))
+        notes = {found.note(part) for part in found.parts}
+        if HIDDEN in notes:
+            share = f"{100 * HIDDEN_BELOW:.0f} %"
+            out.print(plain(f"  {HIDDEN}: other work runs meanwhile; less than {share} of its time shows", "dim"))
+        if CHANGES_NOTHING in notes:
+            out.print(plain(f"  {CHANGES_NOTHING}: {what} stays as long even if it took no time at all", "dim"))
+
+
+def headline(found: Sensitivity) -> str:
+    """Say in one sentence which part is worth the work."""
+    at = found.speedups_pct.index(50.0)
+    best = [part for kind in WORKED_ON for part in found.of_kind(kind)[:1]]
+    worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
+    worth.sort(key=lambda part: -part.gain_ms[at])
+    what = CLOCK_SUBJECTS[found.baseline.clock]
+    if not worth:
+        return f"no layer or family of kernels alone shortens {what} by {HEADLINE_PCT} % when it gets 50 % faster."
+    named = ", ".join(f"{_label(part)} {found.pct(part.gain_ms[at]):.1f} %" for part in worth)
+    return f"made 50 % faster, these shorten {what} most: {named}."
+
+
+def _label(part: Sensitive) -> str:
+    return f"{'layer ' if part.kind == 'layer' else ''}{part.name}"
+
+
+def _print_kind(out: Console, found: Sensitivity, kind: str, heading: str) -> None:
+    parts = found.of_kind(kind)
+    if not parts:
+        return
+    all_of_them = found.n_parts[kind]
+    print_title(out, f"{heading} ({len(parts)} of {all_of_them})" if len(parts) < all_of_them else heading)
+    ms = ms_format(found.step_ms)
+    headers = ["", "work ms", "work %", *(f"{speedup:g} %" for speedup in found.speedups_pct), " "]
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            short_name(part.name),
+            ms(part.work_ms),
+            _pct(found.pct(part.work_ms)),
+            *(_pct(found.pct(gain_ms)) for gain_ms in part.gain_ms),
+            plain(found.note(part), "dim"),
+        )
+        for part in parts
+    ]
+    print_table(out, headers, rows)
+
+
+def _pct(value: float) -> str:
+    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
+    return f"{round(value, 1) + 0.0:.1f}"
