@@ -54,7 +54,21 @@ class Allocator:
         })  # fmt: skip
 
 
-def two_linear_layers(*, steps: int = 3, zero_at: float = 5, **device: Any) -> list[Event]:
+def shaped(*dims: list[int]) -> dict[str, Any]:
+    """The arguments by which a trace tells the shapes of an operator's float inputs; [] is a number."""
+    return {"Input Dims": list(dims), "Input type": ["float" if shape else "Scalar" for shape in dims]}
+
+
+SHAPES = {
+    "fc1": shaped([10], [5, 4], [4, 10], [], []),
+    "relu": shaped([5, 10]),
+    "fc2": shaped([2], [5, 10], [10, 2], [], []),
+}
+
+
+def two_linear_layers(
+    *, steps: int = 3, zero_at: float = 5, allocations: bool = True, shapes: bool = False, **device: Any
+) -> list[Event]:
     """Two products with a relu between them, three steps; gradients of one step are zeroed in the next.
 
     ::
@@ -70,13 +84,16 @@ def two_linear_layers(*, steps: int = 3, zero_at: float = 5, **device: Any) -> l
     events: list[Event] = []
     for number in range(steps):
         at, seq = 1000 * number, 10 * number
+        fc1, relu, fc2 = (SHAPES[layer] if shapes else {} for layer in ("fc1", "relu", "fc2"))
         back = {"Fwd thread id": 1}
         events += [
             mark(f"ProfilerStep#{number}", at, 1000),
             mark("Optimizer.zero_grad#SGD.zero_grad", at + zero_at - 1, 4),
-            mark("whatif::layer::fc1", at + 10, 40), op("aten::addmm", at + 12, 30, **{"Sequence number": seq}),
-            mark("whatif::layer::relu", at + 60, 30), op("aten::relu", at + 62, 25, **{"Sequence number": seq + 1}),
-            mark("whatif::layer::fc2", at + 100, 50), op("aten::addmm", at + 102, 30, **{"Sequence number": seq + 2}),
+            mark("whatif::layer::fc1", at + 10, 40), op("aten::addmm", at + 12, 30, **{"Sequence number": seq}, **fc1),
+            mark("whatif::layer::relu", at + 60, 30),
+            op("aten::relu", at + 62, 25, **{"Sequence number": seq + 1}, **relu),
+            mark("whatif::layer::fc2", at + 100, 50),
+            op("aten::addmm", at + 102, 30, **{"Sequence number": seq + 2}, **fc2),
             op(NODE + "AddmmBackward0", at + 200, 40, **{"Sequence number": seq + 2}, **back),
             op(NODE + "ReluBackward0", at + 250, 30, **{"Sequence number": seq + 1}, **back),
             op(NODE + "AddmmBackward0", at + 300, 40, **{"Sequence number": seq}, **back),
@@ -94,4 +111,4 @@ def two_linear_layers(*, steps: int = 3, zero_at: float = 5, **device: Any) -> l
                 memory.take(name, at + ts, size)
             else:
                 memory.give(name, at + ts)
-    return [*events, *memory.events]
+    return [*events, *memory.events] if allocations else events

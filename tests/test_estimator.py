@@ -177,29 +177,28 @@ def test_roofline_and_occupancy_by_hand() -> None:
     assert gpu is not None
     assert matrix_flops_per_ns(np.array([FP32, FP16]), gpu).tolist() == [19.5e3, 312e3]
     # 1 us each at the peak; operations of what is no product are none of the matrix units'.
-    assert roofline_ns(graph, gpu)[[1, 3, 5]].tolist() == [1250, 1250, 0]
-    share = filled(graph, gpu)
+    assert roofline_ns(graph, gpu, np.array([1, 3, 5])).tolist() == [1250, 1250, 0]
+    share = filled(graph, gpu, np.arange(len(graph)))
     # 256 registers a thread leave places for 8 warps; a product that does not tell them is taken for such a one.
     assert share[[1, 3, 7]].tolist() == [8.0, 0.25, 0.5]
     assert np.isnan(share[[0, 2, 4, 5]]).all()
-    assert np.isnan(filled(graph, None)).all()
-    assert not roofline_ns(graph, None).any()
+    assert np.isnan(filled(graph, None, np.arange(3))).all()
+    assert not roofline_ns(graph, None, np.arange(3)).any()
 
 
 def test_a_turing_sm_holds_half_the_warps() -> None:
     graph = kernels({"ns": 9_000, "warps": 40 * 32}, gpu=T4)
     gpu = device(graph)
     assert gpu is not None
-    assert filled(graph, gpu)[1] == 1.0
+    assert filled(graph, gpu, np.array([1])).tolist() == [1.0]
 
 
 def test_latency_is_that_of_idle_kernels() -> None:
     small = [{"ns": us * 1000, "warps": 4} for us in (8, 6, 4, 5, 7)]
     graph = kernels(*small, {"ns": 3_000, "warps": 10**6})
-    share = filled(graph, device(graph))
-    assert latency_ns(graph, share) == 5_000  # the lower quartile of 4 to 8
+    assert latency_ns(graph, device(graph)) == 5_000  # the lower quartile of 4 to 8
     few = kernels(*small[:4])
-    assert latency_ns(few, filled(few, device(few))) == KERNEL_FLOOR_NS
+    assert latency_ns(few, device(few)) == KERNEL_FLOOR_NS
 
 
 # -- the batch -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, Build, read_events
+from tests.helpers import CPU, Build, mark, read_events
 from tests.memory_traces import METADATA, two_linear_layers
 from whatif.graph import GraphInfo
 from whatif.ingest.allocation_memory import blocks_of
 from whatif.ingest.events import Allocations
+from whatif.ingest.kept_tensors import Kept, kept_by
 from whatif.memory import LayerMemory, Memory, moments, peak
 from whatif.memory_effects import (
     accumulated,
@@ -325,6 +327,75 @@ def test_allocations_without_addresses_are_not_used(tmp_path: Path) -> None:
     assert not graph.info.quirks
 
 
+def test_shapes_of_the_drawn_step_are_counted(tmp_path: Path) -> None:
+    """The batch of 5 x 4 is there anyway; relu keeps its result, which fc2 needs as well, and nothing else is kept."""
+    events = two_linear_layers(allocations=False, shapes=True)
+    memory = read_events(tmp_path, events, whatif=METADATA).info.memory
+    assert memory is not None
+    assert memory.source == "shapes"
+    assert [(row.name, row.activations, row.gradients) for row in memory.layers] == [
+        ("fc1", 0, 160), ("relu", 200, 0), ("fc2", 0, 80),
+    ]  # fmt: skip
+    # Results that nobody keeps; in the backward pass the gradients of each result and each input.
+    assert [row.forward_workspace for row in memory.layers] == [200, 0, 40]
+    assert [row.backward_workspace for row in memory.layers] == [200 + 80, 200 + 200, 40 + 200]
+    assert [row.input for row in memory.layers] == [80, 200, 200]
+    assert [row.weights for row in memory.layers] == [160, 0, 80]
+    # Under autocast fc1 would keep a copy of the batch as well.
+    assert [row.copied for row in memory.layers] == [80, 0, 0]
+
+
+def test_with_both_allocations_decide_and_shapes_add_what_they_know(tmp_path: Path) -> None:
+    both = read_events(tmp_path, two_linear_layers(shapes=True), whatif=METADATA).info.memory
+    recorded = read_events(tmp_path, two_linear_layers(), whatif=METADATA).info.memory
+    assert both is not None
+    assert recorded is not None
+    assert totals(both) == totals(recorded)
+    assert [row.weights for row in both.layers] == [160, 0, 80]
+
+
+def test_a_compiled_step_is_told_by_allocations_alone(tmp_path: Path) -> None:
+    region = mark("Torch-Compiled Region: 0/0", 11, 38)
+    shapes = [*two_linear_layers(allocations=False, shapes=True), region]
+    assert read_events(tmp_path, shapes, whatif=METADATA).info.memory is None
+    assert read_events(tmp_path, [*two_linear_layers(), region], whatif=METADATA).info.memory is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "concrete", "kept"),
+    [
+        ("aten::convolution", [[2, 3, 8, 8], [4, 3, 3, 3], [4]], ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False"],
+         Kept((1536,), output=2 * 4 * 6 * 6 * 4, weight=432, weight_element=4, input_gradients=1536, source=1536,
+              half=True)),
+        ("aten::max_pool2d_with_indices", [[2, 3, 8, 8]], ["", "[2, 2]", "[2, 2]", "[0, 0]", "[1, 1]", "False"],
+         Kept((1536,), own=96 * 8, output=96 * 4, input_gradients=1536, source=1536)),
+        ("aten::relu_", [[7, 5]], [""], Kept(keeps_output=True, in_place=True, input_gradients=140, source=140)),
+        ("aten::split", [[4, 6, 9]], ["", "3", "2"], Kept((864,), parts=3, source=864)),
+        ("aten::_to_copy", [[4, 6]], ["", "15"], Kept(output=48, reads=(96,), source=96)),
+        ("aten::embedding", [[100, 8], [3, 5]], [], Kept(output=480, table=3200, source=3200, half=False)),
+        ("aten::mm", [[4, 6]], [], None),
+        ("aten::mm", [[4], [6]], [], None),
+        ("aten::frobnicate", [[4, 6]], [], None),
+        ("aten::cat", [[[2, 3], [2, 5]], []], [], Kept(output=64, reads=(24, 40), input_gradients=64, source=24)),
+        ("aten::cat", "damage", [], None),
+    ],
+)  # fmt: skip
+def test_what_single_operators_keep(name: str, dims: Any, concrete: list[str], kept: Kept | None) -> None:
+    assert kept_by(name, dims, ["float"] * 3, concrete) == kept
+
+
+@given(
+    st.sampled_from(["aten::convolution", "aten::mm", "aten::split", "aten::cat", "aten::_to_copy", "aten::dropout",
+                     "aten::mkldnn_rnn_layer", "aten::native_layer_norm", "aten::max_pool2d_with_indices"]),
+    st.recursive(st.integers(-2, 2**70) | st.none() | st.text(max_size=3), lambda x: st.lists(x, max_size=4)),
+    st.lists(st.sampled_from(["float", "long int", "", "[2, 2]"]) | st.none(), max_size=4),
+    st.lists(st.text(max_size=6) | st.none() | st.sampled_from(["[2, 2]", "1", "-1", "True"]), max_size=4),
+)  # fmt: skip
+def test_no_shapes_are_too_odd(name: str, dims: Any, types: list[Any], concrete: list[Any]) -> None:
+    kept = kept_by(name, dims, types, concrete)
+    assert kept is None or min((kept.output, kept.own, *kept.inputs)) >= 0
+
+
 @pytest.mark.parametrize("field", ["Bytes", "ts"])
 def test_damaged_allocations_are_counted(tmp_path: Path, field: str) -> None:
     events = two_linear_layers()
@@ -390,6 +461,20 @@ def test_peaks_are_within_the_target(
     assert len(errors) >= 46
     assert np.mean(errors) <= mean_pct
     assert max(errors) <= largest_pct
+
+
+def test_every_recording_of_the_campaign_from_its_own_shapes(own_traces: Path) -> None:
+    """Accumulated, under autocast, recomputed: what was recorded is seen."""
+    module = load_benchmark()
+    before = Path.cwd()
+    os.chdir(own_traces.parent)
+    try:
+        found = module.score_own()
+    finally:
+        os.chdir(before)
+    assert len(found) >= 81
+    assert np.mean([abs(row.error_pct) for row in found]) <= 1.7
+    assert max(abs(row.error_pct) for row in found) <= 12.5
 
 
 @pytest.mark.parametrize("what_if", ["(as recorded)", "activation_checkpoint", "gradient_accumulation:passes=4"])

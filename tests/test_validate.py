@@ -85,6 +85,8 @@ def reasons(folder: Path) -> dict[str, str]:
         ({"loader_workers": 0}, {"loader_workers": 2}, ("data_loading:workers=2",)),
         ({}, {"update_in_backward": True, "implementation": "fused"}, ("fused_adam", "optimizer_in_backward")),
         ({}, {"precision": "tf32"}, ("tf32",)),
+        ({"attention": "math"}, {}, ("flash_attention",)),
+        ({"attention": "math"}, {"amp": "bf16"}, ("amp:target=bf16", "flash_attention")),
         ({}, {"offload": "stream"}, ("vdnn:layers=all,sync=false",)),
         ({}, {"execution": "cuda_graph"}, ("cuda_graph",)),
         ({}, {"execution": "compile", "amp": "bf16"}, ("amp:target=bf16", "compile")),
@@ -114,6 +116,7 @@ def test_what_ifs_of_options(before: Options, after: Options, expected: tuple[st
         ({"implementation": "fused"}, {"implementation": "for"}, ["implementation fused → for"]),
         (SGD, {}, ["optimizer sgd → adam", "implementation foreach → for"]),
         ({}, {"accumulate": "many"}, ["accumulate 1 → many"]),
+        ({}, {"attention": "math"}, ["attention none → math"]),
         ({}, {"cudnn_benchmark": True}, ["cudnn_benchmark none → true"]),
     ],
 )
@@ -122,7 +125,7 @@ def test_changes_without_a_what_if_are_named(before: Options, after: Options, mi
 
 
 def test_plain_runs_change_nothing_but_the_optimizer() -> None:
-    plain = ({}, SGD, {"implementation": "fused"}, {"loader_workers": 0})
+    plain = ({}, SGD, {"implementation": "fused"}, {"loader_workers": 0}, {"attention": "math"})
     assert all(is_plain({**DEFAULT_OPTIONS, **options}, DEFAULT_OPTIONS) for options in plain)
     others = ({"amp": "bf16"}, {"loader_workers": 2}, {"batch_factor": 2.0}, {"loader_workers": 0, "amp": "bf16"})
     assert not any(is_plain({**DEFAULT_OPTIONS, **options}, DEFAULT_OPTIONS) for options in others)

@@ -155,11 +155,13 @@ def fuse(graph: TaskGraph, found: list[Attention], estimates: Estimates) -> Task
     """Give the graph in which the first kernel of each attention, with its launch, does it all; the others go."""
     first = np.array([attention.kernels[0] for attention in found], dtype=np.int64)
     names = graph.names if FUSED_NAME in graph.names else (*graph.names, FUSED_NAME)
-    name, family, flops, size = (c.copy() for c in (graph.name, graph.family, graph.flops, graph.size_bytes))
+    name, family, flops, size, warps = (
+        column.copy() for column in (graph.name, graph.family, graph.flops, graph.size_bytes, graph.warps)
+    )
     name[first], family[first] = names.index(FUSED_NAME), KernelFamily.ATTENTION
     work = [graph.flops[attention.products] for attention in found]
     flops[first] = [of.sum() if (of >= 0).all() else -1 for of in work]
-    size[first] = -1
-    graph = graph.replace(names=names, name=name, family=family, flops=flops, size_bytes=size)
+    size[first] = warps[first] = -1
+    graph = graph.replace(names=names, name=name, family=family, flops=flops, size_bytes=size, warps=warps)
     rest = np.concatenate([attention.kernels[1:] for attention in found])
     return put(graph, first, estimates).remove(rest)

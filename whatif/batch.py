@@ -13,7 +13,7 @@ from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
 from whatif.measured import task_batch_ratio
 from whatif.roofline import filled, latency_ns, roofline_ns
-from whatif.types import Bool, Int64, Phase, TaskKind, among
+from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
 
 Float64 = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def batch_tasks(graph: TaskGraph) -> Bool:
 
 
 class _Fixed(NamedTuple):
-    """The part of each task's time that any batch takes, at least and at best, ns; whether the device told it."""
+    """The part of each task's time that any batch takes, at best and at least, ns; whether the device told it."""
 
     centre_ns: Float64
     least_ns: Float64
@@ -59,41 +59,40 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
     proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
     known all but the shortest kernel's time is in proportion.
     """
-    fixed = _fixed_on_gpu(graph) if graph.on_gpu.any() else _fixed_on_cpu(graph)
-    measured = task_batch_ratio(graph, factor)[tasks]
+    ids = np.flatnonzero(tasks)
+    fixed = _fixed_on_gpu(graph, ids) if graph.on_gpu.any() else _fixed_on_cpu(ids)
+    measured = task_batch_ratio(graph, factor)[ids]
     known = np.isfinite(measured)
 
     def at_new_size(time_ns: Int64, fixed_ns: Float64) -> Float64:
-        kept_ns = np.minimum(time_ns[tasks], fixed_ns[tasks])
-        return np.where(known, time_ns[tasks] * measured, kept_ns + (time_ns[tasks] - kept_ns) * factor)
+        kept_ns = np.minimum(time_ns, fixed_ns)
+        return np.where(known, time_ns * measured, kept_ns + (time_ns - kept_ns) * factor)
 
-    duration_ns = at_new_size(graph.duration_ns, fixed.centre_ns)
-    spread_ns = np.abs(duration_ns - graph.duration_ns[tasks]) * SPREAD
-    ends = [at_new_size(time, part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
+    now_ns = graph.duration_ns[ids]
+    duration_ns = at_new_size(now_ns, fixed.centre_ns)
+    spread_ns = np.abs(duration_ns - now_ns) * SPREAD
+    ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
     low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
-    source = np.where(fixed.modelled[tasks], Source.ROOFLINE, Source.ASSUMED)
-    return Estimates.of(
-        duration_ns, np.where(known, Source.MEASURED, source), np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns
-    )
+    source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
+    return Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
 
 
-def _fixed_on_cpu(graph: TaskGraph) -> _Fixed:
-    fixed_ns = np.full(len(graph), float(CPU_OPERATOR_NS))
-    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(graph), dtype=np.bool_))
+def _fixed_on_cpu(ids: Array) -> _Fixed:
+    fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
+    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
 
 
-def _fixed_on_gpu(graph: TaskGraph) -> _Fixed:
+def _fixed_on_gpu(graph: TaskGraph, ids: Array) -> _Fixed:
     gpu = device(graph)
-    share, work_ns = filled(graph, gpu), roofline_ns(graph, gpu)
-    kernel = graph.kind == TaskKind.KERNEL
-    idle_ns = np.where(np.isfinite(share), latency_ns(graph, share), KERNEL_FLOOR_NS)
-    beyond_ns = np.maximum(graph.duration_ns - idle_ns, 0)
-    grows_ns = np.fmin(np.nan_to_num(share, nan=1.0), 1.0) * beyond_ns
-    most_ns = np.maximum(graph.duration_ns - KERNEL_FLOOR_NS, 0)
-    centre_ns = np.where(kernel, np.clip(np.maximum(grows_ns, work_ns), 0, most_ns), most_ns)
+    share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
+    told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
+    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), KERNEL_FLOOR_NS), 0)
+    most_ns = np.maximum(duration_ns - KERNEL_FLOOR_NS, 0)
+    grows_ns = np.maximum(np.where(told, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
+    centre_ns = np.where(kernel, np.minimum(grows_ns, most_ns), most_ns)
     hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)
-    fixed_ns = graph.duration_ns.astype(np.float64) - centre_ns
-    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & np.isfinite(share))
+    fixed_ns = duration_ns - centre_ns
+    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & told)
 
 
 def launches_kernels(graph: TaskGraph) -> Bool:

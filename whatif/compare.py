@@ -45,9 +45,9 @@ class Comparison:
         digits = 2 if before_ms >= 10 else 4
         change = f"{before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms a {step}, {two.change_pct:+.1f} %"
         if two.noise_ms is None:
-            return f"{change}; the noise is not known: a recording has one {step}, or tells no spread"
+            return f"{change}; noise not known: one {step}, or no spread told"
         side = "within" if two.within_noise else "beyond"
-        return f"{change}, {side} the noise of the two recordings ({two.noise_pct:.1f} %)"
+        return f"{change}, {side} the noise ({two.noise_pct:.1f} %)"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from whatif.two_recordings import TwoRecordings
 from whatif.types import Phase, TaskKind
 from whatif.validate import BOUND_PCT
 
-# Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share
-# of it and stays within the error that `whatif validate` asks for; it does so clearly where the next best leaves a tenth
+# Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of
+# it and stays within the error that `whatif validate` asks for; it does so clearly where the next best leaves a tenth
 # of the change more.
 MOST_LEFT = 0.6
 CLEARLY = 0.1

@@ -99,8 +99,8 @@ def _models(before: TaskGraph, after: TaskGraph) -> list[Difference]:
     if common < SAME_LAYERS:
         return [Difference("model", *told, blocks=True)]
     if all(sizes) and max(sizes) > SAME_PARAMETERS * min(sizes):
-        shown = (f"{size / 1e6:,.2f} MB of gradients" for size in sizes)
-        return [Difference("model", *shown, blocks=True)]
+        one_size, other_size = (f"{size / 1e6:,.2f} MB of gradients" for size in sizes)
+        return [Difference("model", one_size, other_size, blocks=True)]
     return [Difference("layers", *told)] if common < 1 else []
 
 

@@ -13,7 +13,7 @@ from whatif.attention import unfused_attention
 from whatif.estimator import Estimates, Source, moving
 from whatif.graph import TaskGraph
 from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
-from whatif.mixed_precision import before_each, first_of_operator, put_in
+from whatif.mixed_precision import before_each, first_of_operator, operator_cost_ns, put_in
 from whatif.types import Bool, Int64, Phase
 
 CAST_NAME, SCALE_NAME = "cast to fp8 (and its maximum)", "update of fp8 scales"
@@ -61,8 +61,9 @@ def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
     first = np.concatenate([_first_of_step(graph, passes) for passes in (forward, backward)])
     floor_ns = np.full(len(first), KERNEL_FLOOR_NS)
     scales = Estimates.of(floor_ns, Source.ASSUMED, floor_ns, 3 * floor_ns)
-    lots = [before_each(graph, around, casts, CAST_NAME), before_each(graph, first, scales, SCALE_NAME)]
-    return put_in(graph, lots)
+    call_ns = operator_cost_ns(graph)
+    lots = ((around, casts, CAST_NAME), (first, scales, SCALE_NAME))
+    return put_in(graph, [before_each(graph, *lot, call_ns) for lot in lots])
 
 
 def _first_of_step(graph: TaskGraph, tasks: Int64) -> Int64:

@@ -69,8 +69,9 @@ Lot = tuple[NewTasks, npt.ArrayLike]
 
 def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: bool = False) -> TaskGraph:
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
-    lots = _casts(graph, matrix, gpu)
-    return put_in(graph, [*lots, *_loss_scaler(graph, gpu)] if loss_scaler else lots)
+    call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
+    lots = _casts(graph, matrix, gpu, call_ns)
+    return put_in(graph, [*lots, *_loss_scaler(graph, gpu, call_ns)] if loss_scaler else lots)
 
 
 def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
@@ -84,7 +85,7 @@ def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
     return graph
 
 
-def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> list[Lot]:
+def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
 
     Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
@@ -113,16 +114,17 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None) -> list[Lot]:
         cast_ns = np.concatenate([cast_ns, cast_ns])
     source = np.full(len(around), Source.ROOFLINE if count else Source.ASSUMED)
     if not graph.on_gpu.any():
-        return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, cast_ns), CAST_NAME)]
+        return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, cast_ns), CAST_NAME, call_ns)]
     cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
     high_ns = cast_ns * (2 if count else 10)
-    return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, high_ns), CAST_NAME)]
+    return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, high_ns), CAST_NAME, call_ns)]
 
 
-def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str) -> Lot:
+def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> Lot:
     """Give a new task before each of the tasks ``around``: a kernel with its launch, where a call launches the task.
 
-    ``estimates`` has one row a task of ``around``. On a CPU recording it is an operator of its own.
+    ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
+    one. On a CPU recording it is an operator of its own.
     """
     if not graph.on_gpu.any():
         new = NewTasks(_task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
@@ -137,12 +139,12 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
         thread=graph.thread[around], low_ns=estimates.low_ns[launched], high_ns=estimates.high_ns[launched],
         family=int(KernelFamily.CAST), layer=graph.layer[around], phase=graph.phase[around],
         launched_after=np.where(alone, _task_before(graph, launch), launch),
-        launch_ns=np.where(alone, operator_cost_ns(graph), 0),
+        launch_ns=np.where(alone, call_ns, 0),
     )  # fmt: skip
     return new, estimates.source[launched]
 
 
-def _loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> list[Lot]:
+def _loss_scaler(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     """Let every step unscale its gradients and wait for the result before the update."""
     begins = update_begins(graph)
     if not len(begins) or not graph.on_gpu.any():
@@ -154,7 +156,7 @@ def _loss_scaler(graph: TaskGraph, gpu: Gpu | None) -> list[Lot]:
     unscale = NewTasks(
         last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
         phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
-        launch_ns=operator_cost_ns(graph),
+        launch_ns=call_ns,
     )  # fmt: skip
     # The CPU reads the result on the stream that computes it.
     reads = synchronizing(before, call_ns=KERNEL_FLOOR_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))

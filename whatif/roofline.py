@@ -15,7 +15,7 @@ from whatif.graph import TaskGraph
 from whatif.half_precision import BANDWIDTH_SHARE
 from whatif.hardware import Gpu
 from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES
-from whatif.types import TaskKind, among
+from whatif.types import Array, TaskKind, among
 
 Float64 = npt.NDArray[np.float64]
 
@@ -38,41 +38,43 @@ def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float6
     return np.asarray(np.array(peaks)[dtype], dtype=np.float64)
 
 
-def roofline_ns(graph: TaskGraph, gpu: Gpu | None) -> Float64:
-    """Give the least time of each kernel's known operations and bytes, shape (n_tasks,), ns; 0 where none is known.
+def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
+    """Give the least time of the known operations and bytes of ``tasks`` (ids), ns, their shape; 0 where none is known.
 
     At ``BANDWIDTH_SHARE`` of the peaks, which is what the best kernels reach.
     """
     if gpu is None:
-        return np.zeros(len(graph))
-    matrix = among(graph.family, MATRIX_FAMILIES)
-    compute_ns = np.where(matrix, np.maximum(graph.flops, 0), 0) / matrix_flops_per_ns(graph.dtype, gpu)
-    memory_ns = np.maximum(graph.size_bytes, 0) / gpu.memory_gbyte_s  # 1 GB/s is 1 byte/ns
+        return np.zeros(len(tasks))
+    flops = np.where(among(graph.family[tasks], MATRIX_FAMILIES), np.maximum(graph.flops[tasks], 0), 0)
+    compute_ns = flops / matrix_flops_per_ns(graph.dtype[tasks], gpu)
+    memory_ns = np.maximum(graph.size_bytes[tasks], 0) / gpu.memory_gbyte_s  # 1 GB/s is 1 byte/ns
     return np.asarray(np.maximum(compute_ns, memory_ns) / BANDWIDTH_SHARE, dtype=np.float64)
 
 
-def filled(graph: TaskGraph, gpu: Gpu | None) -> Float64:
-    """Give the share of the device's places for warps that each kernel fills, shape (n_tasks,); NaN where not known.
+def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
+    """Give the share of the device's places for warps that each of ``tasks`` (ids) fills; NaN where not known.
 
     Above 1 its blocks run in several waves. Registers limit the places; shared memory can leave fewer than counted.
     """
     if gpu is None:
-        return np.full(len(graph), np.nan)
-    known = (graph.kind == TaskKind.KERNEL) & (graph.warps > 0)
-    told = graph.registers > 0
-    per_warp = -(-np.where(told, graph.registers, REGISTER_STEP) // REGISTER_STEP) * REGISTER_STEP * THREADS_PER_WARP
-    usual = np.where(among(graph.family, MATRIX_FAMILIES), MATRIX_WARPS_PER_SM, gpu.warps_per_sm)
+        return np.full(len(tasks), np.nan)
+    warps, registers = graph.warps[tasks], graph.registers[tasks]
+    known = (graph.kind[tasks] == TaskKind.KERNEL) & (warps > 0)
+    told = registers > 0
+    per_warp = -(-np.where(told, registers, REGISTER_STEP) // REGISTER_STEP) * REGISTER_STEP * THREADS_PER_WARP
+    usual = np.where(among(graph.family[tasks], MATRIX_FAMILIES), MATRIX_WARPS_PER_SM, gpu.warps_per_sm)
     places = np.where(told, np.clip(REGISTERS_PER_SM // per_warp, 1, gpu.warps_per_sm), usual)
-    return np.where(known, graph.warps / (gpu.sm_count * places), np.nan)
+    return np.where(known, warps / (gpu.sm_count * places), np.nan)
 
 
-def latency_ns(graph: TaskGraph, share: Float64) -> float:
+def latency_ns(graph: TaskGraph, gpu: Gpu | None) -> float:
     """Give what a kernel of this recording takes that leaves the device nearly idle, ns: start, a wave, and its end.
 
-    ``share`` is what ``filled`` gives. A GPU that idles between kernels, as a host-bound one does, takes two or three
-    times as long as a busy one. Without ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
+    A GPU that idles between kernels, as a host-bound one does, takes two or three times as long as a busy one. Without
+    ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
     """
-    idle = graph.duration_ns[np.nan_to_num(share, nan=1.0) < IDLE_SHARE]
+    kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
+    idle = graph.duration_ns[kernels[np.nan_to_num(filled(graph, gpu, kernels), nan=1.0) < IDLE_SHARE]]
     if len(idle) < IDLE_KERNELS:
         return float(KERNEL_FLOOR_NS)
     return max(float(np.percentile(idle, IDLE_PERCENTILE)), float(KERNEL_FLOOR_NS))

@@ -23,9 +23,7 @@ class TwoRecordings:
     remarks: tuple[str, ...]  # how the two were brought on one footing
 
     @staticmethod
-    def of(
-        before: TaskGraph, after: TaskGraph, clock: str | None = None, *, calibrated: bool = True
-    ) -> TwoRecordings:
+    def of(before: TaskGraph, after: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> TwoRecordings:
         """Simulate both. Without the profiler where both tell their step without it, else both as recorded.
 
         Raises WhatifError where a recording does not have the clock, or no step that takes time.

@@ -54,6 +54,10 @@ def _loader_workers(before: Any, after: Any) -> str | None:
     return f"data_loading:workers={after}" if before == 0 and after > 0 else None
 
 
+def _attention(before: Any, after: Any) -> str | None:
+    return "flash_attention" if before == "math" and after == "" else None
+
+
 def _update_in_backward(_before: Any, after: Any) -> str | None:
     return "optimizer_in_backward" if after else None
 
@@ -77,6 +81,8 @@ WHAT_IFS: Mapping[str, Callable[[Any, Any], str | None]] = {
     "channels_last": _channels_last,
     "precision": _precision,
     "amp": _amp,
+    # Which fused kernel there is follows from the precision.
+    "attention": _attention,
     "implementation": _implementation,
     "bn_eval": _batch_norm_eval,
     "checkpoint": _checkpoint,
@@ -115,11 +121,11 @@ def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], 
 def is_plain(options: Options, defaults: Options) -> bool:
     """Whether a run changes nothing but its optimizer, so that it can be the baseline of others.
 
-    Data loaded in the training process itself is the baseline of loader workers.
+    Data loaded in the training process itself is the baseline of loader workers, attention in parts that of fused ones.
     """
     free = ("optimizer", "implementation")
-    changed = [key for key in changed_options(defaults, options) if key not in free]
-    return not changed or (changed == ["loader_workers"] and options["loader_workers"] == 0)
+    changed = {key: options[key] for key in changed_options(defaults, options) if key not in free}
+    return changed in ({}, {"loader_workers": 0}, {"attention": "math"})
 
 
 def _shown(value: Any) -> str:

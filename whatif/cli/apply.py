@@ -10,10 +10,7 @@ from whatif.cli.reading import read_trace, warn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif apply``."""
-    parser.usage = (
-        "whatif apply NAME[:option=value,...] [NAME ...] TRACE [--json] [--clock {gpu,mark,span}] [--no-calibration] "
-        "[--debug]"
-    )
+    parser.usage = "whatif apply NAME[:option=value,...] [NAME ...] TRACE [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",

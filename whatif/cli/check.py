@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-regress",
         type=_percent,
         default=3.0,
-        metavar="N%",
+        metavar="PCT",
         help="how much longer a step may become, in percent of the baseline's: 3%% or 3 (default: 3%%)",
     )
     add_clock(parser)

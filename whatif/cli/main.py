@@ -24,18 +24,20 @@ COMMANDS = {
     "explain": "where the step goes, what it waits for, the layers that matter",
     "apply": "predict the step under one or several what-ifs",
     "advise": "every what-if that applies, ranked, and how they go together",
-    "memory": "peak memory: what it is made of, what what-ifs make of it, what fits",
-    "compare": "two recordings part by part, and the what-if that leads from one to the other",
+    "memory": "peak memory: its parts, what what-ifs make of it, what fits",
+    "compare": "two recordings part by part, and which what-if lies between them",
     "check": "a gate for CI: fails where a step became longer than noise explains",
     "export": "write a timeline that Perfetto opens, baseline beside predicted",
-    "validate": "predictions beside what was measured, for every pair of runs in a folder",
-    "anonymize": "a copy of a trace without paths, host and user names, stacks, command lines",
+    "validate": "predictions beside what was measured, for pairs of runs in a folder",
+    "anonymize": "a copy of a trace without paths, names of hosts and users, stacks",
     "opdb": "measured times of operators: import, look up, share, evaluate",
     "transforms": "list the what-ifs, or the options, source and model of one",
     "completion": "a script that completes commands, what-ifs and files in your shell",
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
+# What stands before or behind any command.
+FLAGS = ("--debug", "--quiet")
 
 
 class UsageError(Exception):
@@ -59,12 +61,16 @@ def main(argv: list[str] | None = None) -> int:
     _never_fail_on_a_character()
     debug = False
     try:
-        command, debug, rest = _split(arguments)
+        command, flags, rest = _split(arguments)
+        debug = "--debug" in flags
         module = importlib.import_module(f"whatif.cli.{command}") if command else None
         args = _parse(str(command), module, rest) if module else None
         status = 0  # help was asked for
         if module and args:
             debug = debug or args.debug
+            from whatif.cli import reading
+
+            reading.be_quiet(args.quiet or "--quiet" in flags)
             status = int(module.run(args))
         sys.stdout.flush()
         return status
@@ -100,25 +106,28 @@ def main(argv: list[str] | None = None) -> int:
         return _unexpected(error)
 
 
-def _split(arguments: Sequence[str]) -> tuple[str | None, bool, list[str]]:
-    """The command, whether --debug stands before it, and what stands behind it; None where help was asked for."""
-    debug = False
+def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
+    """The command, which FLAGS stand before it, and what stands behind it; None where nothing is left to run."""
+    flags: set[str] = set()
     for place, word in enumerate(arguments):
         if word in ("-h", "--help", "help"):
             print(_help())
-            return None, debug, []
+            return None, flags, []
         if word in ("-V", "--version"):
             print(f"whatif {whatif.__version__}")
-            return None, debug, []
-        if word == "--debug":
-            debug = True
+            return None, flags, []
+        if word in FLAGS:
+            flags.add(word)
         elif word in COMMANDS:
-            return word, debug, list(arguments[place + 1 :])
+            return word, flags, list(arguments[place + 1 :])
         elif word.startswith("-"):
             raise UsageError(f"there is no option {word!r} before the command; see `whatif --help`.")
         else:
             raise UsageError(f"expected a command, got {word!r}; {_closest(word)}")
-    raise UsageError(f"expected a command: {', '.join(COMMANDS)}; see `whatif --help`.")
+    from whatif.cli.questions import page
+
+    print(page())
+    return None, flags, []
 
 
 def _closest(word: str) -> str:
@@ -130,12 +139,19 @@ def _closest(word: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(COMMANDS)}."
 
 
-def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
-    """The command's arguments; None where help was asked for."""
+def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
+    """Give the parser of a command, with the flags that every command takes."""
     # Options are spelled out: an abbreviation that works today is ambiguous tomorrow.
     parser = _Parser(prog=f"whatif {command}", description=_sentence(COMMANDS[command]), allow_abbrev=False)
     module.add_arguments(parser)
+    parser.add_argument("--quiet", action="store_true", help="no warnings and no progress on stderr")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
+    """The command's arguments; None where help was asked for."""
+    parser = parser_of(command, module)
     # Options may stand between the names and the trace, except where the rest belongs to another program.
     parse = parser.parse_args if getattr(module, "REST_IS_FOREIGN", False) else parser.parse_intermixed_args
     try:
@@ -147,7 +163,7 @@ def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namesp
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [
-        "usage: whatif COMMAND ... [--json] [--debug]",
+        "usage: whatif COMMAND ... [--json] [--quiet] [--debug]",
         "",
         "Says what a change would do to your DNN training before you make it.",
         "",

@@ -10,10 +10,7 @@ from whatif.cli.reading import read_trace, warn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif memory``."""
-    parser.usage = (
-        "whatif memory TRACE [NAME[:option=value,...] ...] [--capacity SIZE] [--plot FILE] [--top N] [--json] "
-        "[--clock {gpu,mark,span}] [--no-calibration] [--debug]"
-    )
+    parser.usage = "whatif memory TRACE [NAME[:option=value,...] ...] [OPTIONS]"
     parser.add_argument(
         "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs (default: those about memory)"
     )

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from whatif.graph import TaskGraph
 
+# Whether only results and errors are wanted; the command line says so once a run.
+_quiet = False
+
 # Smaller files are read before a progress bar could be read.
 PROGRESS_BYTES = 20_000_000
+
+
+def be_quiet(quiet: bool) -> None:
+    """Leave warnings and progress out from now on, or no longer."""
+    global _quiet
+    _quiet = quiet
 
 
 def read_trace(path: str) -> TaskGraph:
@@ -30,7 +39,7 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
     It counts the bytes of ``file`` where that is large, and things where no file is named.
     """
     is_small = file is not None and (os.path.getsize(file) if os.path.isfile(file) else 0) < PROGRESS_BYTES
-    if is_small or not sys.stderr.isatty():
+    if _quiet or is_small or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -44,7 +53,9 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Print each sentence to stderr as a warning."""
+    """Print each sentence to stderr as a warning, unless told to be quiet."""
+    if _quiet:
+        return
     from whatif.report.printable import printable
 
     sys.stdout.flush()  # the result comes first where both go to one terminal

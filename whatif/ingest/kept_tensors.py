@@ -89,6 +89,8 @@ def _written(call: Any, read: Sequence[Tensor]) -> int:
 def _product(name: str, tensors: list[Tensor], call: Any) -> Kept:
     """mm (x, weight), addmm (bias, x, weight)."""
     x, weight = tensors[-2:]
+    if len(x.shape) != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[0]:
+        raise ValueError("not a product of matrices")
     out = x.shape[0] * weight.shape[-1] * (x.element_bytes or 4)
     return _with_weight(x, weight, out)
 

@@ -150,8 +150,9 @@ def _events(
     near = _near(columns, dropped)
     order = near[np.lexsort((-columns["duration_ns"][near], columns["start_ns"][near]))]
     none = np.empty(0, dtype=np.int64)
+    ordered: dict[str, Any] = {key: column[order] for key, column in columns.items()}
     return Events(
-        **{key: column[order] for key, column in columns.items()},
+        **ordered,
         names=names,
         tracks=tracks,
         shapes=shapes,

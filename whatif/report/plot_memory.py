@@ -10,7 +10,6 @@ from whatif.report.plots import COLORS
 from whatif.report.printable import printable
 from whatif.types import Phase
 
-_GIB = 2**30
 PARTS = (
     ("parameters", "parameters"),
     ("optimizer_state", "optimizer state"),
@@ -30,7 +29,8 @@ def plot_memory(summary: MemorySummary, path: str | Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     found = summary.moments
-    stacks = [[getattr(moment, field) / _GIB for moment in found] for field, _ in PARTS]
+    unit, scale = ("GiB", 2**30) if summary.peak.total >= 2**29 else ("MiB", 2**20)
+    stacks = [[getattr(moment, field) / scale for moment in found] for field, _ in PARTS]
     axes.stackplot(range(len(found)), stacks, labels=[label for _, label in PARTS], colors=COLORS, step="mid")
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE):
         first = next((place for place, moment in enumerate(found) if moment.phase == phase), None)
@@ -41,10 +41,10 @@ def plot_memory(summary: MemorySummary, path: str | Path) -> None:
                 textcoords="offset points", fontsize="small",
             )  # fmt: skip
     if summary.capacity_bytes and summary.capacity_bytes < 4 * summary.peak.total:
-        axes.axhline(summary.capacity_bytes / _GIB, color="black", linestyle="--", label="capacity")
+        axes.axhline(summary.capacity_bytes / scale, color="black", linestyle="--", label="capacity")
     axes.set_xlim(-0.5, len(found) - 0.5)
     axes.set_xlabel("layers, in the order in which they work")
-    axes.set_ylabel("GiB")
+    axes.set_ylabel(unit)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     figure.suptitle(printable(Path(summary.baseline.graph.info.path).name)[:100])
     target = output_file(path)

@@ -26,43 +26,51 @@ from whatif.report.text_explain import short_name
 
 Value = Callable[[Part], float]
 HEADERS = ("", "A", "B", "change", "count")
+ENTRIES = 8  # names that are told of a long list
 
 
 def print_comparison(found: Comparison, top: int = 10) -> None:
     """Print what ``whatif compare`` reports, ``top`` rows of each table."""
     two = found.two
     ms = ms_format(max(step.ms for step in two.measured))
-    gpu: Value = lambda part: part.gpu_ms  # noqa: E731 - a name for a column
-    cpu: Value = lambda part: part.cpu_ms  # noqa: E731
     with report() as out:
         out.print(plain(found.headline, "bold"))
         if found.description is not None:
             out.print(plain(found.description.sentence, "bold"))
         out.print()
         sides = zip("AB", (two.before, two.after), two.measured, strict=True)
-        rows = [
-            (name, Path(side.graph.info.path).name, ms(measured.ms), _spread(measured, ms), _timed(measured))
-            for name, side, measured in sides
-        ]
-        print_table(out, ["", " ", "ms", "spread", " "], rows, gives_way=1)
+        steps = []
+        for name, side, measured in sides:
+            out.print(plain(f"{name}: {Path(side.graph.info.path).name}", "dim"))
+            steps.append((name, ms(measured.ms), _spread(measured, ms), _timed(measured)))
+        print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")
+        print_table(out, ["", "median", "spread", " "], steps)
         if found.pace is not None:
             out.print(plain(f"  one call of an operation that both have: {found.pace:.2f} times A's (median)", "dim"))
         if two.differences:
             print_title(out, "The recordings differ in")
-            print_table(out, [" ", " "], [(item.what, f"{item.before} → {item.after}") for item in two.differences],
-                        gives_way=1)  # fmt: skip
+            rows = [(item.what, f"{item.before} → {item.after}") for item in two.differences]
+            print_table(out, ["", " "], rows, gives_way=1)
         _print_breakdown(out, found, ms)
         if two.on_gpu:
-            _print_changes(out, "Phases: GPU", found.phases, gpu, ms, top)
-            _print_changes(out, "Phases: CPU", found.phases, cpu, ms, top)
+            _print_changes(out, "Phases: GPU", found.phases, _gpu_ms, ms, top)
+            _print_changes(out, "Phases: CPU", found.phases, _cpu_ms, ms, top)
         else:
-            _print_changes(out, "Phases", found.phases, cpu, ms, top)
-        side = gpu if two.on_gpu else cpu
+            _print_changes(out, "Phases", found.phases, _cpu_ms, ms, top)
+        work = _gpu_ms if two.on_gpu else _cpu_ms
         families, operations = ("Kernel", "Kernels and copies") if two.on_gpu else ("Operator", "Operators")
-        _print_changes(out, "Layers", found.layers, side, ms, top)
-        _print_changes(out, f"{families} families", found.kernels, side, ms, top)
-        _print_changes(out, operations, found.operations, side, ms, top)
+        _print_changes(out, "Layers", found.layers, work, ms, top)
+        _print_changes(out, f"{families} families", found.kernels, work, ms, top)
+        _print_changes(out, operations, found.operations, work, ms, top)
         _print_names(out, "Layers", found.layers)
+
+
+def _gpu_ms(part: Part) -> float:
+    return part.gpu_ms
+
+
+def _cpu_ms(part: Part) -> float:
+    return part.cpu_ms
 
 
 def part_label(change: PartChange) -> str:
@@ -103,8 +111,7 @@ def _print_breakdown(out: Console, found: Comparison, ms: Callable[[float | None
     rows = [("simulated from the recording", *_cells(two.before.step_ns / 1e6, two.after.step_ns / 1e6, ms))]
     if two.on_gpu:
         rows += [(label, *_cells(before[key], after[key], ms)) for key, label in BREAKDOWN_LABELS]
-    span = "The whole span" if two.clock == "span" else "A step"
-    print_title(out, f"{span}, ms")
+    print_title(out, "Where it goes, ms")
     print_table(out, HEADERS[:4], rows)
 
 
@@ -135,15 +142,16 @@ def _print_changes(
     rows = []
     for change in shown:
         before, after = (None if part is None else value(part) for part in (change.before, change.after))
-        rows.append(
-            (part_label(change), ms(before), ms(after), _signed(change.change(value), ms), count_cell(change))
-        )
+        rows.append((part_label(change), ms(before), ms(after), _signed(change.change(value), ms), count_cell(change)))
     rest = told[top:]
     if rest:
-        sums = [sum(value(part) for part in side if part) for side in zip(*((c.before, c.after) for c in rest), strict=True)]
+        sums = [
+            sum(value(part) for part in side if part) for side in zip(*((c.before, c.after) for c in rest), strict=True)
+        ]
         rows.append((f"({len(rest)} more)", *_cells(sums[0], sums[1], ms), ""))
     print_title(out, f"{heading}{of}, ms")
-    print_table(out, HEADERS, rows)
+    # What a phase or a layer has of tasks is launches and kernels alike.
+    print_table(out, [*HEADERS[:4], "tasks" if heading.startswith(("Phases", "Layers")) else "count"], rows)
 
 
 def _print_names(out: Console, heading: str, changes: tuple[PartChange, ...]) -> None:
@@ -152,6 +160,6 @@ def _print_names(out: Console, heading: str, changes: tuple[PartChange, ...]) ->
     for status, where in (("gone", "only in A"), ("new", "only in B")):
         names = sorted(change.name for change in changes if change.status == status)
         if names:
-            more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+            more = f" and {len(names) - ENTRIES:,} more" if len(names) > ENTRIES else ""
             print_title(out, f"{heading} {where} ({kinds[status]:,})")
-            out.print(Padding(plain(", ".join(names[:8]) + more), (0, 0, 0, 2)))
+            out.print(Padding(plain(", ".join(names[:ENTRIES]) + more), (0, 0, 0, 2)))

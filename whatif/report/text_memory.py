@@ -63,10 +63,9 @@ def _print_step(out: Console, summary: MemorySummary) -> None:
     print_title(out, "Over the step")
     rows = []
     for first, last, moment in shown_moments(summary.moments):
-        layers = first if first == last else f"{first or '(no layer)'} … {last or '(no layer)'}"
-        rows.append(
-            (moment.phase.name.lower(), layers or "", size(moment.total), bar(moment.total, summary.peak.total))
-        )
+        first, last = first or "(no layer)", last or "(no layer)"
+        layers = "" if moment.phase == Phase.UPDATE else first if first == last else f"{first} … {last}"
+        rows.append((moment.phase.name.lower(), layers, size(moment.total), bar(moment.total, summary.peak.total)))
     print_table(out, ["", " ", "at most", " "], rows, text_columns=2, gives_way=1)
 
 
@@ -118,13 +117,13 @@ def _print_capacity(out: Console, summary: MemorySummary) -> None:
     if largest.step is None:
         out.print(plain(f"Not even a batch of one sample would: it takes {size(largest.peak_bytes)}."))
         return
-    batch = f"{largest.samples:,} samples" if largest.samples else f"{largest.factor:g} times the recorded one"
+    batch = f"has {largest.samples:,} samples" if largest.samples else f"is {largest.factor:g} times the recorded one"
     ms = ms_format(summary.baseline.step_ns / 1e6)
     step = largest.step
     takes = (
         f", {CLOCK_SUBJECTS[summary.baseline.clock]} of {ms(step.predicted_ms)} ms" if isinstance(step, Trial) else ""
     )
-    out.print(plain(f"The largest batch that fits has {batch}: {size(largest.peak_bytes)}{takes}."))
+    out.print(plain(f"The largest batch that fits {batch}: {size(largest.peak_bytes)}{takes}."))
     out.print(
         plain("Counted is what tensors take; a GPU's context and its allocator's holes need room beside it.", "dim")
     )

@@ -1,0 +1,33 @@
+"""What ``whatif`` alone prints: the five questions that people have, and the command for each."""
+
+from __future__ import annotations
+
+QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Why is my training slow?", ("whatif explain TRACE",)),
+    (
+        "Will an optimization help my model, and by how much?",
+        ("whatif advise TRACE", "whatif apply amp TRACE"),
+    ),
+    ("Does GPU memory limit me, and will it fit?", ("whatif memory TRACE",)),
+    (
+        "Would a faster network, GPU or CPU help?",
+        ("whatif apply bandwidth:factor=2 TRACE", "whatif apply cpu:speedup=2 TRACE"),
+    ),
+    (
+        "How does it scale with more GPUs?",
+        ("whatif apply distributed:workers=8,bandwidth=25Gbps TRACE",),
+    ),
+)
+
+
+def page() -> str:
+    """Give the questions as text of at most 80 columns."""
+    lines = ["Says what a change would do to your DNN training before you make it.", ""]
+    for place, (question, commands) in enumerate(QUESTIONS, 1):
+        lines += [f"  {place}. {question}", *(f"       {command}" for command in commands)]
+    lines += [
+        "",
+        "TRACE is a recording: of `whatif collect train.py`, PyTorch's profiler or nsys.",
+        "All commands: whatif --help   All what-ifs: whatif transforms",
+    ]
+    return "\n".join(lines)
