@@ -408,6 +408,35 @@ def test_damaged_allocations_are_counted(tmp_path: Path, field: str) -> None:
     assert any("1 event was not read: allocation" in quirk for quirk in graph.info.quirks)
 
 
+ODD = st.sampled_from([None, True, -1, 0, 2**44, 2**63, -(2**70), 1.5, "7", "x", [], {}, [[]], "NaN"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.sampled_from(
+        ["Bytes", "Addr", "Total Allocated", "Device Type", "Device Id", "ts", "Input Dims", "Input type",
+         "Sequence number", "Fwd thread id", "dur"]), ODD), min_size=1, max_size=4),
+    st.sampled_from(["layers", "optimizer", "input_shape", "precision", "batch_size"]), ODD, st.sampled_from([0, 1]),
+)  # fmt: skip
+def test_nothing_that_a_trace_says_of_memory_raises(
+    tmp_path_factory: pytest.TempPathFactory,
+    damage: list[tuple[int, str, Any]],
+    key: str,
+    told: Any,
+    device_type: int,
+) -> None:
+    events = two_linear_layers(shapes=True, device_type=device_type)
+    for place, field, value in damage:
+        event = events[place % len(events)]
+        if field in ("ts", "dur"):
+            event[field] = value
+        else:
+            event["args"][field] = value
+    memory = read_events(tmp_path_factory.mktemp("odd"), events, whatif={**METADATA, key: told}).info.memory
+    if memory is not None:
+        assert peak(memory).total == slow_peak(memory)
+
+
 # -- real recordings ------------------------------------------------------------------------------------------------
 
 

@@ -10,14 +10,14 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         attention, look-ups, collectives, copies and the update stay. `mode=reduce-overhead` puts each region into a
         CUDA graph as well. Ignored: the time to compile, templates that Inductor tunes for products, recomputation
         that it chooses, and memory.
-Effort: small: torch.compile(model), if its graph does not break.
+Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.fusion import add_regions, fuse
-from whatif.launches import capture
+from whatif.launches import capture, note_start_up
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -34,13 +34,19 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
         raise WhatifError("compile: expected mode=default for a recording of a CPU, which has no CUDA graphs.")
     if "compiled" in graph.info.execution:
         graph = graph.note("compile: torch.compile runs the recorded step already; no kernel changes")
-        return capture(graph, PASSES, apart=True)[0] if graphs else graph
+        changed, _ = capture(graph, PASSES, apart=True) if graphs else (graph, None)
+        return graph if changed is graph else add_regions(changed, graph_trees=True)
     changed, told = fuse(graph)
+    if not told.before:
+        return graph.note("compile: the recorded passes hold nothing that it compiles; nothing changes")
     steps = max(told.steps, 1)
     changed = changed.note(
         f"compile: {told.before / steps:.0f} {'kernels' if graph.on_gpu.any() else 'operators'} of both passes become "
         f"{told.after / steps:.0f}, in {told.regions / steps:.3g} regions"
     )
+    changed = note_start_up(changed, "compile", told.start_up_ns)
+    if "cuda_graph" in graph.info.execution:  # its launch enters no region
+        return changed
     if graphs:
         changed, _ = capture(changed, PASSES, apart=True)
     return add_regions(changed, graph_trees=graphs)

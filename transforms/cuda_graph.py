@@ -16,6 +16,7 @@ from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.launches import capture as captured_in_graphs
+from whatif.launches import note_start_up
 
 PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 
@@ -36,6 +37,7 @@ def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") 
         f"cuda_graph: {told.calls / told.steps:.0f} launches a step become {told.launches / told.steps:.3g}"
         + (f", because the CPU waits for the GPU in between ({splits:.3g} splits)" if splits else "")
     )
+    changed = note_start_up(changed, "cuda_graph", told.start_up_ns)
     if told.uneven:
         changed = changed.note(
             "cuda_graph: the recorded steps do not all launch equally many tasks (dynamic shapes or control flow), so "

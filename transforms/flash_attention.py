@@ -24,9 +24,11 @@ def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
     if not found:
         if (graph.family == KernelFamily.ATTENTION).any():
             return graph.note("flash_attention: the attention is fused already; nothing changes")
+        compiled = "compiled" in graph.info.execution
         raise WhatifError(
             "flash_attention: expected GPU kernels of an attention (product, softmax, product), got none in "
-            f"{graph.info.path or 'this recording'}."
+            f"{graph.info.path or 'this recording'}"
+            + (", which is compiled: put flash_attention before compile." if compiled else ".")
         )
     half = all(is_half(graph.dtype[attention.products]).all() for attention in found)
     replaced = sum(len(attention.kernels) for attention in found)

@@ -26,9 +26,10 @@ def transform(graph: TaskGraph) -> TaskGraph:
         raise WhatifError("fp8: expected the recording of a GPU, got one of a CPU, which has no fp8 units.")
     gpu = device(graph)
     if gpu is None or gpu.fp8_tensor_tflops is None:
-        known = "which has none" if gpu else "which is not in whatif/gpus"
+        known = f"{graph.info.gpu}, which {'has none' if gpu else 'is not in whatif/gpus'}"
+        got = known if graph.info.gpu else "a recording that does not name its own"
         raise WhatifError(
-            f"fp8: expected a GPU with fp8 tensor cores (Ada, Hopper or later, MI300), got {graph.info.gpu}, {known}; "
+            f"fp8: expected a GPU with fp8 tensor cores (Ada, Hopper or later, MI300), got {got}; "
             "`amp` tells of half precision."
         )
     products = linear_products(graph)

@@ -42,6 +42,8 @@ def transform(
     graph: TaskGraph, *, to: Literal["fused", "foreach"] = "fused", speedup: float | None = None
 ) -> TaskGraph:
     """Replace the update phase of every step; `speedup` of the kernels, if known, instead of the traffic model."""
+    if PIECE_NAME in graph.names:
+        return graph.note("fused_adam: the update runs in the backward pass; put fused_adam before what moved it there")
     if speedup is not None:
         if not speedup > 0:
             raise WhatifError(f"fused_adam: expected a speedup above 0, got {speedup}.")

@@ -22,9 +22,10 @@ def transform(graph: TaskGraph) -> TaskGraph:
         raise WhatifError("tf32: expected the recording of a GPU, got one of a CPU, which has no TF32 units.")
     gpu = device(graph)
     if gpu is None or gpu.tf32_tensor_tflops is None:
-        known = "which has none" if gpu else "which is not in whatif/gpus"
+        known = f"{graph.info.gpu}, which {'has none' if gpu else 'is not in whatif/gpus'}"
+        got = known if graph.info.gpu else "a recording that does not name its own"
         raise WhatifError(
-            f"tf32: expected a GPU with TF32 tensor cores (NVIDIA Ampere or later), got {graph.info.gpu}, {known}; "
+            f"tf32: expected a GPU with TF32 tensor cores (NVIDIA Ampere or later), got {got}; "
             "`amp` tells of half precision."
         )
     work = graph.on_gpu & ~graph.select(phase=Phase.UPDATE)

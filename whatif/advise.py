@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whatif.baseline import Baseline
-from whatif.candidates import Candidates, installed
+from whatif.candidates import IN_PART, Candidates, installed
 from whatif.combine import WORTH_PCT, Search
+from whatif.composition import spelled
 from whatif.effort import EffortSize
-from whatif.explain import explain
 from whatif.reasons import reason
 from whatif.trial import Refusal, Refused, Trial, Trier, Work
 from whatif.verdict import NAMED_FROM
+from whatif.warm_up import warm_up
 
 # Our choice: more effort is worth it where it gains twice as much as what takes little.
 WORTH_MORE_EFFORT = 2.0
@@ -35,7 +36,7 @@ class Ranked:
         """The ends of the nominal 90 % range of the gain, percent, the lower one first."""
         if self.range_ms is None:
             return None
-        return self.trial.gain_at_pct(self.range_ms[1]), self.trial.gain_at_pct(self.range_ms[0])
+        return self.trial.gain_at_pct(self.range_ms[1]), self.trial.gain_at_pct(self.range_ms[0], waiting=False)
 
     def to_dict(self, baseline_bytes: int | None) -> dict[str, Any]:
         """Give the entry as a JSON object."""
@@ -50,6 +51,7 @@ class Ranked:
             "low_ms": low_ms,
             "high_ms": high_ms,
             "batch_factor": trial.samples,
+            "recorded_samples_ms": trial.recorded_samples_ms,
             "peak_memory_bytes": {"baseline": baseline_bytes, "predicted": trial.peak_bytes},
             "effort": trial.effort.size.name.lower(),
             "how": trial.effort.how,
@@ -74,6 +76,7 @@ class Advice:
     too_large: tuple[Ranked, ...]  # more than the device's memory
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
+    warm_up: str = ""  # what of the step a later one has not, where it looks so
 
     @property
     def first(self) -> Ranked | None:
@@ -89,19 +92,29 @@ class Advice:
         small = next((entry for entry in same if entry.trial.effort.size == EffortSize.SMALL), same[0])
         return small if small.trial.gain_pct * WORTH_MORE_EFFORT >= same[0].trial.gain_pct else same[0]
 
+    @property
+    def _waited_for(self) -> str:
+        """The loading or the communication where the step waits for it for a quarter of its time; else ""."""
+        least_ms = NAMED_FROM * self.baseline.step_ns / 1e6
+        kinds = {"data_loading": "loading", "communication": "communication"}
+        return next((name for kind, name in kinds.items() if self.critical_path_ms.get(kind, 0.0) >= least_ms), "")
+
     def _relieves(self, trial: Trial) -> bool:
-        """Whether a trial takes away most of the loading or the communication that the verdict names."""
-        for kind, before_ms, after_ms in (
-            ("data_loading", self.before.loading_ms, trial.work.loading_ms),
-            ("communication", self.before.communication_ms, trial.work.communication_ms),
-        ):
-            if self.critical_path_ms.get(kind, 0.0) >= NAMED_FROM * trial.baseline_ms:
-                return after_ms / trial.samples <= before_ms / 2
-        return False
+        """Whether a trial takes away most of the loading or the communication that the step waits for."""
+        before, after = self.before, trial.work
+        before_ms, after_ms = {
+            "": (0.0, 1.0),
+            "loading": (before.loading_ms, after.loading_ms),
+            "communication": (before.communication_ms, after.communication_ms),
+        }[self._waited_for]
+        return after_ms / trial.samples <= before_ms / 2
 
     @property
     def verdict(self) -> tuple[str, str, str]:
-        """Three sentences: what bounds the step, what to do first, what that gains and what can be had on top."""
+        """Three sentences: what bounds the step, what to do first, what that gains and what can be had on top.
+
+        Where the step looks like the first one of a program, what to do first is to record a later one.
+        """
         first = self.first
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
@@ -109,7 +122,7 @@ class Advice:
             most = f"; the most is {_spelled(best)} with {best.trial.gain_pct:+.1f} %." if best else "."
             return (
                 self.bound,
-                "Nothing that can be switched on helps this run as it is.",
+                self._again or "Nothing that can be switched on helps this run as it is.",
                 f"None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
             )
         trial, gains = first.trial, first.gain_range_pct
@@ -117,13 +130,23 @@ class Advice:
         step = "span" if self.baseline.clock == "span" else "step"
         unit = f"a {step}" if trial.same_training else f"for the samples of a recorded {step}"
         spread = f" (nominal 90 % range {gains[0]:.0f} to {gains[1]:.0f} %)" if gains else ""
-        before_ms, after_ms = trial.baseline_ms, trial.predicted_ms / trial.samples
+        before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 4
-        gain = f"It gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
+        subject = f"As it was recorded, {_spelled(first)}" if self._again else "It"
+        gain = (
+            f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
+        )
         best = next((entry for entry in self.together if entry.trial.same_training), None)
         if best is not None and best.trial.gain_pct > trial.gain_pct + WORTH_PCT:
             gain += f"; {_spelled(best)} together gain {best.trial.gain_pct:.0f} %"
-        return self.bound, f"Do first: {_spelled(first)}" + (f" ({how})." if how else "."), gain + "."
+        if self._waited_for and not self._relieves(trial):
+            gain += f"; nothing that was tried takes the {self._waited_for} away"
+        do_first = f"Do first: {_spelled(first)}" + (f" ({how})." if how else ".")
+        return self.bound, self._again or do_first, gain + "."
+
+    @property
+    def _again(self) -> str:
+        return f"Record again, after some steps of warm-up: {self.warm_up}." if self.warm_up else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Give the advice as a JSON object with the keys that scripts rely on."""
@@ -149,12 +172,14 @@ class Advice:
             "peak_memory_bytes": self.peak_bytes,
             "memory_capacity_bytes": info.gpu_memory_bytes,
             "verdict": list(self.verdict),
+            "warm_up": self.warm_up or None,
             "advice": entries(self.gaining),
             "combinations": entries(self.together),
             "no_gain": entries(self.not_gaining),
             "too_large": entries(self.too_large),
             "not_applicable": reasons(Refusal.NOT_APPLICABLE),
             "elsewhere": reasons(Refusal.ELSEWHERE),
+            "done_in_part": reasons(Refusal.IN_PART),
             "failed": reasons(Refusal.FAILED),
             "not_tried": list(self.hypothetical),
         }
@@ -173,7 +198,11 @@ def advise(
     trier = Trier(baseline)
     trials: list[Trial] = []
     for done, transform in enumerate(candidates.transforms):
-        found = trier.attempt([transform])
+        in_part = IN_PART[transform.name](baseline.graph) if transform.name in IN_PART else ""
+        if in_part:
+            found: Trial | Refused = Refused((spelled(transform),), (transform,), Refusal.IN_PART, in_part)
+        else:
+            found = trier.attempt([transform])
         if isinstance(found, Trial):
             if not any(found.is_like(trial) for trial in trials):
                 trials.append(found)
@@ -183,8 +212,7 @@ def advise(
             progress(done + 1, len(candidates.transforms))
     together = Search(trier, trials, refused).combinations()
     alone_pct = {trial.spelled[0]: trial.gain_pct for trial in trials}
-    explanation = explain(baseline, top=1)
-    bound = explanation.verdict
+    bound = trier.explanation.verdict
 
     def ranked(found: Iterable[Trial], with_range: bool = True) -> tuple[Ranked, ...]:
         best_first = sorted(found, key=lambda t: (-t.gain_pct, t.effort.size, t.spelled))
@@ -200,7 +228,7 @@ def advise(
         baseline=baseline,
         bound=bound[:1].upper() + bound[1:],
         before=trier.work,
-        critical_path_ms=explanation.critical_path_ms,
+        critical_path_ms=trier.explanation.critical_path_ms,
         peak_bytes=trier.peak_bytes,
         gaining=ranked(t for t in fitting if t.gain_pct >= WORTH_PCT),
         together=ranked(together),
@@ -208,6 +236,7 @@ def advise(
         too_large=ranked((t for t in trials if not trier.fits(t)), with_range=False),
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
+        warm_up=warm_up(baseline),
     )
     first = result.first
     if first is None or first.range_ms is not None:

@@ -53,13 +53,13 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
     """Give every attention of the GPU that runs as products around a softmax, in the order of its streams.
 
     Forward a product, the softmax, a product; backward two products either side of it. Between them lie only kernels
-    that work element by element: a classifier's or a router's softmax is followed by something else.
+    that work element by element: a router's softmax is followed by something else, a loss's by the other pass.
     """
     order = graph.by_thread
     kernels = order[graph.kind[order] == TaskKind.KERNEL].astype(np.int64)
     if not len(kernels):
         return []
-    family, thread, step = graph.family[kernels], graph.thread[kernels], graph.step[kernels]
+    family, thread, step, phase = (getattr(graph, name)[kernels] for name in ("family", "thread", "step", "phase"))
     reduces = graph.select(name=_REDUCES_PRODUCT)[kernels]
     passed = among(family, _BETWEEN) | reduces
     place = np.arange(len(kernels))
@@ -73,7 +73,7 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
         if not 0 <= at + way < len(kernels):
             return -1
         found = int(before[at + way] if way < 0 else after[at + way])
-        alike = 0 <= found < len(kernels) and thread[found] == thread[at] and step[found] == step[at]
+        alike = 0 <= found < len(kernels) and all(of[found] == of[at] for of in (thread, step, phase))
         return found if alike and product[found] else -1
 
     result = []

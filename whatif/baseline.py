@@ -72,7 +72,7 @@ class Baseline:
     def unexplained_wait_pct(self) -> float:
         """Waiting that no dependency explains, percent of the makespan."""
         graph = self.graph
-        lead_in = np.array([name == BEFORE_NAME for name in graph.names])
+        lead_in = np.array([name == BEFORE_NAME for name in graph.names], dtype=np.bool_)
         # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
         unexplained = (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)

@@ -49,7 +49,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         listed = [row for row in graph.info.metadata["grad_ready_order"] if isinstance(row, dict)]
         layer = np.array([code.get(str(row.get("layer")), -1) for row in listed], dtype=np.int64)
         return StepGradients(found.step, found.row, found.task, found.size_bytes, layer[found.row])
-    if int(gradient_bytes(graph).sum()) > 0:
+    if bool((work & (gradient_bytes(graph) > 0)[graph.layer]).any()):
         return _by_layer(graph, work)
     raise WhatifError(
         f"{name}: {graph.info.path or 'this recording'} does not tell the gradients of its model (`whatif collect` "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from whatif.effort import Effort, EffortSize
 from whatif.errors import WhatifError
+from whatif.fp8 import chosen_for_fp8
 from whatif.transform import Transform, built_in_names, load_transform, plug_in_names
 from whatif.trial import Refusal, Refused
 
@@ -17,6 +18,8 @@ VARIANTS = {
     "data_loading": ("data_loading:workers=4",),
     "fused_adam": ("fused_adam", "fused_adam:to=foreach"),
 }
+# What is no advice where a run does it in part already, as its author chose: says how much of it, or "".
+IN_PART = {"fp8": chosen_for_fp8}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def workers_of(graph: TaskGraph) -> Int64:
 def recorded_workers(graph: TaskGraph) -> int | None:
     """Give the number of workers of a recording of data parallel training; None where it does not tell."""
     told = graph.info.metadata.get("ddp")
-    size = told.get("world_size") if isinstance(told, dict) else None
+    size = told.get("world_size") if isinstance(told, dict) else graph.info.workers
     return size if isinstance(size, int) and 1 < size < 10**6 else None
 
 

@@ -19,6 +19,8 @@ WORTH_PCT = 1.0
 MOST_TOGETHER, MOST_PARTNERS = 4, 4
 # Saving less than this share of the CPU's or the GPU's work, or of the memory, opens the way for nothing.
 SAVES = 0.05
+# What does the same: torch.compile puts its regions into CUDA graphs by itself.
+SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
 
 
 class Search:
@@ -83,7 +85,7 @@ class Search:
     def _attempt(self, transforms: Sequence[Transform]) -> Trial | None:
         """The trial of some transforms; None where two are the same thing, or where they do not go together."""
         key = frozenset(spelled(t) for t in transforms)
-        if len({t.name for t in transforms}) < len(transforms):
+        if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in SAME_THING):
             return None
         if key not in self._found:
             # What takes launches away comes behind what adds kernels with theirs; last, what needs another what-if.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from whatif.describe_change import Description, describe_change
 from whatif.differences import without_wrappers
-from whatif.explain import Explanation, explain
-from whatif.part_changes import PartChange, part_changes
+from whatif.explain import Explanation, Part, explain
+from whatif.part_changes import PartChange, part_changes, work_ms
 from whatif.two_recordings import TwoRecordings
 
 Progress = Callable[[int, int], None]
 
+# What tasks that belong to no layer are called.
+NO_LAYER = "(no layer)"
 # More parts than any recording has: all of them are compared.
 ALL_PARTS = 10**9
 # Fewer operations that both have say nothing of the pace at which a machine runs them.
@@ -106,7 +108,7 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
         explained=(one, other),
         phases=part_changes(one.phases, other.phases),
         # Names that wrappers of the whole model changed are taken for the same.
-        layers=part_changes(one.layers, other.layers, without_wrappers),
+        layers=part_changes(_layers(one), _layers(other), without_wrappers),
         kernels=part_changes(one.kernels, other.kernels),
         operations=operations,
         pace=_pace(operations),
@@ -114,13 +116,20 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
     )
 
 
+def _layers(explanation: Explanation) -> list[Part]:
+    """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
+    rest = explanation.without_layer
+    known = bool(explanation.layers) and rest.gpu_ms + rest.cpu_ms > 0
+    return [*explanation.layers, *([replace(rest, name=NO_LAYER)] if known else [])]
+
+
 def _pace(operations: tuple[PartChange, ...]) -> float | None:
     """The median of the time of one call, B over A, of the operations that both have equally often."""
     both = [(change.before, change.after) for change in operations if change.before and change.after]
     times = [
-        (after.gpu_ms + after.cpu_ms) / (before.gpu_ms + before.cpu_ms)
+        work_ms(after) / work_ms(before)
         for before, after in both
-        if before.tasks > 0 and abs(after.tasks / before.tasks - 1) < 0.01 and before.gpu_ms + before.cpu_ms > 0
+        if before.tasks > 0 and abs(after.tasks / before.tasks - 1) < 0.01 and work_ms(before) > 0
     ]
     return float(np.median(times)) if len(times) >= PACE_OPERATIONS else None
 

@@ -51,6 +51,17 @@ def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
     return same_queue and all(getattr(before, column) is getattr(after, column) for column in columns)
 
 
+def is_without_effect(before: TaskGraph, after: TaskGraph, schedule: Schedule | None) -> bool:
+    """Whether the timeline stays as it was: nothing changed, and no schedule to run the same tasks in another order.
+
+    A script that says that nothing changes has attached nothing for its schedule either.
+    """
+    if not is_unchanged(before, after):
+        return False
+    new = after.notes[len(before.notes) :]
+    return schedule is None or bool(new and new[-1].endswith("nothing changes"))
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What one transform takes off the step, ms: above zero is faster."""
@@ -91,7 +102,7 @@ def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted
     graph = baseline.graph
     for count in range(1, len(transforms)):
         changed = transforms[count - 1](graph).check()
-        same = is_unchanged(graph, changed) and transforms[count - 1].schedule is None
+        same = is_without_effect(graph, changed, transforms[count - 1].schedule)
         steps_ns.append(steps_ns[-1] if same else _step_ns(baseline, changed, transforms[:count]))
         graph = changed
     steps_ns.append(predicted_ns)
@@ -112,6 +123,6 @@ def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted
 def _step_ns(baseline: Baseline, changed: TaskGraph, transforms: Sequence[Transform]) -> float:
     """The simulated step of a changed graph, ns."""
     schedule = single_schedule(transforms)
-    if schedule is None and is_unchanged(baseline.graph, changed):
+    if is_without_effect(baseline.graph, changed, schedule):
         return baseline.step_ns
     return step_ns(simulate(changed, schedule).step_times_ns(baseline.clock), changed, baseline.clock)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.collective_tasks import latency_of, named, tell
+from whatif.calls import calls_of
+from whatif.collective_tasks import latency_of, named, tell, workers_of
 from whatif.estimator import mark, moving
 from whatif.graph import TaskGraph
 from whatif.insert import Inserted, NewTasks
@@ -55,14 +56,15 @@ def exchange_sparse(
 def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
     d: Dependencies = graph.dependencies
+    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.on_gpu.any() else graph.on_cpu
     source = np.full(len(graph), -1, dtype=np.int64)
-    into = d.kind != DependencyKind.LAUNCH
+    into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
     np.maximum.at(source, d.target[into], d.source[into])
     user = np.full(len(graph), len(graph), dtype=np.int64)
-    np.minimum.at(user, d.source, d.target)
+    np.minimum.at(user, d.source[out], d.target[out])
     sources, users = source[tasks], user[tasks]
     if (sources < 0).any():
-        calls = np.maximum(graph.launch_of[tasks], 0).astype(np.int64)
+        calls = calls_of(graph, tasks)
         sources = np.where(sources >= 0, sources, last_gpu_before(graph, calls) if graph.on_gpu.any() else calls)
     return sources, np.where(users < len(graph), users, -1)
 
@@ -70,13 +72,12 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
 def _inserted(graph: TaskGraph, name: str, after: Int64, size_bytes: Array, kernels: int) -> Inserted:
     times = moving(graph, size_bytes)
     on_gpu = bool(graph.on_gpu.any())
-    calls = graph.launch_of[after].astype(np.int64)
     inserted = graph.insert(
         NewTasks(
             after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
             low_ns=times.low_ns * LOW, high_ns=times.high_ns * HIGH, phase=Phase.BACKWARD,
             size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
-            launched_after=np.maximum(calls, 0) if on_gpu else None,
+            launched_after=calls_of(graph, after) if on_gpu else None,
             launch_ns=kernels * operator_cost_ns(graph) if on_gpu else 0,
         )
     )  # fmt: skip
@@ -84,13 +85,17 @@ def _inserted(graph: TaskGraph, name: str, after: Int64, size_bytes: Array, kern
 
 
 def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float, entry_bytes: int) -> TaskGraph:
-    """An all-reduce sends 2 (n - 1) / n of the buffer in 2 (n - 1) steps, the gather n - 1 lists in n - 1 steps."""
+    """An all-reduce sends 2 (n - 1) / n of the buffer in 2 (n - 1) steps, the gather n - 1 lists in n - 1 steps.
+
+    What of a recorded one was waiting for other workers stays: at the upper end all of it.
+    """
     latency_ns = latency_of(graph)[tasks]
     transfer_ns = graph.duration_ns[tasks] - latency_ns
     ratio = workers / 2 * share * entry_bytes / 4
     duration_ns = latency_ns / 2 + transfer_ns * ratio
-    higher = graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
-    graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=duration_ns * higher)
+    higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
+    waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
+    graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
     size = graph.size_bytes.copy()
     size[tasks] = np.rint(size[tasks] * share * workers * entry_bytes / 4)
     return tell(named(graph.replace(size_bytes=size), {EXCHANGE: tasks}), tasks, latency_ns / 2, workers)

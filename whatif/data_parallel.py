@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.buckets import StepGradients, step_of
+from whatif.calls import calls_of
 from whatif.cluster.collectives import ring_all_reduce
 from whatif.cluster.links import Link
 from whatif.collective_tasks import CALL_NS, FAMILY, OVERLAPPED, SYNCHRONISED, add_channel, estimated, named, tell
@@ -116,10 +117,10 @@ def _backward_ends(graph: TaskGraph) -> _Ends:
 
 
 def _calls(graph: TaskGraph, tasks: Int64) -> Int64:
-    """The call that launched each GPU task, or that of a task ahead of it where none is known."""
+    """The call that launched each GPU task, or a later one that launched a task ahead of it."""
     in_order = np.argsort(tasks, kind="stable")
     calls = np.empty(len(tasks), dtype=np.int64)
-    calls[in_order] = np.maximum(np.maximum.accumulate(graph.launch_of[tasks[in_order]]), 0)
+    calls[in_order] = np.maximum.accumulate(calls_of(graph, tasks[in_order]))
     return calls
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from whatif.calls import calls_of
 from whatif.estimator import Estimates, mark, moving
 from whatif.graph import TaskGraph
 from whatif.half_precision import is_half
@@ -132,10 +133,8 @@ def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
 
 
 def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
-    """The call that launched each task, the task itself where none is known; None on a CPU."""
-    if not graph.on_gpu.any():
-        return None
-    return np.where(graph.launch_of[tasks] >= 0, graph.launch_of[tasks], tasks).astype(np.int64)
+    """The call behind which the launch of what is put beside each task comes; None on a CPU."""
+    return calls_of(graph, tasks) if graph.on_gpu.any() else None
 
 
 def _before(graph: TaskGraph, tasks: Int64) -> Int64:

@@ -39,6 +39,19 @@ def linear_products(graph: TaskGraph) -> Bool:
     return np.asarray(mask, dtype=np.bool_)
 
 
+def chosen_for_fp8(graph: TaskGraph) -> str:
+    """Say how much of the products' time runs in fp8 already, where some does: its layers were chosen; else ""."""
+    products = linear_products(graph)
+    in_fp8_ns = int(graph.duration_ns[products & (graph.dtype == DTYPES.index("fp8"))].sum())
+    if not in_fp8_ns:
+        return ""
+    share = in_fp8_ns / int(graph.duration_ns[products].sum())
+    return (
+        f"{100 * share:.0f} % of the products' time runs in fp8 already, in layers that were chosen for it; "
+        "`whatif apply fp8` tells of all the others"
+    )
+
+
 def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
     """Put the casts before the products of the mask ``switched``; ``read``: bytes a value of each task's old operands.
 

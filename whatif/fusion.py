@@ -14,15 +14,20 @@ import numpy.typing as npt
 from whatif.batch import CPU_OPERATOR_NS
 from whatif.contract import STAYS, contract
 from whatif.estimator import Source, mark
+from whatif.fp8 import CAST_NAME, SCALE_NAME
 from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
-from whatif.launches import first_of, launching_threads, stays_outside, stretches
+from whatif.launches import first_of, launching_threads, start_up, stays_outside, stretches
+from whatif.mixed_precision import WEIGHT_CAST_NAME
 from whatif.types import Array, Bool, DependencyKind, Int64, Phase, TaskKind, among
 
 FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wrapper)"
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _REDUCTIONS = (KernelFamily.REDUCTION, KernelFamily.SOFTMAX, KernelFamily.LAYER_NORM, KernelFamily.NORMALIZATION)
 _FUSED_FAMILIES = (KernelFamily.ELEMENTWISE, KernelFamily.CAST, *_REDUCTIONS)
+# Kernels of other what-ifs that share no loop with their neighbours: a weight has a shape of its own, and Transformer
+# Engine's casts belong to layers that the compiler calls as they are.
+_ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
 # Inductor's config.max_fusion_size.
 LONGEST_CHAIN = 64
 # Tensors whose sizes differ by more are not walked by one loop; a mask beside a tensor, or two operands, stay below.
@@ -49,6 +54,7 @@ class Fused:
     after: int
     steps: int
     regions: int
+    start_up_ns: int  # CPU time that was taken for start-up work and stays
 
 
 def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
@@ -80,10 +86,10 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     inside = compiled[order] & (of_cpu[order] >= 0) & among(graph.kind[order], [TaskKind.KERNEL, TaskKind.CPU_OP])
     left = np.zeros(len(graph), dtype=np.bool_)
     left[of_cpu[order[inside & ~gone]]] = True
-    graph = _with_short_wrapper(graph, left, compiled & (fate == STAYS) & ~stays_outside(graph), number)
+    graph, start_up_ns = _with_short_wrapper(graph, left, compiled & (fate == STAYS) & ~stays_outside(graph), number)
     told = Fused(
         before=int(inside.sum()), after=int((inside & ~gone).sum()), steps=len(np.unique(graph.step[order[inside]])),
-        regions=len(np.unique(number[of_cpu[order[inside]]])),
+        regions=len(np.unique(number[of_cpu[order[inside]]])), start_up_ns=start_up_ns,
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "compiled"))
     graph = graph.replace(info=replace(graph.info, execution=("compiled", *ways)))
@@ -158,6 +164,7 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
     family = graph.family[order]
     fusable = among(family, _FUSED_FAMILIES) & compiled[order] & (of_cpu[order] >= 0)
     calls = of_cpu[order]
+    fusable &= ~np.array([name in _ALONE for name in graph.names], dtype=np.bool_)[graph.name[order]]
     alone = np.ones(len(order), dtype=np.bool_)
     if graph.on_gpu.any():
         fusable &= graph.kind[order] == TaskKind.KERNEL
@@ -221,20 +228,31 @@ def _renamed(graph: TaskGraph, tasks: Int64, new_name: str) -> TaskGraph:
     return graph.replace(names=names, name=name)
 
 
-def _with_short_wrapper(graph: TaskGraph, left: Bool, tasks: Bool, number: Int64) -> TaskGraph:
-    """Let the CPU's work before each call in ``left`` take no longer than the generated code that makes the call."""
+def _with_short_wrapper(graph: TaskGraph, left: Bool, tasks: Bool, number: Int64) -> tuple[TaskGraph, int]:
+    """Let the CPU's work before each call in ``left`` take no longer than the generated code that makes the call.
+
+    Start-up work stays, and how much that is comes back as well, ns.
+    """
     threads = launching_threads(graph) if graph.on_gpu.any() else np.ones(len(graph.threads), dtype=np.bool_)
     overhead = tasks & graph.on_cpu & ~left & threads[graph.thread]
+    staying = start_up(graph, overhead | left) & overhead
+    overhead &= ~staying
     order = graph.by_thread[(overhead | left)[graph.by_thread]]
     if not len(order):
-        return graph
+        return graph, 0
     same = (number[order[1:]] == number[order[:-1]]) & (graph.thread[order[1:]] == graph.thread[order[:-1]])
     run = np.cumsum(np.append(False, left[order[:-1]] | ~same))
     is_overhead = overhead[order]
     chosen, run = order[is_overhead], run[is_overhead]
     total_ns = np.bincount(run, weights=graph.duration_ns[chosen])[run]
     centre, low, high = (np.minimum(most / np.maximum(total_ns, 1), 1.0) for most in WRAPPER_NS)
-    return graph.with_duration(
+    shorter = graph.with_duration(
         chosen, graph.duration_ns[chosen] * centre,
         low_ns=graph.low_ns[chosen] * low, high_ns=graph.high_ns[chosen] * high,
     )  # fmt: skip
+    start_up_ns = int(graph.duration_ns[staying].sum())
+    if start_up_ns:
+        shorter = shorter.with_duration(
+            staying, graph.duration_ns[staying], low_ns=0, high_ns=graph.high_ns[staying]
+        )
+    return shorter, start_up_ns

@@ -70,6 +70,7 @@ class GraphInfo:
     launch_lag_ns: int = 0
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None
+    workers: int | None = None  # how many ranks trained together, by the trace's header
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell

@@ -37,6 +37,7 @@ class NewTasks:
     high_ns: npt.ArrayLike | None = None
     layer: npt.ArrayLike | None = None
     phase: npt.ArrayLike | None = None
+    step: npt.ArrayLike | None = None
     size_bytes: npt.ArrayLike = -1
     flops: npt.ArrayLike = -1
     family: npt.ArrayLike = -1
@@ -183,7 +184,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "start_ns": column(-1, -1, np.int64),
         "layer": column(tasks.layer, graph.layer[after], np.int32),
         "phase": column(tasks.phase, graph.phase[after], np.int8),
-        "step": graph.step[after],
+        "step": column(tasks.step, graph.step[after], np.int32),
         "correlation_id": column(-1, -1, np.int64),
         "family": column(tasks.family, -1, np.int8),
         "dtype": column(tasks.dtype, 0, np.int8),
@@ -199,6 +200,6 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
 
 
 def _launch_rows(graph: TaskGraph, tasks: NewTasks, launched_after: Int64, name_id: int, new: Columns) -> Columns:
-    launch = NewTasks(launched_after, tasks.launch_name, TaskKind.RUNTIME, tasks.launch_ns)
+    launch = NewTasks(launched_after, tasks.launch_name, TaskKind.RUNTIME, tasks.launch_ns, step=tasks.step)
     rows = _rows(graph, launch, launched_after, name_id)
     return {**rows, "layer": new["layer"], "phase": new["phase"]}

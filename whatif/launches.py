@@ -28,6 +28,10 @@ NODE_NS = (100, 1, 200)
 # Between two kernels of a graph: 0.5 us on a V100 (NVIDIA, "Getting Started with CUDA Graphs": 3.4 us for kernels of
 # 2.9), up to 2 us with a dependency between two streams, our estimate. The prediction keeps the stream's own gap.
 GAP_NS = (500, 2_000)
+# An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a library
+# that is loaded, a first allocation, a tuner's search, another program. It takes up to a third of the CPU's time in the
+# passes of warm recordings, and three quarters and more in cold ones. Both limits are our estimate.
+LONG_NS, COLD_SHARE = 1_000_000, 0.5
 
 
 def graph_launches(n_nodes: npt.ArrayLike) -> Estimates:
@@ -44,6 +48,7 @@ class Captured:
     calls: int
     launches: int
     steps: int
+    start_up_ns: int  # calls and gaps that were taken for start-up work and stay
     uneven: bool  # the steady steps do not launch equally many tasks, so one graph does not fit all
 
 
@@ -78,6 +83,32 @@ def stays_outside(graph: TaskGraph) -> Bool:
     inputs = copies[host & (copies < first[graph.step[copies] + 1])]
     mask[graph.launch_of[inputs]] = True
     return mask
+
+
+def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
+    """Give those of the CPU ``tasks`` (a mask) that are start-up work, in steps that spend most of their time on it.
+
+    A recording of the first steps holds it. Neither a compiler nor a CUDA graph takes the place of it.
+    """
+    long = tasks & (graph.duration_ns > LONG_NS)
+    if not long.any():
+        return np.asarray(long, dtype=np.bool_)
+    count = int(graph.step.max(initial=-1)) + 2
+    all_ns, long_ns = (
+        np.bincount(graph.step[mask] + 1, weights=graph.duration_ns[mask], minlength=count) for mask in (tasks, long)
+    )
+    return np.asarray(long & (long_ns > COLD_SHARE * all_ns)[graph.step + 1], dtype=np.bool_)
+
+
+def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
+    """Let the graph say what of its CPU time the what-if ``name`` took for start-up work, if any."""
+    if not start_up_ns:
+        return graph
+    return graph.note(
+        f"{name}: {start_up_ns / 1e6:,.1f} ms of the recording are single calls or gaps of over {LONG_NS / 1e6:.0f} ms, "
+        "as libraries and first allocations take them; they stay, and the lower end of the range is without; record "
+        "steps that are warm"
+    )
 
 
 def first_of(key: Array, tasks: Int64, n_keys: int, none: int) -> Int64:
@@ -118,19 +149,21 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     inside = chosen[key] & (between | of_model)
     tasks, key = tasks[inside], key[inside]
     if not len(tasks):
-        return graph, Captured(0, 0, 0, False)
+        return graph, Captured(0, 0, 0, 0, False)
 
     head = first_of(key, tasks, n_segments, len(graph))
     fate = np.full(len(graph), STAYS, dtype=np.int64)
     fate[tasks] = head[key]
     heads = np.unique(head[chosen & (head < len(graph))])
+    staying = tasks[start_up(graph, fate != STAYS)[tasks]]
     fate[heads] = STAYS
-    graph = _as_graph_launches(graph, heads, n_nodes[segment[heads]])
+    staying_ns = np.bincount(segment[staying], weights=graph.duration_ns[staying], minlength=n_segments)
+    graph = _as_graph_launches(graph, heads, n_nodes[segment[heads]], staying_ns[segment[heads]])
     graph = _with_doubt_in_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
     steps = np.unique(graph.step[heads])
     told = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
-        uneven=_uneven(graph, nodes),
+        start_up_ns=int(staying_ns.sum()), uneven=_uneven(graph, nodes),
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
@@ -163,14 +196,14 @@ def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
     return work
 
 
-def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
-    """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
+def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array, staying_ns: Array) -> TaskGraph:
+    """Let ``heads`` be calls that launch ``n_nodes`` tasks each behind start-up work of ``staying_ns``, shape (n,)."""
     names = (*graph.names, GRAPH_LAUNCH_NAME) if GRAPH_LAUNCH_NAME not in graph.names else graph.names
     name, kind, events = graph.name.copy(), graph.kind.copy(), graph.profiler_events.copy()
     name[heads], kind[heads], events[heads] = names.index(GRAPH_LAUNCH_NAME), TaskKind.RUNTIME, 0
-    return put(
-        graph.replace(names=names, name=name, kind=kind, profiler_events=events), heads, graph_launches(n_nodes)
-    )  # fmt: skip
+    calls = graph_launches(n_nodes)
+    calls = Estimates(calls.duration_ns + staying_ns, calls.low_ns, calls.high_ns + staying_ns, calls.source)
+    return put(graph.replace(names=names, name=name, kind=kind, profiler_events=events), heads, calls)
 
 
 def _with_doubt_in_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.baseline import Baseline
+from whatif.composition import compose
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.memory import Memory, Moment, moments, peak
@@ -65,6 +66,7 @@ class MemorySummary:
     moments: tuple[Moment, ...]
     layers: tuple[LayerPart, ...]  # largest activations first
     what_ifs: tuple[Trial | Refused, ...]
+    peaks: tuple[Moment | None, ...]  # of the what-ifs; None of those that were refused
     capacity_bytes: int | None
     largest: LargestBatch | None
 
@@ -96,7 +98,7 @@ class MemorySummary:
             "timeline": [_moment(moment) for moment in self.moments],
             "baseline_ms": self.baseline.step_ns / 1e6,
             "step_clock": self.baseline.clock,
-            "what_ifs": [_what_if(found) for found in self.what_ifs],
+            "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.peaks, strict=True)],
             "batch_size": info.batch_size,
             "capacity_bytes": self.capacity_bytes,
             "fits": None if self.capacity_bytes is None else self.peak.total <= self.capacity_bytes,
@@ -137,6 +139,7 @@ def memory_summary(
         moments=tuple(moments(memory)),
         layers=_layers(memory),
         what_ifs=tuple(tried),
+        peaks=tuple(_peak_under(graph, found) for found in tried),
         capacity_bytes=capacity,
         largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
     )
@@ -169,6 +172,12 @@ def memory_of(graph: TaskGraph) -> Memory:
         f"memory: expected allocations or the shapes of operators, got {where} with neither; record it with "
         "`whatif collect --memory`, or torch.profiler with profile_memory=True or record_shapes=True."
     )
+
+
+def _peak_under(graph: TaskGraph, found: Trial | Refused) -> Moment | None:
+    """The fullest moment of the step under what-ifs."""
+    memory = compose(graph, found.transforms).info.memory if isinstance(found, Trial) else None
+    return peak(memory) if memory is not None else None
 
 
 def _layers(memory: Memory) -> tuple[LayerPart, ...]:
@@ -218,13 +227,14 @@ def _moment(moment: Moment) -> dict[str, Any]:
     }
 
 
-def _what_if(found: Trial | Refused) -> dict[str, Any]:
+def _what_if(found: Trial | Refused, most: Moment | None) -> dict[str, Any]:
     row: dict[str, Any] = {"transforms": list(found.spelled)}
     if isinstance(found, Refused):
         return {**row, "reason": found.reason}
     return {
         **row,
         "peak_bytes": found.peak_bytes,
+        "peak": _moment(most) if most else None,
         "step_ms": found.predicted_ms,
         "batch_factor": found.samples,
         "gain_pct": found.gain_pct,

@@ -31,7 +31,7 @@ CPU_CAST_BYTES = 4 * 8 / 12
 CPU_COPY_GBYTE_S = 10.0
 # Outside these a rate is damage, not a measurement: no machine of today copies as slowly, or as fast.
 SLOWEST_COPY_GBYTE_S, FASTEST_COPY_GBYTE_S = 0.01, 1e5
-CAST_NAME = "cast (autocast)"
+CAST_NAME, WEIGHT_CAST_NAME = "cast (autocast)", "cast of a weight (autocast)"
 SYNC_CALL = "cudaStreamSynchronize"
 # Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
@@ -71,7 +71,15 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
     call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
     lots = _casts(graph, matrix, gpu, call_ns)
-    return put_in(graph, [*lots, *_loss_scaler(graph, gpu, call_ns)] if loss_scaler else lots)
+    if loss_scaler:
+        begins = update_begins(graph)
+        lots += _loss_scaler(graph, begins, gpu, call_ns)
+        if not len(begins) and "cuda_graph" in graph.info.execution and (graph.on_gpu & (graph.phase == Phase.UPDATE)).any():
+            graph = graph.note(
+                "amp: the update lies in a CUDA graph, in which the CPU cannot wait for the loss scaler's result, so the "
+                "scaler is not counted; put amp before cuda_graph, or say target=bf16, which needs none"
+            )
+    return put_in(graph, lots)
 
 
 def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
@@ -108,16 +116,21 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
     around = np.concatenate([forward, forward[fp32]])
+    of_weight = np.arange(len(around)) < len(forward)
     if len(backward):
         # Spread over the backward operators, of which there are about two for each forward one.
         around = np.concatenate([around, backward[np.linspace(0, len(backward) - 1, len(around)).astype(np.int64)]])
-        cast_ns = np.concatenate([cast_ns, cast_ns])
-    source = np.full(len(around), Source.ROOFLINE if count else Source.ASSUMED)
-    if not graph.on_gpu.any():
-        return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, cast_ns), CAST_NAME, call_ns)]
-    cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
-    high_ns = cast_ns * (2 if count else 10)
-    return [before_each(graph, around, Estimates.of(cast_ns, source, cast_ns, high_ns), CAST_NAME, call_ns)]
+        cast_ns, of_weight = np.tile(cast_ns, 2), np.tile(of_weight, 2)
+    high_ns = cast_ns
+    if graph.on_gpu.any():
+        cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
+        high_ns = cast_ns * (2 if count else 10)
+    source = Source.ROOFLINE if count else Source.ASSUMED
+    return [
+        before_each(graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns)
+        for name, of in ((WEIGHT_CAST_NAME, of_weight), (CAST_NAME, ~of_weight))
+        if of.any()
+    ]
 
 
 def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> Lot:
@@ -137,16 +150,15 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
     new = NewTasks(
         _task_before(graph, around), name, TaskKind.KERNEL, estimates.duration_ns[launched],
         thread=graph.thread[around], low_ns=estimates.low_ns[launched], high_ns=estimates.high_ns[launched],
-        family=int(KernelFamily.CAST), layer=graph.layer[around], phase=graph.phase[around],
+        family=int(KernelFamily.CAST), layer=graph.layer[around], phase=graph.phase[around], step=graph.step[around],
         launched_after=np.where(alone, _task_before(graph, launch), launch),
         launch_ns=np.where(alone, call_ns, 0),
     )  # fmt: skip
     return new, estimates.source[launched]
 
 
-def _loss_scaler(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
-    """Let every step unscale its gradients and wait for the result before the update."""
-    begins = update_begins(graph)
+def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+    """Let every step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
     if not len(begins) or not graph.on_gpu.any():
         return []
     count = parameters(graph)
@@ -166,7 +178,11 @@ def _loss_scaler(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
 def update_begins(graph: TaskGraph) -> Int64:
     """Give the first CPU task of the update behind each backward pass, shape (n_updates,)."""
     cpu = np.flatnonzero(graph.on_cpu & (graph.thread == 0))
-    backward = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD))
+    backward_work = graph.phase == Phase.BACKWARD
+    is_backward = graph.on_cpu & backward_work
+    launch = graph.launch_of[graph.on_gpu & backward_work]  # a CUDA graph that holds both passes is a forward call
+    is_backward[launch[launch >= 0]] = True
+    backward = np.flatnonzero(is_backward)
     if not len(backward) or not len(cpu):
         return np.empty(0, dtype=np.int64)
     update = cpu[graph.phase[cpu] == Phase.UPDATE]

@@ -12,7 +12,7 @@ import numpy as np
 
 from whatif.baseline import Baseline
 from whatif.breakdown import Breakdown, breakdown
-from whatif.composition import Composition, compose, contributions, single_schedule
+from whatif.composition import Composition, compose, contributions, is_without_effect, single_schedule
 from whatif.errors import WhatifError
 from whatif.estimator import described
 from whatif.graph import TaskGraph
@@ -183,6 +183,8 @@ def apply(
     changed = compose(baseline.graph, loaded)
     if changed is baseline.graph and schedule is None:
         return Prediction(baseline, loaded, baseline.timeline, baseline.step_ns, baseline.step_ns)
+    if is_without_effect(baseline.graph, changed, schedule):
+        schedule = None  # it has nothing to decide, and is slow
     timeline = simulate(changed, schedule)
     predicted_ns = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
     return Prediction(baseline, loaded, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))

@@ -20,8 +20,12 @@ def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -
     parts += _work(trial, trier)
     if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else it is no reason, and stands in a column of its own
         parts += _memory(trial, trier)
-    if not parts and trial.gain_pct >= WORTH_PCT and not trial.same_training:
-        return f"what the step waits for is shared by {trial.samples:g} times the samples"
+    if not trial.same_training and trial.waiting_ms >= trial.baseline_ms * WORTH_PCT / 100:
+        parts.append(f"the unexplained waiting of {trial.waiting_ms:,.1f} ms counts once a recorded batch")
+    if not parts and trial.gain_pct <= -WORTH_PCT:
+        return "the work stays nearly the same, but more of it waits for something"
+    if not parts and trial.gain_pct >= WORTH_PCT:
+        return "the work stays nearly the same, but less of it waits for something"
     return "; ".join(parts) or "it changes next to nothing of the step"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from whatif.compare import compare
+from whatif.compare import Comparison, compare
 from whatif.part_changes import PartChange
 from whatif.two_recordings import TwoRecordings
 
@@ -72,7 +72,7 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     grown = sorted((part for part in parts if part.work_change_ms > 0), key=lambda part: -part.work_change_ms)
     return Regression(
         two, allowed_pct, status, _verdict(two, allowed_pct, status), parts_are, tuple(grown[:NAMED_PARTS]),
-        (*_doubts(two, allowed_pct), *two.remarks),
+        (*_doubts(found, allowed_pct), *two.remarks),
     )  # fmt: skip
 
 
@@ -90,12 +90,20 @@ def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
     return change
 
 
-def _doubts(two: TwoRecordings, allowed_pct: float) -> list[str]:
+def _doubts(found: Comparison, allowed_pct: float) -> list[str]:
+    two, doubts = found.two, []
+    pace_pct = 100.0 * (found.pace - 1) if found.pace is not None else 0.0
+    # All that is slower alike is a slower machine more often than a slower program.
+    if two.change_pct > allowed_pct and two.change_pct - pace_pct <= allowed_pct:
+        doubts.append(
+            f"what both recordings have takes {1 + pace_pct / 100:.2f} times as long a call (median): the machine may "
+            "have been slower, and not the program; record both again, one right after the other"
+        )
     if two.noise_pct is None:
-        return ["the noise is not known, so the allowed change alone decides; record more steps"]
-    if two.noise_pct > allowed_pct:
-        return [
+        doubts.append("the noise is not known, so the allowed change alone decides; record more steps")
+    elif two.noise_pct > allowed_pct:
+        doubts.append(
             f"the noise of the two recordings ({two.noise_pct:.1f} %) hides changes above the allowed "
             f"{allowed_pct:g} %; record more steps, or on a quieter machine"
-        ]
-    return []
+        )
+    return doubts

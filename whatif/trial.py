@@ -9,9 +9,10 @@ from enum import Enum
 import numpy as np
 
 from whatif.baseline import Baseline
-from whatif.composition import is_unchanged, single_schedule, spelled
+from whatif.composition import is_without_effect, single_schedule, spelled
 from whatif.effort import Effort
 from whatif.errors import WhatifError
+from whatif.explain import explain
 from whatif.graph import TaskGraph
 from whatif.memory import peak
 from whatif.predict import bounds_ns
@@ -75,6 +76,7 @@ class Refusal(Enum):
 
     NOT_APPLICABLE = "does not apply"  # or changes nothing here
     ELSEWHERE = "changes where the model is trained"
+    IN_PART = "is done already in part"
     FAILED = "failed"
 
 
@@ -97,6 +99,7 @@ class Trial:
     predicted_ms: float
     samples: float  # of a step, in those of the recorded one
     work: Work
+    waiting_ms: float  # what the recorded step stands still for, and nothing in the recording explains
     n_tasks: int  # of the changed graph
     peak_bytes: int | None  # None where the recording does not tell its memory
     notes: tuple[str, ...]
@@ -111,9 +114,19 @@ class Trial:
         """Whether the step still trains on as many samples."""
         return self.samples == 1
 
-    def gain_at_pct(self, step_ms: float) -> float:
-        """Give the gain if the step took ``step_ms``, percent."""
-        return 100.0 * (1 - step_ms / self.samples / self.baseline_ms) if self.baseline_ms else 0.0
+    @property
+    def recorded_samples_ms(self) -> float:
+        """What the samples of a recorded step take, ms; the step itself where the batch stays."""
+        return self._for_recorded_samples_ms(self.predicted_ms, self.waiting_ms)
+
+    def gain_at_pct(self, step_ms: float, *, waiting: bool = True) -> float:
+        """Give the gain if the step took ``step_ms``, percent; with ``waiting=False`` if nothing unexplained did."""
+        after_ms = self._for_recorded_samples_ms(step_ms, self.waiting_ms if waiting else 0.0)
+        return 100.0 * (1 - after_ms / self.baseline_ms) if self.baseline_ms else 0.0
+
+    def _for_recorded_samples_ms(self, step_ms: float, waiting_ms: float) -> float:
+        # Nobody knows whether the waiting comes once a step: it is not taken for granted that more samples share it.
+        return (step_ms + (self.samples - 1) * waiting_ms) / self.samples
 
     def is_like(self, other: Trial) -> bool:
         """Whether another form of the same what-ifs does the very same."""
@@ -146,6 +159,7 @@ class Trier:
             baseline = replace(baseline, graph=graph)
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)
+        self.explanation = explain(baseline, top=1)
         self.peak_bytes = _peak_bytes(baseline.graph)
         self._alone = not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
         self._kept: dict[tuple[str, ...], TaskGraph] = {}
@@ -164,7 +178,7 @@ class Trier:
             return Refused(written, chosen, why, _without_name(str(error), chosen))
         before = self.baseline.graph
         notes = tuple(note for note in changed.notes if note not in before.notes)
-        if schedule is None and is_unchanged(before, changed) and before.info.memory == changed.info.memory:
+        if is_without_effect(before, changed, schedule) and before.info.memory == changed.info.memory:
             sentence = _without_name(notes[-1], chosen) if notes else "it changes nothing here"
             return Refused(written, chosen, Refusal.NOT_APPLICABLE, sentence)
         if self._alone and (changed.kind == TaskKind.COMMUNICATION).any():
@@ -181,6 +195,7 @@ class Trier:
             baseline_ms=self.baseline.step_ns / 1e6,
             predicted_ms=step_ns(timeline.step_times_ns(clock), changed, clock) / 1e6,
             samples=(changed.info.batch_size or 1) / (before.info.batch_size or 1),
+            waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
             n_tasks=len(changed),
             peak_bytes=_peak_bytes(changed),

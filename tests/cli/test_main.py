@@ -69,7 +69,6 @@ def test_module_can_be_run() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "expected a command: collect, info"),
         (["aply"], "expected a command, got 'aply'; did you mean 'apply'?"),
         (["--jsn"], "there is no option '--jsn' before the command"),
         (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),

@@ -60,7 +60,8 @@ def test_the_text_says_what_the_peak_is_made_of(trace: str, capsys: pytest.Captu
     ]  # fmt: skip
     assert "relu 400 bytes 0 bytes 800 bytes" in lines
     # 720 of parameters and state, 80 of gradients, and twice 80 of inputs, 400 of activations, 800 of workspace: 3,360.
-    (doubled,) = [line for line in lines if line.startswith("batch_size:factor=2 ") and "vdnn" not in line]
+    doubled, left = [line for line in lines if line.startswith("batch_size:factor=2 ") and "vdnn" not in line]
+    assert left == "batch_size:factor=2 backward, relu workspace 47.6 %"
     assert doubled.startswith("batch_size:factor=2 3.28 KiB +61.5 %")
     assert doubled.endswith("2 x samples")
     assert any(line.startswith("vdnn") and "CPU" in line for line in lines[lines.index("Does not apply") :])

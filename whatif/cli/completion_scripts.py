@@ -31,7 +31,7 @@ _WALK = """\
     done
     local options= words= files=
     case $command in
-    '') words={top} ;;
+    '') words={top} options={flags} ;;
 {commands}
     esac
     case "$command $previous" in
@@ -84,6 +84,7 @@ def _walk(known: list[Command], transforms: list[str], first: str, current: str,
         words=words,
         nested="\n".join(nested) or "        'no such command') ;;",
         top=_words([*(command.words[0] for command in known if len(command.words) == 1), *_ANY]),
+        flags=_words(_ANY),
         commands="\n".join(_of_command(command, transforms) for command in known),
         values="\n".join(_of_values(command) for command in known if any(o.takes_value for o in command.options)),
     )

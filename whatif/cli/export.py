@@ -11,7 +11,7 @@ from whatif.cli.reading import read_trace, warn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif export``."""
-    parser.usage = "whatif export TRACE [NAME[:option=value,...] ...] -o OUT.json[.gz] [OPTIONS]"
+    parser.usage = "whatif export TRACE [NAME[:option=value,...] ...] -o OUT [OPTIONS]"
     parser.add_argument(
         "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then the what-ifs to show beside it"
     )

@@ -26,13 +26,13 @@ COMMANDS = {
     "advise": "every what-if that applies, ranked, and how they go together",
     "memory": "peak memory: its parts, what what-ifs make of it, what fits",
     "compare": "two recordings part by part, and which what-if lies between them",
-    "check": "a gate for CI: fails where a step became longer than noise explains",
+    "check": "a gate for CI: fails where a step became longer than is allowed",
     "export": "write a timeline that Perfetto opens, baseline beside predicted",
-    "validate": "predictions beside what was measured, for pairs of runs in a folder",
+    "validate": "predictions beside what was measured, for pairs of runs",
     "anonymize": "a copy of a trace without paths, names of hosts and users, stacks",
     "opdb": "measured times of operators: import, look up, share, evaluate",
     "transforms": "list the what-ifs, or the options, source and model of one",
-    "completion": "a script that completes commands, what-ifs and files in your shell",
+    "completion": "a script that lets your shell complete commands, what-ifs, files",
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130

@@ -10,11 +10,11 @@ from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.costs import task_costs
-from whatif.ingest.events import MISSING
+from whatif.ingest.events import MISSING, Events
 from whatif.ingest.measured import measured_rows
 from whatif.ingest.rows import Role, Rows, rows_of_calls
 from whatif.ingest.waiting import ONE_TASK
-from whatif.kernels import DTYPES, KernelFamily, classify_kernel
+from whatif.kernels import DTYPES, KernelFamily, classify_kernel, collective_of
 from whatif.operators import classify_operator
 from whatif.types import (
     BEFORE_NAME,
@@ -53,7 +53,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
     held_place = place[n_cpu + n_gpu :][: int((waits.unexplained_ns > 0).sum())]
 
-    names, name = _names(events.names, columns["name"])
+    names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
     flops, size_bytes, op_dtype = task_costs(events, columns, family)
     dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
@@ -145,6 +145,28 @@ def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
     extra = ["", SYNC_NAME, HANDOFF_NAME, UNEXPLAINED_NAME, BEFORE_NAME, IDLE_NAME]
     # In the order of Role: negative codes count from the end of the events' own table.
     return (*table, *extra), np.where(name < 0, len(table) - name, name).astype(np.int32)
+
+
+def _with_collectives(
+    events: Events, columns: dict[str, Array], names: tuple[str, ...], name: Array
+) -> tuple[tuple[str, ...], Array]:
+    """Name the collective in the name of a kernel that runs any of them (RCCL's), where the trace tells which."""
+    event = columns["event"]
+    known = (columns["kind"] == TaskKind.KERNEL) & (event >= 0)
+    known[known] = events.detail[event[known]] >= 0
+    if not known.any():
+        return names, name
+    detail = events.detail[event[known]].astype(np.int64)
+    pairs, which = np.unique(name[known] * len(events.details) + detail, return_inverse=True)
+    codes = pairs // len(events.details)
+    added: dict[str, int] = {}
+    for row, (code, told) in enumerate(zip(codes.tolist(), (pairs % len(events.details)).tolist(), strict=True)):
+        kernel, collective = names[code], events.details[told]
+        if not collective_of(kernel, "") and collective_of("", collective):
+            codes[row] = len(names) + added.setdefault(f"{kernel.partition('(')[0]}({collective})", len(added))
+    name = name.copy()
+    name[known] = codes[np.asarray(which).reshape(-1)]
+    return (*names, *added), name
 
 
 def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) -> tuple[Array, Array]:

@@ -39,6 +39,9 @@ class Kept:
     reads: tuple[int, ...] = ()
     # A sum of two tensors, in full precision where one of them is.
     adds: bool = False
+    # Old profilers tell no stride: then the output's size is not known, and of ``own`` only how often that size it is.
+    unknown: bool = False
+    own_share: int = 0
     # Whether autocast would run it in 16 bits: True, False, or None: as its input is.
     half: bool | None = None
 
@@ -63,6 +66,8 @@ def kept_by(name: str, dims: Any, types: Any, concrete: Any) -> Kept | None:
     if inputs is None:
         return None
     tensors = [tensor for tensor in inputs if tensor is not None]
+    if not any(tensor.shape for tensor in tensors):  # counters and factors
+        return None
     try:
         found = rule(plain.rstrip("_") if in_place else plain, tensors, (name, dims, types, concrete))
         found = replace(found, source=tensors[0].size_bytes)
@@ -98,8 +103,9 @@ def _product(name: str, tensors: list[Tensor], call: Any) -> Kept:
 def _with_weight(x: Tensor, weight: Tensor, out: int) -> Kept:
     size, element = weight.size_bytes, weight.element_bytes or 0
     return Kept(
-        (x.size_bytes,), output=out, weight=size, weight_element=element, input_gradients=x.size_bytes, half=True
-    )
+        (x.size_bytes,), output=out, weight=size, weight_element=element, input_gradients=x.size_bytes, half=True,
+        unknown=not out,
+    )  # fmt: skip
 
 
 def _batched_product(name: str, tensors: list[Tensor], call: Any) -> Kept:
@@ -184,7 +190,8 @@ def _pool(name: str, tensors: list[Tensor], call: Any) -> Kept:
     x = tensors[0]
     kernel, stride, padding = (_pair(call[3], position) for position in (1, 2, 3))
     if kernel is None:
-        return Kept((x.size_bytes,), input_gradients=x.size_bytes)
+        share = 8 // (x.element_bytes or 4) if "indices" in name else 0
+        return Kept((x.size_bytes,), input_gradients=x.size_bytes, unknown=True, own_share=share)
     stride, padding = stride or kernel, padding or (0, 0)
     height, width = (
         (size + 2 * pad - window) // max(step, 1) + 1

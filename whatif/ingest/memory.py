@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from whatif.graph import GraphInfo
 from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
@@ -12,6 +14,9 @@ from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows, find_step_rows
 from whatif.memory import Memory
 from whatif.memory_effects import recomputed, update_workspace
+
+# Fewer tensors that are set to zero before the backward pass may be the user's own.
+FEWEST_PARAMETERS = 8
 
 
 def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
@@ -22,11 +27,11 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
     told = resident(info.metadata)
     # Of a compiled step the operators tell some of what it keeps, and nobody knows how much.
     shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, told)
-    if not told.parameters:
+    if not layer_rows_told(info):
         told = _from_shapes(rows, shapes, info)
     memory = memory_of_allocations(parts.events, rows, told)
     if memory is None:
-        return _memory_of_shapes(rows, shapes, told, info) if shapes else None
+        return _memory_of_shapes(parts, rows, shapes, told, info) if shapes else None
     if shapes:
         layers = [
             replace(
@@ -42,6 +47,24 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
     return memory
 
 
+def layer_rows_told(info: GraphInfo) -> bool:
+    """Whether the recorder wrote down the layers' parameters."""
+    return bool(info.metadata.get("layers"))
+
+
+def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
+    """Whether gradients are set to zero and not to None: one operator for each parameter, or one for all."""
+    events = parts.events
+    end_ns = events.start_ns[rows.forward] + events.duration_ns[rows.forward]
+    outer = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
+    names = events.name[rows.forward[outer]]
+    each, all_at_once = (
+        np.isin(names, [code for code, name in enumerate(events.names) if name == zero])
+        for zero in ("aten::zero_", "aten::_foreach_zero_")
+    )
+    return bool(all_at_once.any() or each.sum() >= FEWEST_PARAMETERS)
+
+
 def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
     """Parameters where no recorder told them: weights and tables of its operators, as often as it uses them."""
     weights: dict[str, int] = {}
@@ -51,8 +74,10 @@ def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo
     return Resident(total, state_of(info.optimizer, total), 0, 0, weights, frozenset())
 
 
-def _memory_of_shapes(rows: StepRows, shapes: list[RowShapes], told: Resident, info: GraphInfo) -> Memory:
-    gradients = first_of_name(rows.names, told.gradients)
+def _memory_of_shapes(parts: Parts, rows: StepRows, shapes: list[RowShapes], told: Resident, info: GraphInfo) -> Memory:
+    gradients = np.array([row.weights + row.tables for row in shapes], dtype=np.int64)
+    if layer_rows_told(info):
+        gradients = first_of_name(rows.names, told.gradients)
     optimizer = info.metadata.get("optimizer")
     flags = optimizer if isinstance(optimizer, dict) else {}
     foreach = flags.get("foreach")
@@ -66,7 +91,7 @@ def _memory_of_shapes(rows: StepRows, shapes: list[RowShapes], told: Resident, i
         update_workspace=update_workspace(
             info.optimizer or str(flags.get("type")), kind, told.parameters, int(max(told.sizes, default=0))
         ),
-        gradients_stay=rows.passes > 1,
+        gradients_stay=rows.passes > 1 or _zeroed_in_place(parts, rows),
         source="shapes",
     )
     # A run that begins within the one before is part of it: one segment was asked for twice.

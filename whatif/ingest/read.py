@@ -142,9 +142,17 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
         gpu_memory_bytes=device[1] if 0 < (device[1] or 0) < 2**53 else None,
         untraced_step_ns=round(median_ms * 1e6) if _positive(median_ms) else None,
         batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
+        workers=_workers(header),
         quirks=tuple(quirks),
         metadata=metadata,
     )
+
+
+def _workers(header: dict[str, Any]) -> int | None:
+    """The number of ranks that torch.profiler tells in a trace's header."""
+    told = header.get("distributedInfo")
+    size = told.get("world_size") if isinstance(told, dict) else None
+    return size if type(size) is int and 1 <= size < 10**6 else None
 
 
 def _optimizer(is_step: Bool, events: Events) -> str | None:

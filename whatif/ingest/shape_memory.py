@@ -96,6 +96,7 @@ def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowSh
     found = [RowShapes() for _ in rows.names]
     tensors = _Tensors()
     end_ns, cache = -1, dict[tuple[int, int], Kept | None]()
+    unknown: tuple[int, Kept] | None = None  # whose result nobody has told yet
     for event, row in zip(rows.forward[chosen].tolist(), rows.forward_row[chosen].tolist(), strict=True):
         start_ns = int(events.start_ns[event])
         if start_ns < end_ns:  # inside an operator that was counted
@@ -107,6 +108,9 @@ def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowSh
         if kept is None:
             continue
         end_ns = start_ns + int(events.duration_ns[event])
+        if unknown is not None:
+            _tell_result(found[unknown[0]], *unknown, kept.source, tensors)
+        unknown = (row, kept) if kept.unknown else None
         _count(found, row, kept, tensors, told, builds=bool(events.sequence[event] >= 0))
     _add_kept_space(events, rows, found)
     _add_inputs(events, rows, found)
@@ -145,6 +149,15 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
         passing = sum(tensor.size for tensor in read if not tensor.kept) + (0 if kept.keeps_output else kept.output)
         rows[row].forward_workspace = max(rows[row].forward_workspace, passing)
         tensors.make(kept.output, row, kept=kept.keeps_output and builds, half=half, product=kept.weight > 0)
+
+
+def _tell_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Tensors) -> None:
+    """Count a result whose size its operator did not tell: it is what the next operator takes."""
+    tensors.make(size, row, kept=False, half=kept.half is True, product=kept.weight > 0)
+    found.activations += kept.own_share * size
+    found.full_precision += kept.own_share * size
+    found.forward_workspace = max(found.forward_workspace, size)
+    found.backward_workspace += size
 
 
 def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batch_bytes: int) -> None:

@@ -30,6 +30,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, why in (
             ("Does not apply", Refusal.NOT_APPLICABLE),
+            ("Done already in part", Refusal.IN_PART),
             ("Not judged", Refusal.ELSEWHERE),
             ("Failed", Refusal.FAILED),
         ):
@@ -65,7 +66,7 @@ def _print_ranked(out: Console, advice: Advice, title: str, entries: Sequence[Ra
             _name(entry),
             f"{trial.gain_pct:.1f} %",
             f"{round(gains[0])} … {round(gains[1])} %" if gains else "–",
-            ms(trial.predicted_ms / trial.samples) + ("" if trial.same_training else "*"),
+            ms(trial.recorded_samples_ms) + ("" if trial.same_training else "*"),
             _effort(entry),
         ]
         if with_memory:

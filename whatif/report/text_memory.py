@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from whatif.memory import Moment
 from whatif.memory_summary import MemorySummary, shown_moments
 from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
 from whatif.trial import Refused, Trial
@@ -59,6 +60,21 @@ def _where(phase: Phase, layer: str) -> str:
     return f"in the {phase.name.lower()} pass of {layer or 'what lies outside of all layers'}"
 
 
+def _at(most: Moment) -> tuple[str, str, str]:
+    """Where a peak is, what it is made of for the most part, and how much of it that is."""
+    parts = {
+        "activations": most.activations,
+        "workspace": most.workspace,
+        "gradients": most.gradients,
+        "parameters": most.parameters,
+        "optimizer state": most.optimizer_state,
+        "inputs": most.inputs,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    where = "update" if most.phase == Phase.UPDATE else f"{most.phase.name.lower()}, {most.layer or '(no layer)'}"
+    return where, largest, f"{pct(parts[largest], most.total)} %"
+
+
 def _print_step(out: Console, summary: MemorySummary) -> None:
     print_title(out, "Over the step")
     rows = []
@@ -84,17 +100,22 @@ def _print_layers(out: Console, summary: MemorySummary, top: int) -> None:
 
 
 def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
-    tried = [found for found in summary.what_ifs if isinstance(found, Trial)]
     ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
     print_title(out, "What-ifs")
     rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
-    for found in tried:
+    peaks = [("as recorded", *_at(summary.peak))]
+    for found, most in zip(summary.what_ifs, summary.peaks, strict=True):
+        if isinstance(found, Refused):
+            continue
         peak_bytes = found.peak_bytes or 0
         change = f"{100 * (peak_bytes / summary.peak.total - 1):+.1f} %" if found.peak_bytes else "–"
         samples = "" if found.same_training else f"{found.samples:g} x samples"
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
         rows.append((" + ".join(found.spelled), size(peak_bytes), change, ms(found.predicted_ms), slower, samples))
+        peaks.append((" + ".join(found.spelled), *_at(most or summary.peak)))
     print_table(out, ["", "peak", "", "step ms", "", " "], rows)
+    print_title(out, "What is left at each peak")
+    print_table(out, ["", " ", "for the most part", ""], peaks, text_columns=3)
     refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
     if refused:
         path = summary.baseline.graph.info.path

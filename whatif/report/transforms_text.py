@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
 import types
 import typing
 from typing import Any
@@ -14,6 +16,10 @@ from whatif.plug_ins import PlugIn, plug_ins
 from whatif.report.layout import plain, print_table, print_title, report
 from whatif.transform import Transform, built_in_names, load_transform, plug_in_names
 from whatif.units import QUANTITIES
+
+# The sections of a transform's docstring, and how far their further lines are indented.
+_LABEL = re.compile(r"(Source|Model|Effort):")
+SECTION_INDENT = 8
 
 
 def listing() -> dict[str, Any]:
@@ -92,7 +98,7 @@ def print_listing(found: dict[str, Any]) -> None:
 def print_transform(found: dict[str, Any]) -> None:
     """Print one transform."""
     with report() as out:
-        for number, line in enumerate(found["doc"].splitlines()):
+        for number, line in enumerate(fitted(found["doc"], out.width)):
             out.print(plain(line, "bold" if number == 0 else ""), soft_wrap=True)
         print_title(out, "Options")
         rows = [(o["name"], o["type"], _default_text(o["default"])) for o in found["options"]]
@@ -106,6 +112,25 @@ def print_transform(found: dict[str, Any]) -> None:
         out.print()
         out.print(plain(f"whatif apply {_example(found)} TRACE"), soft_wrap=True)
         out.print(plain(f"source: {found['source']}", "dim"), soft_wrap=True)
+
+
+def fitted(doc: str, width: int) -> list[str]:
+    """Give the lines of a docstring, those of its sections ("Model:  ...") filled anew where they are too long."""
+    lines = doc.splitlines()
+    if all(len(line) <= width for line in lines):
+        return lines
+    filled: list[str] = []
+    for section in re.split(r"\n(?=\S|\n)", doc):
+        head, *rest = section.split("\n")
+        label = _LABEL.match(head)
+        indent = " " * (SECTION_INDENT if label else len(head) - len(head.lstrip()))
+        one = label is not None and all(line.startswith("  ") for line in rest)
+        paragraphs = [" ".join([head, *(line.strip() for line in rest)])] if one else [head, *rest]
+        for paragraph in paragraphs:
+            filled += textwrap.wrap(
+                paragraph, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            ) or [""]
+    return filled
 
 
 def _default_text(value: Any) -> str:

@@ -1,0 +1,116 @@
+"""``whatif check``: exit 0, 1 and 2 as CI needs them, one line that says it, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import launched, mark, write_trace
+from whatif.cli.main import main
+
+
+def slower(folder: Path, name: str, percent: int) -> str:
+    """Six steps, the GPU never idle, whose one kernel takes ``percent`` longer than 10 ms."""
+    kernel_us = 10_000 + 100 * percent
+    events = []
+    for step in range(6):
+        begin = step * kernel_us
+        events.append(mark(f"ProfilerStep#{step}", begin, kernel_us - 1))
+        events += launched("gemm", begin + 5, 5, begin + 20, kernel_us - 5, step + 1)
+    return str(write_trace(folder / name, events))
+
+
+@pytest.mark.parametrize(
+    ("percent", "allowed", "status"),
+    [(0, "3%", 0), (2, "3%", 0), (5, "3%", 1), (5, "3", 1), (5, "6 %", 0), (-5, "0", 0), (1, "0.5%", 1)],
+)
+def test_the_gate(percent: int, allowed: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline, changed = slower(tmp_path, "main.json", 0), slower(tmp_path, "branch.json", percent)
+    assert main(["check", "--baseline", baseline, changed, "--max-regress", allowed]) == status
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("regressed: a step takes 10.00 → " if status else "ok: a step takes 10.00 → ")
+    assert f"{percent:+.1f} %" in first
+    assert main(["check", changed, "--baseline", baseline, f"--max-regress={allowed}", "--json"]) == status
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == ("regressed" if status else "ok")
+    assert found["change_pct"] == pytest.approx(percent, abs=0.01)
+    assert found["verdict"] == first
+    assert [row["kernel"] for row in found["grown"]] == (["gemm"] if percent > 0 else [])
+
+
+def test_three_percent_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = slower(tmp_path, "main.json", 0)
+    assert main(["check", "--baseline", baseline, slower(tmp_path, "two.json", 2)]) == 0
+    assert main(["check", "--baseline", baseline, slower(tmp_path, "four.json", 4)]) == 1
+    assert "(allowed +3 %, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["b.json"], "the following arguments are required: --baseline"),
+        (["--baseline", "a.json"], "the following arguments are required: B"),
+        (["--baseline", "a.json", "b.json", "--max-regress", "three"], "expected a percentage from 0 to 1000, as 3%"),
+        (["--baseline", "a.json", "b.json", "--max-regress", "nan"], "got 'nan'"),
+        (["--baseline", "a.json", "b.json", "--max-regress", "-1"], "--max-regress"),
+        (["--baseline", "a.json", "b.json", "--max-regress", "inf%"], "got 'inf%'"),
+    ],
+)
+def test_usage(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert sentence in err
+
+
+def test_other_work_never_passes(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = str(own_traces / "resnet18_cifar_cpu.json.gz")
+    for name, what in (
+        ("resnet18_cifar_cpu_batch16", "batch size: 32 → 16"),
+        ("transformer_cpu", "model: "),
+        ("campaign_cpu/resnet50--baseline.trace", "CPU: Intel(R) Xeon(R) Processor → AMD EPYC"),
+    ):
+        changed = str(own_traces / f"{name}.json.gz")
+        assert main(["check", "--baseline", baseline, changed, "--max-regress", "1000"]) == 1
+        out = capsys.readouterr().out
+        assert out.startswith("not comparable: ")
+        assert what in out
+        assert out.count("\n") == 1 or "The recordings differ in" in out
+        assert main(["check", "--baseline", baseline, changed, "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["status"] == "not comparable"
+
+
+def test_real_recordings(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp32, bf16 = (str(own_traces / f"resnet18_cifar_cpu{name}.json.gz") for name in ("", "_bf16"))
+    assert main(["check", "--baseline", bf16, fp32]) == 1
+    assert "autocast: bfloat16 → none" in capsys.readouterr().out
+    assert main(["check", "--baseline", fp32, bf16]) == 0
+    assert main(["check", "--baseline", fp32, fp32, "--max-regress", "0"]) == 0
+
+
+def test_a_slower_machine_is_suspected(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fused Adam saves time; this recording of it was made while the machine ran at half its pace."""
+    folder = own_traces / "campaign_cpu"
+    names = ("bert-base--baseline", "bert-base--adam_fused")
+    baseline, changed = (str(folder / f"{name}.trace.json.gz") for name in names)
+    assert main(["check", "--baseline", baseline, changed]) == 1
+    assert "the machine may have been slower, and not the program" in capsys.readouterr().err
+
+
+def test_damage_is_told_and_never_a_traceback(tmp_path: Path) -> None:
+    baseline = slower(tmp_path, "main.json", 0)
+    whole = Path(slower(tmp_path, "branch.json", 1)).read_bytes()
+    for place, content in enumerate((b"", whole[:40], whole[: len(whole) // 2], b"[]", b'{"traceEvents": []}')):
+        damaged = tmp_path / f"damaged{place}.json"
+        damaged.write_bytes(content)
+        for words in (["--baseline", baseline, str(damaged)], ["--baseline", str(damaged), baseline]):
+            done = subprocess.run(
+                [sys.executable, "-m", "whatif", "check", *words], capture_output=True, text=True, check=False
+            )
+            assert done.returncode in (0, 1)
+            assert "Traceback" not in done.stderr
+            assert done.stdout or done.stderr.startswith("whatif: ")

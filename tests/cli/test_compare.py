@@ -1,0 +1,134 @@
+"""``whatif compare`` on the command line: text, JSON, errors, and the page that describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import call, kernel, launched, mark, write_trace
+from whatif.cli.main import main
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+
+
+def steps(folder: Path, name: str, kernels: dict[str, int], n_steps: int = 6) -> str:
+    """A trace of steps of 1 ms, each of some kernels one after the other, us."""
+    events = []
+    for step in range(n_steps):
+        begin = step * 1000
+        events.append(mark(f"ProfilerStep#{step}", begin, 999))
+        at, number = begin + 20, step * 100
+        for kernel_name, duration in kernels.items():
+            events += launched(kernel_name, at - 15, 5, at, duration, number)
+            at, number = at + duration + 20, number + 1
+    return str(write_trace(folder / name, events))
+
+
+def test_text_and_json_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = steps(tmp_path, "before.json", {"gemm": 300, "relu": 100})
+    after = steps(tmp_path, "after.json", {"gemm": 200, "gelu": 50})
+    assert main(["compare", before, after]) == 0
+    text = capsys.readouterr().out
+    assert main(["compare", before, after, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_clock"] == "gpu"
+    assert found["a"]["trace"] == before
+    operations = {row["name"]: row for row in found["operations"]}
+    assert {name: row["status"] for name, row in operations.items()} == {
+        "gemm": "both", "relu": "gone", "gelu": "new",
+    }  # fmt: skip
+    assert operations["relu"]["b"] is None
+    assert operations["relu"]["a"]["gpu_ms"] == pytest.approx(-operations["relu"]["change_gpu_ms"])
+    assert operations["gemm"]["change_tasks"] == 0
+    shown = re.search(r"^ {2}relu +([\d.]+) +– +-([\d.]+) +gone, 1$", text, re.MULTILINE)
+    assert shown is not None
+    assert shown[1] == shown[2] == f"{operations['relu']['a']['gpu_ms']:.3f}"
+    assert f"{found['a']['step_ms']:,.4f} → {found['b']['step_ms']:,.4f} ms a step" in text
+    assert found["what_if"]["sentence"].split()[0] in text
+
+
+def test_a_recording_beside_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = steps(tmp_path, "one.json", {"gemm": 300})
+    assert main(["compare", trace, trace, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["change_ms"], found["differences"]) == (0, [])
+    assert found["what_if"] == {
+        "found": None, "closest": [], "sentence": "the two are alike: there is no change to describe",
+    }  # fmt: skip
+    assert all(row["change_gpu_ms"] == 0 for row in found["operations"])
+
+
+def test_other_devices_are_compared_and_said_to_be_others(
+    shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shared_traces / "tracelens-h100-mi300"
+    bert = "gaunernst_bert-small-uncased__1016001.json.gz"
+    assert main(["compare", str(folder / f"h100.{bert}"), str(folder / f"mi300.{bert}")]) == 0
+    out, err = capsys.readouterr()
+    assert "no what-if was tried: none stands for another device" in out
+    assert "of different work or machines: device: NVIDIA H100 80GB HBM3 → AMD Instinct MI300X VF" in err
+
+
+def test_a_hostile_name_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "[bold]gemm\x1b[31m\u202e"
+    before = steps(tmp_path, "before.json", {"relu": 100})
+    assert main(["compare", before, steps(tmp_path, "after.json", {hostile: 300})]) == 0
+    out = capsys.readouterr().out
+    assert "[bold]gemm" in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_cannot_be_read_is_one_sentence(place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [steps(tmp_path, "one.json", {"gemm": 300}), str(tmp_path / "nowhere.json")]
+    files = files if place else files[::-1]
+    for command in (["compare", *files], ["check", "--baseline", *files]):
+        assert main(command) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "nowhere.json: expected a readable trace file" in err
+
+
+def test_a_clock_that_only_one_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marked = steps(tmp_path, "marked.json", {"gemm": 300})
+    bare = [call("cudaLaunchKernel", 0, 5, 1), kernel("gemm", 10, 100, 1)]
+    other = str(write_trace(tmp_path / "bare.json", bare))
+    assert main(["compare", marked, other, "--clock", "mark"]) == 1
+    assert "no steps by the clock 'mark'" in capsys.readouterr().err
+    assert main(["compare", marked, other]) == 0
+
+
+def test_the_page_shows_what_is_printed(own_traces: Path) -> None:
+    """Every console block; "..." stands for lines that are left out."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        command, _, shown = block.partition("\n")
+        words = shlex.split(command.removeprefix("$ whatif "))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+        done = subprocess.run(
+            [sys.executable, "-m", "whatif", *words], cwd=own_traces, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        at = 0
+        for piece in filter(None, (piece.strip("\n") for piece in shown.split("...\n"))):
+            assert piece in done.stdout[at:], done.stdout
+            at = done.stdout.index(piece, at) + len(piece)
+
+
+def test_the_program_of_the_page_runs(own_traces: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=own_traces, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("regressed\n", "")

@@ -1,0 +1,245 @@
+"""What people see in a terminal: the first page, 80 columns, colour, quiet, progress, completion in a real shell."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whatif.cli import reading
+from whatif.cli.completion import SHELLS
+from whatif.cli.completion_table import commands
+from whatif.cli.main import COMMANDS, main, parser_of
+from whatif.cli.questions import QUESTIONS
+from whatif.report.transforms_text import fitted
+from whatif.transform import built_in_names, load_transform
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38|48)(?:;\d+)*m")
+
+
+# -- whatif alone ---------------------------------------------------------------------------------------------------
+
+
+def test_whatif_alone_asks_five_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert re.findall(r"^  (\d)\. ", out, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert all(question in out for question, _ in QUESTIONS)
+
+
+@pytest.mark.parametrize("line", [line for _, lines in QUESTIONS for line in lines])
+def test_the_command_of_a_question_exists(line: str) -> None:
+    """Its parser takes it, and its what-ifs have these options."""
+    _, command, *words = shlex.split(line)
+    parser = parser_of(command, importlib.import_module(f"whatif.cli.{command}"))
+    parser.parse_intermixed_args(words)
+    for name in words[:-1]:
+        load_transform(name)
+    assert words[-1] == "TRACE"
+
+
+# -- widths ---------------------------------------------------------------------------------------------------------
+
+REPORTS = (
+    "info {cpu}", "explain {cpu}", "explain {cpu} --sensitivity", "apply amp fused_adam {cpu}", "memory {cpu}",
+    "compare {cpu} {fused}", "transforms", "transforms amp", "transforms metaflow", "--help", "validate {pairs}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REPORTS)
+def test_a_report_fits_80_columns(
+    line: str, own_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pairs = (own_traces / "pairs.toml").read_text(encoding="utf-8").split("\n\n")[-2]
+    (own_traces_file := tmp_path / "pairs.toml").write_text(
+        re.sub(r'"(\w+\.json\.gz)"', rf'"{own_traces}/\1"', pairs), encoding="utf-8"
+    )
+    places = {
+        "cpu": own_traces / "transformer_cpu.json.gz",
+        "fused": own_traces / "transformer_cpu_fused.json.gz",
+        "pairs": own_traces_file,
+    }
+    assert main([word.format(**places) for word in line.split()]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) > 4
+    # Where a thing lies is never broken.
+    assert [text for text in out.splitlines() if len(text) > 80 and not text.startswith("source: ")] == []
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_help_fits_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_a_docstring_is_filled_anew_only_where_it_is_too_wide() -> None:
+    doc = "Short.\n\nModel:  one two three four\n        five six\n\nA list:\n\n- of\n- things"
+    assert fitted(doc, 80) == doc.splitlines()
+    assert fitted(doc, 20) == [
+        "Short.", "", "Model:  one two", "        three four", "        five six", "", "A list:", "",
+        "- of", "- things",
+    ]  # fmt: skip
+    words = " ".join(fitted(doc, 20)).split()
+    assert words == doc.split()
+
+
+# -- colour, progress, quiet ----------------------------------------------------------------------------------------
+
+
+def in_a_terminal(words: list[str], **environment: str) -> tuple[str, str]:
+    """What a command writes to stdout and to stderr where each is a terminal."""
+    ends = pty.openpty(), pty.openpty()
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")}
+    done = subprocess.Popen(
+        [sys.executable, "-m", "whatif", *words], stdin=subprocess.DEVNULL, stdout=ends[0][1], stderr=ends[1][1],
+        env={**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environment},
+    )  # fmt: skip
+    texts = [b"", b""]
+    for _, ours in ends:
+        os.close(ours)
+    theirs = {master: place for place, (master, _) in enumerate(ends)}
+    while theirs:
+        for master in select.select(list(theirs), [], [])[0]:
+            try:
+                piece = os.read(master, 1 << 16)
+            except OSError:  # Linux says so where the other end is closed
+                piece = b""
+            texts[theirs[master]] += piece
+            if not piece:
+                del theirs[master]
+                os.close(master)
+    assert done.wait() == 0
+    return texts[0].decode(), texts[1].decode()
+
+
+def test_colour_only_on_a_terminal_and_where_it_is_wanted(own_traces: Path) -> None:
+    words = ["explain", str(own_traces / "transformer_cpu.json.gz"), "--top", "3"]
+    assert COLOUR.search(in_a_terminal(words)[0])
+    assert not COLOUR.search(in_a_terminal(words, NO_COLOR="1")[0])
+    assert "\x1b" not in in_a_terminal(words, TERM="dumb")[0]
+    piped = subprocess.run([sys.executable, "-m", "whatif", *words], capture_output=True, text=True, check=True)
+    assert "\x1b" not in piped.stdout + piped.stderr
+
+
+def test_progress_shows_on_a_terminal_with_the_time_that_is_left(own_traces: Path) -> None:
+    words = ["advise", str(own_traces / "transformer_cpu.json.gz"), "--top", "3"]
+    out, err = in_a_terminal(words)
+    assert "trying" in err
+    assert re.search(r"\d:\d\d:\d\d", err)
+    assert "trying" not in out
+    _, silent = in_a_terminal([*words, "--quiet"])
+    assert silent == ""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_keeps_the_result_and_the_errors(
+    before: bool, shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(shared_traces / "tracelens-h100-mi300" / "h100.gaunernst_bert-small-uncased__1016001.json.gz")
+    assert main(["explain", trace]) == 0
+    loud = capsys.readouterr()
+    assert "whatif: warning: " in loud.err
+    words = ["--quiet", "explain", trace] if before else ["explain", trace, "--quiet"]
+    assert main(words) == 0
+    assert capsys.readouterr() == (loud.out, "")
+    assert main(["explain", "nowhere.json", "--quiet"]) == 1
+    assert capsys.readouterr().err.startswith("whatif: nowhere.json: ")
+    assert main(["explain", trace]) == 0  # and the next command is not quiet
+    assert capsys.readouterr().err == loud.err
+
+
+def test_nobody_watches_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reading.progress_bar("reading") as progress:
+        assert progress is None  # pytest's stderr is no terminal
+
+
+# -- completion -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the script of each shell and some files to complete."""
+    folder = tmp_path_factory.mktemp("completion")
+    for shell in SHELLS:
+        done = subprocess.run(
+            [sys.executable, "-m", "whatif", "completion", shell], capture_output=True, text=True, check=True
+        )
+        (folder / f"script.{shell}").write_text(done.stdout, encoding="utf-8")
+    for name in ("trace.json.gz", "my trace.json"):
+        (folder / name).touch()
+    (folder / "traces").mkdir()
+    return folder
+
+
+CASES = [
+    ("", [*COMMANDS, "--debug", "--quiet", "--help", "--version"]),
+    ("com", ["compare", "completion"]),
+    ("--q", ["--quiet"]),
+    ("apply fused", ["fused_adam"]),
+    ("apply amp tr", ["trace.json.gz", "traces"]),
+    ("apply amp tf", ["tf32"]),
+    ("explain --cl", ["--clock"]),
+    ("explain --clock ", ["gpu", "mark", "span"]),
+    ("explain --top ", []),
+    ("explain my", ["my trace.json"]),
+    ("--quiet explain trace.", ["trace.json.gz"]),
+    ("check --baseline trace.", ["trace.json.gz"]),
+    ("check --max-regress ", []),
+    ("compare trace.json.gz my", ["my trace.json"]),
+    ("transforms --new my", ["my trace.json"]),
+    ("opdb me", ["merge"]),
+    ("opdb check --db traces", ["traces"]),
+    ("completion z", ["zsh"]),
+    ("nonsense x", []),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), CASES)
+def test_bash_completes(line: str, expected: list[str], scripts: Path) -> None:
+    words = ["whatif", *line.split(" ")]
+    program = (
+        'source ./script.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _whatif; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", program, "bash", *words], cwd=scripts, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert sorted(found for found in done.stdout.split("\n") if found) == sorted(expected)
+
+
+@pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])
+def test_a_shell_reads_its_script(shell: str, scripts: Path) -> None:
+    done = subprocess.run([shell, "-n", f"script.{shell}"], cwd=scripts, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_script_has_all_there_is(shell: str, scripts: Path) -> None:
+    text = (scripts / f"script.{shell}").read_text(encoding="utf-8")
+    for command in commands():
+        for option in command.options:
+            spelled = [flag.removeprefix("--") if shell == "fish" else flag for flag in option.flags if "--" in flag]
+            assert all(flag in text for flag in spelled)
+        assert all(word in text for word in command.words)
+    assert all(name in text for name in built_in_names())
+
+
+def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "tcsh"]) == 2
+    assert "'tcsh'" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""``whatif opdb``: each subcommand as text and as JSON, and sentences where it cannot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.opdb.builders import T4, V100, database, origin, own_cache, some_rows, timed
+from tests.opdb.test_importers import NCCL
+from whatif.cli.main import main
+from whatif.errors import WhatifError
+from whatif.opdb.asking import parse_operator
+from whatif.opdb.location import default_database
+from whatif.opdb.shard import parquet
+
+__all__ = ["own_cache"]
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def text(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 0) -> str:
+    assert main(["opdb", *map(str, words)]) == status
+    return capsys.readouterr().out
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 0) -> dict[str, Any]:
+    found = json.loads(text(capsys, *words, "--json", status=status))
+    assert isinstance(found, dict)
+    return found
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 1) -> str:
+    """The one sentence on stderr."""
+    assert main(["opdb", *map(str, words)]) == status
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("whatif: ")
+    assert len(told.err.splitlines()) == 1
+    return told.err
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return database(
+        tmp_path / "db", (some_rows(1), origin()), (timed(range(1, 58, 2), range(10, 39)), origin(T4))
+    ).folder
+
+
+def test_import_list_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into the person's own database, which the first import makes."""
+    log = tmp_path / "run.log"
+    log.write_text(NCCL)
+    said = report(capsys, "import", "nccl-tests", log)
+    assert (said["rows_added"], said["refused"], said["database"]) == (3, [], str(default_database()))
+    assert str(tmp_path) in said["database"]
+    assert "1 were there" in text(capsys, "import", "nccl-tests", log)
+    [contribution] = report(capsys, "list")["contributions"]
+    assert (contribution["device"], contribution["family"]) == ("H100-SXM-80", "collective")
+    assert contribution["method"] == "wall"
+    assert "H100-SXM-80   collective" in text(capsys, "list")
+    spec = "all_reduce:bytes=8192,ranks=2,nodes=2,layout=in_place"
+    reply = report(capsys, "query", spec, "--device", "NVIDIA H100 80GB HBM3")
+    assert (reply["answered_by"], reply["t_s"]) == ("exact", pytest.approx(30.33e-6))
+    assert reply["low_s"] < reply["t_s"] < reply["high_s"]
+    assert reply["measurements"][0]["contribution"] == contribution["contribution"]
+    shown = text(capsys, "query", spec, "--device", "H100-SXM-80")
+    assert shown.startswith("30.33 us on H100-SXM-80")
+    assert "measured (1 row)" in shown
+
+
+def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between 19 us at m=19 and 20 us at m=21, of 29 products."""
+    inside = report(capsys, "query", "mm:m=20,n=64,k=64", "--device", "T4", "--db", db)
+    assert (inside["answered_by"], inside["evidence_rows"]) == ("interpolated", 29)
+    assert 19e-6 < inside["t_s"] < 20e-6
+    assert inside["method"] == {"name": "event_pair", "launch": "with launch", "cache": "unknown"}
+    sheet = text(capsys, "query", "mm:m=4096,n=4096,k=4096,dtype=fp16", "--device", "A100-SXM-80", "--db", db)
+    assert "from the device's data sheet alone" in sheet
+
+
+def test_export_merge_and_diff(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, "export", tmp_path / "part", "--device", "T4", "--db", db)["rows_added"] == 29
+    other = database(tmp_path / "other", (some_rows(3), origin())).folder
+    difference = report(capsys, "diff", other, "--db", db)
+    assert (len(difference["only_first"]), len(difference["only_second"]), difference["both"]) == (2, 1, 0)
+    assert "only in" in text(capsys, "diff", other, "--db", db)
+    assert report(capsys, "merge", other, "--db", db)["rows_added"] == 20
+    assert report(capsys, "diff", other, "--db", db)["only_second"] == []
+    table = tmp_path / "t4.csv"
+    assert "29 rows written" in text(capsys, "export", table, "--device", "T4", "--db", db)
+    words = ("import", "csv", table, "--method", "event_pair", "--launch", "included", "--db", tmp_path / "again")
+    assert report(capsys, *words)["rows_added"] == 29
+
+
+def test_check_tells_what_is_damaged(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, "check", "--db", db)["problems"] == []
+    assert "sound; 49 rows in 2 contributions" in text(capsys, "check", "--db", db)
+    shard = next(db.rglob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-9])
+    [problem] = report(capsys, "check", "--db", db, status=1)["problems"]
+    assert shard.name in problem
+    assert "1 problems" in text(capsys, "check", "--db", db, status=1)
+
+
+def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
+    assert found["rows"] == 49
+    assert found["held_out"] == sum(found["answered_by"].values()) == found["total"]["rows"]
+    assert sum(s["rows"] for s in found["by_operator"]) == found["held_out"]
+    assert set(found["answered_by"]) <= {"interpolated", "analytic"}
+    only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--rung", "analytic", "--db", db)
+    assert set(only["answered_by"]) == {"analytic"}
+    assert "in range" in text(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
+
+
+def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected an op database" in complaint(capsys, "list", "--db", tmp_path / "none")
+    assert "expected an op database" in complaint(capsys, "merge", tmp_path / "none", "--db", db)
+    assert "closest are H100" in complaint(capsys, "query", "mm:m=1,n=1,k=1", "--device", "H100", "--db", db)
+    assert "expected an operator" in complaint(capsys, "query", "mn:m=1", "--device", "T4", "--db", db)
+    assert "expected a family" in complaint(capsys, "list", "--family", "x", "--db", db)
+    assert "with csv alone" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)
+    query = ("query", "mm:m=1,n=1,k=1", "--device", "T4", "--db", db)
+    assert "expected a method" in complaint(capsys, *query, "--method", "x")
+    for words in (
+        (),
+        ("import", "magic", "x"),
+        ("query", "mm:m=1"),
+        ("evaluate", "--share", "2"),
+        ("list", "--device"),
+    ):
+        complaint(capsys, *words, status=2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["", "mm", "mm:m", "mm:m=1,n=1", "mm:m=1,m=2,n=1,k=1", "mm:m=1,n=1,k=1.5", "mm:m=1,n=1,k=-1", "mm:m=1,n=1,k=x",
+     "mm:m=1,n=1,k=99999999999999999", "mm:m=1,n=1,k=1,dtype=fp7", "mm:m=1,n=1,k=1,phase=up", "mm:q=1", "mm:m=\u0661"],
+)  # fmt: skip
+def test_operators_that_are_none(spec: str) -> None:
+    with pytest.raises(WhatifError, match="expected"):
+        parse_operator(spec)
+
+
+def test_squares_and_ones_need_not_be_spelled() -> None:
+    said = parse_operator("conv2d:batch=8,in_channels=3,out_channels=64,in_h=224,kernel_h=7,stride_h=2,padding_h=3")
+    conv = said.described(0)
+    assert [conv[k] for k in ("in_w", "kernel_w", "stride_w", "padding_w", "dilation_w", "groups", "dtype")] == [
+        224, 7, 2, 3, 1, 1, "fp32",
+    ]  # fmt: skip
+    assert parse_operator("add:elements=5").integers["tensors"].tolist() == [2]
+
+
+def test_without_pyarrow_the_sentence_says_how_to_install_it(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(WhatifError, match=r"pip install 'whatif-profiler\[opdb\]'"):
+        parquet()
+
+
+def test_an_index_needs_no_pyarrow(
+    db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once it is built, looking up needs the index alone."""
+    words = ("query", "mm:m=21,n=64,k=64", "--device", "T4", "--db", db)
+    first = report(capsys, *words)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert report(capsys, *words) == first
+    assert {c["device"] for c in report(capsys, "list", "--db", db)["contributions"]} == {V100, T4}
+
+
+def test_where_a_person_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert default_database() == tmp_path / "data" / "whatif" / "opdb"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # to be ignored, says the XDG specification
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if sys.platform == "linux":
+        assert default_database() == tmp_path / "home" / ".local" / "share" / "whatif" / "opdb"
+    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "named"))
+    assert default_database() == tmp_path / "named"

@@ -1,0 +1,381 @@
+"""Importers: what each source's numbers mean, by hand; damage is counted or one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import Event, launched, mark, op, write_trace
+from tests.opdb.builders import V100, database, origin, some_rows, timed
+from whatif.errors import WhatifError
+from whatif.opdb.exporting import export_csv
+from whatif.opdb.importers.found import Found
+from whatif.opdb.importers.torch_operators import describe, describe_other
+from whatif.opdb.importing import KINDS, add_found, read_foreign
+from whatif.opdb.provenance import Method
+from whatif.opdb.store import Store
+
+
+def told(found: Found) -> list[dict[str, Any]]:
+    """Every row of what was found, as a person reads it."""
+    return [
+        {**rows.ops.described(n), "t_us": round(float(rows.t_s[n]) * 1e6, 6), "device": where.device.name}
+        for rows, where in found.contributions
+        for n in range(len(rows))
+    ]
+
+
+# -- NeuSight -------------------------------------------------------------------------------------------------------
+
+_HEAD = "OPName,Latency,Device,Torch Version,CUDNN Version,Kernel Name,CUDA Version,Kernels,"
+_V100 = "Tesla V100-PCIE-32GB,p2.1.0,8902,k,cu121,;a;b,"
+TABLES = {
+    "collect/linear/p2.1.0/Tesla V100-PCIE-32GB.csv": f"{_HEAD}B,M,N,K\nlinear,0.5,{_V100}1,58,13,141\n",
+    "collect/bmm/p2.1.0/Tesla V100-PCIE-32GB.csv": f"{_HEAD}B,M,N,K\nbmm,0.25,{_V100}7,27,15,29\n",
+    "collect/conv/p2.1.0/x.csv": f"{_HEAD}B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
+    f"conv,0.75,{_V100}38,893,326,3,5,1,1\n",
+    "collect/addu/p2.1.0/x.csv": f"{_HEAD}B,H\naddu,0.125,{_V100}127,168\n",
+    "collect/ln/p2.1.0/x.csv": f"{_HEAD}B,H\nln,0.0625,{_V100}60,272\nln,nan,{_V100}60,272\nln,0.1,{_V100}0,272\n",
+    "collect/addu.csv": f"{_HEAD}B,H\naddu,9,{_V100}127,168\n",  # all devices once more: not read
+    "collect/notes/p2.1.0/x.csv": "hello\n",
+    "collect/odd/p2.1.0/x.csv": f"{_HEAD}B,H\nteleport,1,{_V100}1,2\n",
+}
+
+
+@pytest.fixture(params=["folder", "archive"])
+def neusight(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    if request.param == "folder":
+        for name, text in TABLES.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path / "collect"
+    path = tmp_path / "collect.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in TABLES.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_neusight_by_hand(neusight: Path) -> None:
+    """Its (B, M, N, K) multiplies (M, N) by (N, K), milliseconds: 32x128 tiles of 58x141 need the 5 blocks it tells."""
+    found = read_foreign("neusight", neusight)
+    rows = {row["name"]: row for row in told(found)}
+    matmul = {"family": "matmul", "phase": "fwd", "dtype": "fp32", "layout": "", "device": "V100-PCIE-32"}
+    assert rows["linear"] == {**matmul, "name": "linear", "batch": 1, "m": 58, "n": 141, "k": 13, "t_us": 500.0}
+    assert rows["bmm"] == {**matmul, "name": "bmm", "batch": 7, "m": 27, "n": 29, "k": 15, "t_us": 250.0}
+    conv = rows["conv2d"]
+    assert (conv["in_channels"], conv["out_channels"], conv["kernel_w"], conv["in_h"], conv["padding_h"]) == (
+        893, 326, 3, 5, 1,
+    )  # fmt: skip
+    added = rows["add_scalar"]
+    assert (added["elements"], added["tensors"], added["t_us"]) == (127 * 168, 1, 125.0)
+    assert (rows["layer_norm"]["rows"], rows["layer_norm"]["columns"]) == (60, 272)
+    assert len(told(found)) == 5
+    # A time that is none, no rows, a table of another tool, an unknown operator.
+    assert sum(found.dropped.values()) == 4
+    where = found.contributions[0][1]
+    assert where.method == Method(name="event_pair", includes_launch=True)
+    assert (where.environment.framework_version, where.environment.cudnn) == ("2.1.0", "8902")
+    assert where.source.licence == "MIT"
+    assert found.contributions[0][0].kernels.decoded()[0] == "a;b"
+
+
+def test_neusights_are_none_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.tar.gz").write_text("no archive")
+    for name in ("empty", "text.tar.gz", "missing"):
+        with pytest.raises(WhatifError, match="expected"):
+            read_foreign("neusight", tmp_path / name)
+
+
+# -- nccl-tests -----------------------------------------------------------------------------------------------------
+
+NCCL = """# nccl-tests version 2.17.1 nccl-headers=22807 nccl-library=22807
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid  11 on     node1 device  0 [0000:05:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  11 on     node2 device  0 [0000:33:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+           0             0     float     sum      -1     0.11    0.00    0.00       0     0.10    0.00    0.00       0
+        8192          2048     float     sum      -1    35.15    0.23    0.23       0    30.33    0.27    0.27       0
+     8388608       2097152      half     sum      -1    91.10   92.08  161.14       0      N/A     N/A     N/A     N/A
+# Out of bounds values : 0 OK
+"""
+
+
+def test_nccl_tests_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(NCCL)
+    found = read_foreign("nccl-tests", path, author="me")
+    columns = ("name", "dtype", "bytes", "ranks", "nodes", "layout", "t_us")
+    assert [tuple(row[c] for c in columns) for row in told(found)] == [
+        ("all_reduce", "fp32", 8192, 2, 2, "out_of_place", 35.15),
+        ("all_reduce", "fp32", 8192, 2, 2, "in_place", 30.33),
+        ("all_reduce", "fp16", 8388608, 2, 2, "out_of_place", 91.1),
+    ]
+    where = found.contributions[0][1]
+    assert (where.device.name, where.environment.nccl, where.source.author) == ("H100-SXM-80", "2.28.7", "me")
+
+
+def test_an_old_output_needs_the_collectives_name(tmp_path: Path) -> None:
+    """Before 2022: no root, `error` instead of `#wrong`, and nothing names the collective but the file."""
+    old = "\n".join(
+        line.replace("    root", "").replace("      -1", "").replace("#wrong", "error")
+        for line in NCCL.splitlines()
+        if "starting" not in line
+    )
+    path = tmp_path / "run.log"
+    path.write_text(old)
+    with pytest.raises(WhatifError, match="--operator"):
+        read_foreign("nccl-tests", path)
+    assert told(read_foreign("nccl-tests", path, operator="all_gather"))[0]["name"] == "all_gather"
+    named = tmp_path / "reduce_scatter_perf.log"
+    named.write_text(old)
+    assert told(read_foreign("nccl-tests", named))[2]["name"] == "reduce_scatter"
+
+
+def test_elements_taken_for_bytes_are_refused(tmp_path: Path) -> None:
+    """The published trap: 2,097,152 elements of two bytes in 91.10 us are not 92.08 GB/s."""
+    path = tmp_path / "run.log"
+    path.write_text(NCCL.replace("     8388608", "     2097152"))
+    with pytest.raises(WhatifError, match=r"line 14: expected a rate of 23\.02 GB/s"):
+        read_foreign("nccl-tests", path)
+
+
+NO_OUTPUT = ["", "hello", NCCL.split("#       size")[0], NCCL.replace("Rank", "Bank"), "\x00" * 100]
+
+
+@pytest.mark.parametrize("text", NO_OUTPUT)
+def test_other_texts_are_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(text)
+    with pytest.raises(WhatifError, match="expected"):
+        read_foreign("nccl-tests", path)
+
+
+# -- a recording ----------------------------------------------------------------------------------------------------
+
+SHAPES: dict[str, Any] = {"Input Dims": [[30, 20], [20, 7]], "Input type": ["float"] * 2, "Concrete Inputs": ["", ""]}
+OTHER: dict[str, Any] = {"Input Dims": [[30, 20]], "Input type": ["float"], "Concrete Inputs": [""]}
+DEVICE = [{"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048}]
+
+
+def gpu_step() -> list[Event]:
+    """Two products of 30x20 by 20x7, each two kernels, and an operator of no family.
+
+    CPU    |-- aten::mm --| |-- aten::mm --| |-- aten::cumsum --|
+    GPU        |40||10|         |60||10|          |5|
+    """
+    events = [mark("ProfilerStep#0", 0, 1000)]
+    for number, (name, at, times) in enumerate(
+        [("aten::mm", 10, (40, 10)), ("aten::mm", 210, (60, 10)), ("aten::cumsum", 410, (5,))]
+    ):
+        events.append(op(name, at, 100, **(SHAPES if name == "aten::mm" else OTHER)))
+        for piece, time in enumerate(times):
+            start = at + 20 + 70 * piece
+            events += launched(f"kernel_{piece}", at + 5 + 20 * piece, 4, start, time, 10 * number + piece + 1)
+    return events
+
+
+def test_a_gpus_operators_take_what_their_kernels_do(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.json", gpu_step(), deviceProperties=DEVICE)
+    found = read_foreign("recording", path)
+    by_name = {row["name"]: row for row in told(found)}
+    product = by_name["mm"]
+    assert (product["m"], product["k"], product["n"], product["t_us"]) == (30, 20, 7, 60.0)  # median of 50 and 70
+    assert product["device"] == "V100-SXM2-32"
+    assert by_name["aten::cumsum"]["t_us"] == 5.0
+    assert json.loads(by_name["aten::cumsum"]["layout"]) == [[[30, 20]], ["float"], [""]]
+    [rows] = [rows for rows, _ in found.contributions if rows.family == "matmul"]
+    assert rows.repeats.tolist() == [2]
+    assert rows.t_low_s.tolist() == pytest.approx([52e-6])  # 10 % of the way from 50 to 70
+    assert rows.kernels.decoded() == ["kernel_0;kernel_1"]
+    assert found.contributions[0][1].method == Method(name="trace", includes_launch=False)
+
+
+def test_a_cpus_operators_take_their_own_time(tmp_path: Path) -> None:
+    """`linear` calls `addmm`: the inner one is measured, and what allocates inside belongs to it."""
+    linear = {"Input Dims": [[30, 20], [7, 20], [7]], "Input type": ["float"] * 3, "Concrete Inputs": ["", "", ""]}
+    addmm = {"Input Dims": [[7], [30, 20], [20, 7], [], []], "Input type": ["float"] * 3 + ["Scalar"] * 2,
+             "Concrete Inputs": ["", "", "", "1", "1"]}  # fmt: skip
+    events = [
+        mark("ProfilerStep#0", 0, 1000),
+        op("aten::linear", 10, 100, **linear),
+        op("aten::addmm", 20, 70, **addmm),
+        op("aten::empty", 25, 5, **OTHER),
+        op("aten::relu", 200, 30, **OTHER),
+    ]
+    alone = [{"op": "aten::mm", "dims": [[3, 4], [4, 5]], "types": ["float", "float"], "concrete": ["", ""],
+              "ns": {"recorded": 2000.0, "bf16": 9000.0, "batch_x2": 1.0}, "spread": {"recorded": 0.1}}]  # fmt: skip
+    metadata = {"version": 1, "cpu": "AMD EPYC", "threads": 4, "torch": "2.13.0", "operator_times": alone}
+    path = write_trace(tmp_path / "trace.json.gz", events, whatif=metadata)
+    found = read_foreign("recording", path)
+    assert {(r["name"], r["dtype"], r["t_us"], r["device"]) for r in told(found)} == {
+        ("linear", "fp32", 70.0, "cpu:AMD EPYC x4"),
+        ("relu", "fp32", 30.0, "cpu:AMD EPYC x4"),
+        ("mm", "fp32", 2.0, "cpu:AMD EPYC x4"),
+        ("mm", "bf16", 9.0, "cpu:AMD EPYC x4"),
+    }
+    assert {where.method.name for _, where in found.contributions} == {"trace", "chain_difference"}
+
+
+def test_a_recording_without_shapes_or_device_is_one_sentence(tmp_path: Path) -> None:
+    bare = [{**event, "args": {k: v for k, v in event["args"].items() if not k.startswith(("Input", "Concrete"))}}
+            for event in gpu_step()]  # fmt: skip
+    with pytest.raises(WhatifError, match="record_shapes"):
+        read_foreign("recording", write_trace(tmp_path / "bare.json", bare, deviceProperties=DEVICE))
+    nameless = write_trace(tmp_path / "nameless.json", gpu_step())
+    with pytest.raises(WhatifError, match="--device"):
+        read_foreign("recording", nameless)
+    assert told(read_foreign("recording", nameless, device="T4"))[0]["device"] == "T4"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aten::mm", (None, None, None)),
+        ("aten::mm", ([[1, 2], [3, 4]], ["float", "float"], [])),
+        ("aten::mm", ([[1, -2], [3, 4]], ["float", "float"], [])),
+        ("aten::mm", ([[1, 2**60], [2**60, 4]], ["float", "float"], [])),
+        ("aten::mm", ([[1.5, 2], [2, 4]], ["float", "float"], [])),
+        ("aten::mm", ([[True, 2], [2, 4]], ["float", "float"], [])),
+        ("aten::convolution", ([[1, 3, 8, 8], [4, 3, 3, 3]], ["float", "float"], [""] * 9)),
+        ("aten::conv2d", ([[1, 3, 8, 8], [4, 3, 3, 3]], ["float"] * 2, ["", "", "", "[1, 1]", "[x]", "[1]"])),
+        ("aten::_softmax", ([[4, 5]], ["float"], ["", "no number"])),
+        ("aten::native_layer_norm", ([[4, 5]], ["float"], ["", "[0]"])),
+        (None, ([], [], [])),
+        ("aten::unheard_of", ([], [], [])),
+    ],
+)
+def test_calls_that_tell_no_shape_are_no_operators(name: Any, said: tuple[Any, Any, Any]) -> None:
+    assert describe(name, *said) is None
+
+
+def test_a_call_of_no_family_is_told_apart_by_all_of_it() -> None:
+    one = describe_other("aten::cumsum", [[3]], ["float"], ["0"])
+    assert one is not None
+    assert (one.family, one.dtype) == ("other", "fp32")
+    assert one != describe_other("aten::cumsum", [[3]], ["float"], ["1"])
+    assert describe_other("aten::cat", [[3]] * 5000, ["float"], []) is None
+    assert describe_other("aten::cat", object(), [], []) is None
+
+
+# -- a table of one's own -------------------------------------------------------------------------------------------
+
+
+def test_a_table_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "name,dtype,m,n,k,t_us,t_low_us,t_high_us,repeats,device\n"
+        "linear,fp16,8,16,32,12.5,12,13,100,NVIDIA H100 80GB HBM3\n"
+        "linear,fp99,8,16,32,12.5,,,,T4\n"
+        "mm,fp16,8,16.5,32,12.5,,,,T4\n"
+    )
+    found = read_foreign("csv", path, method=Method(name="kernel", includes_launch=False))
+    assert told(found) == [
+        {"family": "matmul", "name": "linear", "phase": "fwd", "dtype": "fp16", "layout": "", "batch": 1, "m": 8,
+         "n": 16, "k": 32, "t_us": 12.5, "device": "H100-SXM-80"},
+    ]  # fmt: skip
+    assert sum(found.dropped.values()) == 2
+    assert found.contributions[0][0].t_low_s.tolist() == pytest.approx([12e-6])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a,b\n1,2\n", "name,dtype,t_us\nmm,fp32,1\n", "name,dtype,m,n,k,t_us,t_ms,device\nmm,fp32,1,1,1,1,1,T4\n",
+        "name,dtype,m,n,k,t_us\nmm,fp32,1,1,1,1\n", "name,dtype,m,n,k,t_us,device\nmm,fp32,1,1,1,nan,T4\n",
+        "name,dtype,m,n,t_us,device\nmm,fp32,1,1,1,T4\n", "\x00\x01\x02", 'name,dtype\n"', "PAR1",
+        "name,dtype,m,n,k,t_us,device\nmm,fp32,1,1,1,1,T4,5,6\n",
+    ],
+)  # fmt: skip
+def test_bad_tables_are_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(WhatifError, match="expected") as error:
+        read_foreign("csv", path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_that_was_exported_comes_back(tmp_path: Path) -> None:
+    rows = some_rows().canonical()
+    store = database(tmp_path / "db", (rows, origin()), (timed([1], [5.0], name="linear"), origin("T4")))
+    path = tmp_path / "out.csv"
+    assert export_csv(store, path, device=V100) == 20
+    [(back, where)] = read_foreign("csv", path, method=origin().method).contributions
+    assert back.canonical().sha256() == rows.sha256()
+    assert where.device.name == V100
+    assert export_csv(store, path) == 21
+    with pytest.raises(WhatifError, match="--family"):
+        export_csv(store, path, family="conv")
+
+
+# -- aiconfigurator -------------------------------------------------------------------------------------------------
+
+
+def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    gemm = tmp_path / "h100_sxm" / "gemm" / "vllm" / "0.24.0"
+    nccl = tmp_path / "h100_sxm" / "comm" / "nccl" / "2.27.3"
+    for folder in (gemm, nccl):
+        folder.mkdir(parents=True)
+    h100 = ["NVIDIA H100 80GB HBM3"] * 2
+    pq.write_table(
+        pa.table({"framework": ["VLLM"] * 2, "version": ["0.24.0"] * 2, "device": h100, "op_name": ["gemm"] * 2,
+                  "gemm_dtype": ["bfloat16", "fp8_block"], "m": [4353, 1], "n": [65536, 1], "k": [51200, 1],
+                  "latency": [39.301023, 1.0]}),
+        gemm / "gemm_perf.parquet",
+    )  # fmt: skip
+    pq.write_table(
+        pa.table({"framework": ["X"] * 2, "version": ["2.27.3"] * 2, "device": h100, "nccl_dtype": ["half", "int8"],
+                  "op_name": ["all_gather"] * 2, "num_gpus": [8, 4], "message_size": [512, 512],
+                  "latency": [0.005, 0.006]}),
+        nccl / "nccl_perf.parquet",
+    )  # fmt: skip
+    found = read_foreign("aiconfigurator", tmp_path)
+    rows = told(found)
+    assert [(r["name"], r["dtype"], r.get("bytes"), r["t_us"]) for r in rows if r["family"] == "collective"] == [
+        ("all_gather", "fp16", 1024, 5.0),
+        ("all_gather", "int8", 512, 6.0),
+    ]
+    [product] = [r for r in rows if r["family"] == "matmul"]
+    assert (product["dtype"], product["m"], product["n"], product["k"], product["t_us"]) == (
+        "bf16", 4353, 65536, 51200, 39301.023,
+    )  # fmt: skip
+    assert sum(found.dropped.values()) == 1
+    (gemm / "gemm_perf.parquet").write_bytes(b"PAR1")
+    with pytest.raises(WhatifError, match="expected"):
+        read_foreign("aiconfigurator", tmp_path)
+
+
+# -- all of them ----------------------------------------------------------------------------------------------------
+
+
+def test_importing_twice_adds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(NCCL)
+    store = Store.open(tmp_path / "db", create=True)
+    first = add_found(read_foreign("nccl-tests", path), store)
+    second = add_found(read_foreign("nccl-tests", path), store)
+    assert (len(first.added), first.rows) == (1, 3)
+    assert (second.added, second.present, second.rows) == ([], first.added, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(WhatifError, match="no such file"):
+        read_foreign(kind, tmp_path / "nothing")

@@ -1,0 +1,111 @@
+"""FLOPs and bytes by hand, and against what the reader of traces counts for the same operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.opdb.builders import products
+from whatif.hardware import load_gpu
+from whatif.ingest.op_cost import op_cost
+from whatif.opdb.importers.torch_operators import Described, describe
+from whatif.opdb.roofline import FLOOR_S, LAUNCH_FLOOR_S, SHARE_OF_PEAK, analytic_s, bound_s
+from whatif.opdb.rows import Operators, operators
+from whatif.opdb.schema import FAMILIES
+from whatif.opdb.work import work
+
+
+def one(what: Described) -> Operators:
+    return operators(what.family, dict(what.integers), name=what.name, dtype=what.dtype, phase=what.phase)
+
+
+def test_a_product_by_hand() -> None:
+    flops, moved = work(operators("matmul", {"batch": 2, "m": 3, "n": 4, "k": 5}, name="bmm", dtype="fp16"))
+    assert flops.tolist() == [2 * 2 * 3 * 4 * 5]
+    assert moved.tolist() == [2 * 2 * (3 * 5 + 5 * 4 + 3 * 4)]
+
+
+def test_a_strided_grouped_convolution_by_hand() -> None:
+    """4 to 8 channels in 2 groups, 7x7, kernel 3, stride 2, padding 1: 4x4 outputs, each of 2·9 products."""
+    sizes = {"batch": 3, "in_channels": 4, "out_channels": 8, "in_h": 7, "in_w": 7, "kernel_h": 3, "kernel_w": 3,
+             "stride_h": 2, "stride_w": 2, "padding_h": 1, "padding_w": 1, "dilation_h": 1, "dilation_w": 1,
+             "groups": 2}  # fmt: skip
+    flops, moved = work(operators("conv", sizes, name="conv2d", dtype="fp32"))
+    assert flops.tolist() == [2 * 3 * 8 * 4 * 4 * 2 * 9]
+    assert moved.tolist() == [4 * (3 * 4 * 7 * 7 + 8 * 2 * 9 + 3 * 8 * 4 * 4)]
+
+
+def test_causal_attention_is_half() -> None:
+    sizes = {"batch": 2, "query_length": 128, "key_length": 128, "heads": 4, "kv_heads": 2, "head_size": 64}
+    whole, moved = work(operators("attention", {**sizes, "causal": 0}, name="attention", dtype="bf16"))
+    half, _ = work(operators("attention", {**sizes, "causal": 1}, name="attention", dtype="bf16"))
+    assert whole.tolist() == [4 * 2 * 4 * 128 * 128 * 64]
+    assert half.tolist() == (whole / 2).tolist()
+    assert moved.tolist() == [2 * 2 * 64 * 2 * (4 * 128 + 2 * 128)]
+
+
+F = "float"
+CALLS = [
+    ("aten::mm", [[30, 20], [20, 7]], [F, F], []),
+    ("aten::addmm", [[7], [30, 20], [20, 7], [], []], [F, F, F, "", ""], []),
+    ("aten::bmm", [[6, 30, 20], [6, 20, 7]], ["c10::Half", "c10::Half"], []),
+    ("aten::convolution", [[2, 3, 9, 11], [8, 3, 3, 5], [8], [], [], []], [F, F, F, "", "", ""],
+     ["", "", "", "[2, 1]", "[1, 2]", "[1, 1]", "False", "[0, 0]", "1"]),
+    ("aten::convolution_backward", [[2, 8, 4, 11], [2, 3, 7, 11], [8, 3, 3, 5], [], [], [], []],
+     [F, F, F, "", "", "", ""],
+     ["", "", "", "", "[2, 1]", "[1, 2]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]),
+    ("aten::relu", [[4, 5]], [F], []),
+    ("aten::_softmax", [[4, 5], [], []], [F, "", ""], ["", "-1", "False"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
+def test_the_reader_of_traces_counts_the_same_flops(call: tuple[object, ...]) -> None:
+    what, cost = describe(*call), op_cost(*call)
+    assert what is not None
+    assert cost is not None
+    assert set(dict(what.integers)) == set(FAMILIES[what.family].attributes)
+    flops, moved = work(one(what))
+    assert flops[0] == (cost.flops or 0)
+    if what.phase == "fwd":
+        bias = 4 * 7 if call[0] == "aten::addmm" else 4 * 8 if call[0] == "aten::convolution" else 0
+        assert moved[0] == (cost.bytes or 0) - bias
+
+
+def test_the_analytic_law_by_hand() -> None:
+    """V100-PCIE-16: 80 SMs, 14 TFLOP/s, 900 GB/s. 4096^3 in tiles of 128x128: 1024 tiles, 13 waves of 80."""
+    gpu = load_gpu("V100-PCIE-16")
+    ops = operators("matmul", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}, name="mm", dtype="fp32")
+    useful_s = 2 * 4096**3 / 14e12
+    # 256x128: 512 tiles, 7 waves of 80 are 560; 128x128: 13 waves are 1040 of 1024 tiles.
+    executed = min(560 / 512, 1040 / 1024)
+    t, low, high = analytic_s(gpu, ops, launch=False)
+    assert t[0] == pytest.approx(useful_s * executed / SHARE_OF_PEAK + FLOOR_S)
+    assert low[0] < t[0] < high[0]
+    with_launch, _, _ = analytic_s(gpu, ops, launch=True)
+    assert with_launch[0] - t[0] == pytest.approx(LAUNCH_FLOOR_S - FLOOR_S)
+
+
+def test_the_bound_knows_caches_and_winograd() -> None:
+    gpu = load_gpu("V100-PCIE-16")
+    small = operators("elementwise", {"elements": 1000, "tensors": 2}, name="add", dtype="fp32")
+    assert bound_s(gpu, small, cold=False)[0] == 0
+    assert bound_s(gpu, small, cold=True)[0] == pytest.approx(12_000 / 900e9)
+    large = operators("elementwise", {"elements": 10**8, "tensors": 2}, name="add", dtype="fp32")
+    assert bound_s(gpu, large, cold=False)[0] == pytest.approx(1.2e9 / 900e9)
+    sizes = {"batch": 64, "in_channels": 512, "out_channels": 512, "in_h": 56, "in_w": 56, "kernel_h": 3, "kernel_w": 3,
+             "stride_h": [1, 2], "stride_w": [1, 2], "padding_h": 1, "padding_w": 1, "dilation_h": 1, "dilation_w": 1,
+             "groups": 1}  # fmt: skip
+    conv = operators("conv", sizes, name="conv2d", dtype="fp32")
+    flops, _ = work(conv)
+    assert bound_s(gpu, conv, cold=False) == pytest.approx(flops / 14e12 / np.array([4, 1]))
+
+
+def test_attributes_of_every_family_are_told_apart() -> None:
+    for family in FAMILIES.values():
+        base = dict.fromkeys(family.attributes, 2)
+        keys = {int(operators(family.name, base, name="x", dtype="fp32").keys[0])}
+        for attribute in family.attributes:
+            keys.add(int(operators(family.name, {**base, attribute: 3}, name="x", dtype="fp32").keys[0]))
+        assert len(keys) == 1 + len(family.attributes)
+    assert products([1]).described(0)["m"] == 1

@@ -1,0 +1,273 @@
+"""``whatif opdb``: the database of measured operators: import, look up, share, check, evaluate."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whatif.cli.options import add_json
+from whatif.cli.reading import progress_bar, warn
+
+if TYPE_CHECKING:
+    from whatif.opdb.provenance import Method
+    from whatif.opdb.store import Store
+
+# Subcommands parse their own words; options stand behind them.
+REST_IS_FOREIGN = True
+
+_KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
+_RUNGS = ("exact", "interpolated", "analytic")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands of ``whatif opdb``."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+        )
+        sub.set_defaults(subrun=run)
+        sub.add_argument("--db", metavar="FOLDER", help="the database (default: $WHATIF_OPDB, else the user's own)")
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        add_json(sub)
+        return sub
+
+    importing = command("import", _import, "bring measurements of others into the database")
+    importing.add_argument("kind", choices=_KINDS, metavar="KIND", help=f"what is read: {', '.join(_KINDS)}")
+    importing.add_argument("path", metavar="PATH")
+    importing.add_argument("--device", help="the device, where the source does not name it")
+    importing.add_argument(
+        "--operator", metavar="NAME", help="the collective, where nccl-tests' output does not name it"
+    )
+    importing.add_argument("--author", help="who measured")
+    importing.add_argument("--licence", help="the licence of the measurements (csv)")
+    importing.add_argument("--method", metavar="NAME", help="how the times were taken (csv)")
+    importing.add_argument("--cache", choices=("hot", "cold"), help="the state of the cache (csv)")
+    importing.add_argument("--launch", choices=("included", "excluded"), help="whether launches are in the times (csv)")
+
+    query = command("query", _query, "one operator's time on a device, with its range and who says so")
+    query.add_argument("operator", metavar="OPERATOR", help="for example linear:m=512,n=1024,k=1024,dtype=fp16")
+    query.add_argument("--device", required=True)
+    query.add_argument("--method", metavar="NAME", help="answer only from times that were taken so")
+    query.add_argument("--launch", action="store_true", help="an analytic answer holds the launch as well")
+
+    listing = command("list", _list, "what was measured, by device and family")
+    _add_filters(listing)
+
+    export = command("export", _export, "copy contributions into another database, or one family into a CSV table")
+    export.add_argument("target", metavar="FOLDER|FILE.csv")
+    _add_filters(export)
+
+    merge = command("merge", _merge, "take over what another database has")
+    merge.add_argument("source", metavar="FOLDER")
+    _add_filters(merge)
+
+    compare = command("diff", _diff, "what this database and another one have, and how their times differ")
+    compare.add_argument("other", metavar="FOLDER")
+
+    command("check", _check, "read and verify everything; exit 1 where something is damaged")
+
+    evaluate = command("evaluate", _evaluate, "hold out operators and compare their times with the estimators'")
+    evaluate.add_argument("--device", help="only this one")
+    evaluate.add_argument("--seed", type=_natural, help="of the split (default: 2026)")
+    evaluate.add_argument("--share", type=_share, help="of the operators that is held out (default: 0.1)")
+    evaluate.add_argument("--rung", action="append", choices=_RUNGS, help="only these estimators (may be repeated)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    return int(args.subrun(args))
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="only this one")
+    parser.add_argument("--family", help="only this family of operators")
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"expected a natural number, got {text!r}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1, got {text!r}")
+    return share
+
+
+def _store(args: argparse.Namespace, *, create: bool = False) -> Store:
+    from whatif.opdb.location import default_database
+    from whatif.opdb.store import Store
+
+    return Store.open(args.db or default_database(), create=create)
+
+
+def _device(name: str | None) -> str | None:
+    from whatif.opdb.devices import device_called
+
+    return device_called(name).name if name is not None else None
+
+
+def _family(name: str | None) -> str | None:
+    from whatif.errors import WhatifError
+    from whatif.opdb.schema import FAMILIES
+
+    if name is not None and name not in FAMILIES:
+        raise WhatifError(f"opdb: expected a family ({', '.join(FAMILIES)}), got {name!r}.")
+    return name
+
+
+def _import(args: argparse.Namespace) -> int:
+    from whatif.opdb.importing import add_found, read_foreign
+
+    method = _method(args)
+    found = read_foreign(
+        args.kind, Path(args.path), device=args.device, operator=args.operator, method=method, author=args.author,
+        licence=args.licence,
+    )  # fmt: skip
+    store = _store(args, create=True)
+    with progress_bar("importing") as progress:
+        done = add_found(found, store, progress)
+    from whatif.report.text_opdb import print_merged
+
+    print_merged(done, store.folder, as_json=args.json, extra={"dropped": dict(found.dropped)})
+    warn([*found.warnings(), *done.refused])
+    return 0
+
+
+def _method(args: argparse.Namespace) -> Method | None:
+    from whatif.errors import WhatifError
+    from whatif.opdb.provenance import Method
+    from whatif.opdb.schema import METHODS
+
+    if not (args.method or args.cache or args.launch):
+        return None
+    if args.kind != "csv":
+        raise WhatifError("opdb: expected --method, --cache and --launch with csv alone: the others know theirs.")
+    if args.method not in (None, *METHODS):
+        raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
+    launch = None if args.launch is None else args.launch == "included"
+    return Method(name=args.method or "unknown", includes_launch=launch, cache=args.cache or "unknown")
+
+
+def _query(args: argparse.Namespace) -> int:
+    from whatif.errors import WhatifError
+    from whatif.hardware import load_gpu
+    from whatif.opdb.asking import ask, parse_operator
+    from whatif.opdb.devices import facts
+    from whatif.opdb.index import open_index
+    from whatif.opdb.schema import METHODS
+    from whatif.report.text_opdb import print_reply
+
+    if args.method not in (None, *METHODS):
+        raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
+    ops = parse_operator(args.operator)
+    store = _store(args)
+    with progress_bar("indexing") as progress:
+        index = open_index(store, progress=progress)
+    device = str(_device(args.device))
+    if device not in index.devices() and facts(device) is None:
+        load_gpu(args.device)  # says which names are close
+    reply = ask(index, ops, device, method=args.method, launch=args.launch)
+    if reply.t_s is None:
+        raise WhatifError(
+            f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
+            f"measured were {', '.join(reply.known_devices) or 'no devices'}."
+        )
+    print_reply(reply, as_json=args.json)
+    warn(index.warnings)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from whatif.report.text_opdb import print_contributions
+
+    store = _store(args)
+    contributions, wrong = store.contributions()
+    device, family = _device(args.device), _family(args.family)
+    chosen = [
+        c.provenance
+        for c in contributions
+        if device in (None, c.provenance.origin.device.name) and family in (None, c.provenance.family)
+    ]
+    print_contributions(chosen, store.folder, as_json=args.json)
+    warn(wrong)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from whatif.opdb.merging import merge
+    from whatif.opdb.store import Store
+    from whatif.report.text_opdb import print_exported, print_merged
+
+    store, target = _store(args), Path(args.target)
+    device, family = _device(args.device), _family(args.family)
+    if target.suffix == ".csv":
+        from whatif.opdb.exporting import export_csv
+
+        print_exported(export_csv(store, target, device=device, family=family), target, as_json=args.json)
+        return 0
+    other = Store.open(target, create=True)
+    with progress_bar("exporting") as progress:
+        done = merge(store, other, device=device, family=family, progress=progress)
+    print_merged(done, other.folder, as_json=args.json)
+    warn(done.refused)
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from whatif.opdb.merging import merge
+    from whatif.opdb.store import Store
+    from whatif.report.text_opdb import print_merged
+
+    source = Store.open(args.source)
+    store = _store(args, create=True)
+    with progress_bar("merging") as progress:
+        done = merge(source, store, device=_device(args.device), family=_family(args.family), progress=progress)
+    print_merged(done, store.folder, as_json=args.json)
+    warn(done.refused)
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from whatif.opdb.merging import diff
+    from whatif.opdb.store import Store
+    from whatif.report.text_opdb import print_difference
+
+    store, other = _store(args), Store.open(args.other)
+    print_difference(diff(store, other), store.folder, other.folder, as_json=args.json)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from whatif.opdb.checking import check
+    from whatif.report.text_opdb import print_check
+
+    store = _store(args)
+    with progress_bar("checking") as progress:
+        found = check(store, progress=progress)
+    print_check(found, store.folder, as_json=args.json)
+    return 1 if found.problems else 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from whatif.opdb.chain import ALL_RUNGS, Rung
+    from whatif.opdb.evaluate import SEED, SHARE, evaluate
+    from whatif.report.text_opdb import print_evaluation
+
+    rungs = [Rung[name.upper()] for name in args.rung] if args.rung else ALL_RUNGS
+    with progress_bar("reading") as progress:
+        found = evaluate(
+            _store(args), seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, rungs=sorted(rungs),
+            device=_device(args.device), progress=progress,
+        )  # fmt: skip
+    print_evaluation(found, as_json=args.json)
+    return 0

@@ -1,0 +1,1 @@
+"""The op database: measured durations of operators, kept with where they come from, looked up and estimated from."""

@@ -1,0 +1,161 @@
+"""An operator as a person spells it, ``linear:m=512,n=1024,k=1024,dtype=fp16``, and what the database says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.index import Index
+from whatif.opdb.merging import described
+from whatif.opdb.provenance import Basis
+from whatif.opdb.quarantine import Aside
+from whatif.opdb.rows import Operators, operators
+from whatif.opdb.schema import (
+    DTYPES,
+    FAMILIES,
+    FAMILY_OF_NAME,
+    LARGEST_ATTRIBUTE,
+    PHASES,
+    TWO_TENSORS,
+    default_of,
+)
+
+_TEXTS = ("dtype", "phase", "layout")
+_REASONS = {
+    Aside.SOUND: "",
+    Aside.IMPOSSIBLE: "faster than the device can be",
+    Aside.STRAY: "far from its neighbours",
+}
+
+
+def parse_operator(text: str) -> Operators:
+    """Give the one operator that ``text`` spells: a name, a colon, and its integers; fp32 and forward unless it says.
+
+    Raises WhatifError where the name is not known, an integer is missing or is none.
+    """
+    name, _, rest = text.partition(":")
+    family = FAMILY_OF_NAME.get(name)
+    if family is None:
+        raise WhatifError(f"opdb: expected an operator ({', '.join(FAMILY_OF_NAME)}), got {name!r}.")
+    told = {}
+    for word in filter(None, rest.split(",")):
+        key, sign, value = word.partition("=")
+        keys = (*FAMILIES[family].attributes, *_TEXTS)
+        if not sign or key in told or key not in keys:
+            raise WhatifError(
+                f"opdb: expected {name}:KEY=VALUE,... with each of {', '.join(keys)} at most once, got {word!r}."
+            )
+        told[key] = value
+    if family == "elementwise":
+        told.setdefault("tensors", "2" if name in TWO_TENSORS else "1")
+    dtype, phase = told.get("dtype", "fp32"), told.get("phase", "fwd")
+    for word, known in ((dtype, DTYPES), (phase, PHASES)):
+        if word not in known:
+            raise WhatifError(f"opdb: {name}: expected one of {', '.join(known)}, got {word!r}.")
+    integers = {attribute: _integer(name, attribute, told) for attribute in FAMILIES[family].attributes}
+    return operators(family, integers, name=name, dtype=dtype, phase=phase, layout=told.get("layout", ""))
+
+
+def _integer(name: str, attribute: str, told: dict[str, str]) -> int:
+    if attribute not in told:
+        default = default_of(attribute)
+        if isinstance(default, int):
+            return default
+        if default is None:
+            raise WhatifError(f"opdb: {name}: expected {attribute}=…, got nothing; `{name}` needs it.")
+        return _integer(name, default, told)
+    value = told[attribute]
+    if not value.isascii() or not value.isdecimal() or len(value) > 15 or int(value) > LARGEST_ATTRIBUTE:
+        raise WhatifError(f"opdb: {name}: expected an integer for {attribute}, got {value[:40]!r}.")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of an operator, and where it comes from; ``aside`` says why it does not count, "": it does."""
+
+    t_s: float
+    t_low_s: float | None
+    t_high_s: float | None
+    aside: str
+    contribution: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the database says of one operator on one device: an estimate with its range, who made it, and from what."""
+
+    operator: dict[str, str | int]
+    device: str
+    answered_by: str
+    t_s: float | None
+    low_s: float | None
+    high_s: float | None
+    basis: Basis | None
+    evidence: int
+    outside_doublings: float
+    measurements: tuple[Measurement, ...]
+    known_devices: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {
+            "operator": self.operator, "device": self.device, "answered_by": self.answered_by, "t_s": self.t_s,
+            "low_s": self.low_s, "high_s": self.high_s,
+            "method": self.basis._asdict() if self.basis else None,
+            "evidence_rows": self.evidence, "outside_doublings": self.outside_doublings,
+            "measurements": [
+                {
+                    "t_s": m.t_s, "t_low_s": m.t_low_s, "t_high_s": m.t_high_s, "set_aside": m.aside or None,
+                    **m.contribution,
+                }
+                for m in self.measurements
+            ],
+        }  # fmt: skip
+
+
+def ask(
+    index: Index,
+    ops: Operators,
+    device: str,
+    *,
+    method: str | None = None,
+    framework: str | None = None,
+    launch: bool = False,
+) -> Reply:
+    """Ask for one operator on a device (a name of the database)."""
+    estimator = Estimator(index, device, method=method, framework=framework, launch=launch)
+    answers = estimator.estimate(ops)
+    rung, basis = Rung(int(answers.rung[0])), int(answers.basis[0])
+    t, low, high = (None if np.isnan(c[0]) else float(c[0]) for c in (answers.t_s, answers.low_s, answers.high_s))
+    return Reply(
+        operator=ops.described(0), device=device, answered_by=rung.name.lower(), t_s=t, low_s=low, high_s=high,
+        basis=estimator.bases[basis] if basis >= 0 else None, evidence=int(answers.evidence[0]),
+        outside_doublings=float(answers.outside[0]), measurements=tuple(_measurements(index, ops, device)),
+        known_devices=tuple(index.devices()),
+    )  # fmt: skip
+
+
+def _measurements(index: Index, ops: Operators, device: str) -> list[Measurement]:
+    told = index.families.get(ops.family)
+    if told is None:
+        return []
+    first, last = told.find(ops.keys[:1])
+    found = []
+    for row in range(int(first[0]), int(last[0])):
+        said = index.contributions[int(told.contribution[row])]
+        if said.origin.device.name != device:
+            continue
+        low, high = float(told.t_low_s[row]), float(told.t_high_s[row])
+        found.append(
+            Measurement(
+                float(told.t_s[row]), None if np.isnan(low) else low, None if np.isnan(high) else high,
+                _REASONS[Aside(int(told.aside[row]))],
+                described(said),
+            )
+        )  # fmt: skip
+    return found

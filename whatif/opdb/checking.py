@@ -1,0 +1,64 @@
+"""Whether a database is sound: every shard read and verified, and what is set aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.opdb.index import Index, Progress, index_of, read_contributions
+from whatif.opdb.quarantine import Aside
+from whatif.opdb.store import Store
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """How many rows of an operator on a device are set aside, of how many."""
+
+    device: str
+    name: str
+    rows: int
+    impossible: int
+    stray: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """The state of a database: what is sound, a sentence on everything that is not, and what is set aside."""
+
+    contributions: int
+    rows: int
+    problems: tuple[str, ...]
+    aside: tuple[SetAside, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {
+            "contributions": self.contributions, "rows": self.rows, "problems": list(self.problems),
+            "set_aside": [
+                {"device": a.device, "operator": a.name, "rows": a.rows, "impossible": a.impossible, "stray": a.stray}
+                for a in self.aside
+            ],
+        }  # fmt: skip
+
+
+def check(store: Store, *, progress: Progress = None) -> Check:
+    """Read and verify everything, whatever an index says."""
+    contributions, problems = read_contributions(store, progress)
+    index = index_of(contributions, problems)
+    return Check(len(index.contributions), len(index), index.warnings, tuple(_set_aside(index)))
+
+
+def _set_aside(index: Index) -> list[SetAside]:
+    counted: dict[tuple[str, str], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+    for family, told in index.families.items():
+        for group in index.groups[family]:
+            counts = np.bincount(told.aside[told.rows_of(group.number)], minlength=len(Aside))
+            place = (group.device, group.name)
+            counted[place] = counted.get(place, np.zeros(len(Aside), dtype=np.int64)) + counts
+    return [
+        SetAside(device, name, int(c.sum()), int(c[Aside.IMPOSSIBLE]), int(c[Aside.STRAY]))
+        for (device, name), c in sorted(counted.items())
+        if c[1:].any()
+    ]

@@ -1,0 +1,161 @@
+"""How far the estimators miss: operators that they have not seen, every one of them counted.
+
+The split follows from an operator's key and a seed alone: a shape is held out on all devices or on none, whoever merged
+what in which order. The estimators see an index of the other rows, its quarantine included; held-out rows are never set
+aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.opdb.chain import ALL_RUNGS, Answers, Estimator, Rung
+from whatif.opdb.index import Index, Progress, index_of, read_contributions
+from whatif.opdb.keys import held_out
+from whatif.opdb.provenance import Provenance
+from whatif.opdb.rows import Rows
+from whatif.opdb.store import Store
+
+Float64 = npt.NDArray[np.float64]
+
+# Fixed before anything was evaluated.
+SEED, SHARE = 2026, 0.1
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of one operator's held-out rows on one device ("": on all of them), in percent of the measured time."""
+
+    name: str
+    device: str
+    rows: int
+    answered: int
+    mape_pct: float
+    median_pct: float
+    p90_pct: float
+    bias_pct: float
+    coverage_pct: float  # of the nominal 90 % ranges
+    half_width_pct: float  # their median: how far the ends lie from the estimate, by the geometric mean
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was held out, who answered, and the scores: of each operator on all devices, and on each."""
+
+    seed: int
+    share: float
+    rows: int
+    held_out: int
+    rungs: dict[str, int]
+    by_operator: tuple[Score, ...]
+    by_device: tuple[Score, ...]
+    total: Score
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {
+            "seed": self.seed, "held_out_share": self.share, "rows": self.rows, "held_out": self.held_out,
+            "answered_by": self.rungs, "by_operator": [asdict(s) for s in self.by_operator],
+            "by_operator_and_device": [asdict(s) for s in self.by_device], "total": asdict(self.total),
+        }  # fmt: skip
+
+
+def evaluate(
+    store: Store,
+    *,
+    seed: int = SEED,
+    share: float = SHARE,
+    rungs: Sequence[Rung] = ALL_RUNGS,
+    device: str | None = None,
+    progress: Progress = None,
+) -> Evaluation:
+    """Hold out ``share`` of the operators and estimate their times from the rest.
+
+    Raises WhatifError where nothing is held out, or nothing left.
+    """
+    contributions, _ = read_contributions(store, progress)
+    contributions = [(c, r) for c, r in contributions if device in (None, c.origin.device.name)]
+    kept, tested = split(contributions, seed, share)
+    if not kept or not tested:
+        raise WhatifError(
+            f"{store.folder}: expected measurements to hold {share:.0%} of out and estimate from the rest, got too few."
+        )
+    index = index_of(kept)
+    outcomes = [(c, rows, estimate_rows(index, c, rows, rungs)) for c, rows in tested]
+    return _evaluation(outcomes, seed, share, sum(len(r) for _, r in contributions))
+
+
+def split(
+    contributions: list[tuple[Provenance, Rows]], seed: int, share: float
+) -> tuple[list[tuple[Provenance, Rows]], list[tuple[Provenance, Rows]]]:
+    """Give contributions without the operators that are held out, and contributions of just those."""
+    kept, tested = [], []
+    for said, rows in contributions:
+        out = held_out(rows.ops.keys, seed, share)
+        if not out.all():
+            kept.append((said, rows.take(~out)))
+        if out.any():
+            tested.append((said, rows.take(out)))
+    return kept, tested
+
+
+def estimate_rows(index: Index, said: Provenance, rows: Rows, rungs: Sequence[Rung]) -> Answers:
+    """Estimate rows as they were measured: on their device, with their method."""
+    basis, launch = said.origin.basis, bool(said.origin.method.includes_launch)
+    estimator = Estimator(index, said.origin.device.name, rungs, basis.method, basis.framework, launch)
+    return estimator.estimate(rows.ops)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    name: npt.NDArray[np.str_]
+    device: npt.NDArray[np.str_]
+    measured: Float64
+    estimated: Float64
+    low: Float64
+    high: Float64
+
+    def score(self, chosen: npt.NDArray[np.bool_], name: str, device: str) -> Score:
+        answered = chosen & np.isfinite(self.estimated)
+        t = self.measured[answered]
+        if not len(t):
+            return Score(name, device, int(chosen.sum()), 0, *[float("nan")] * 6)
+        error = 100 * (self.estimated[answered] / t - 1)
+        low, high = self.low[answered], self.high[answered]
+        inside = (low <= t) & (t <= high)
+        half = 100 * (np.sqrt(high / np.maximum(low, 1e-12)) - 1)
+        miss = np.abs(error)
+        return Score(
+            name, device, int(chosen.sum()), len(t), float(miss.mean()), float(np.median(miss)),
+            float(np.quantile(miss, 0.9)), float(error.mean()), float(100 * inside.mean()), float(np.median(half)),
+        )  # fmt: skip
+
+
+def _evaluation(outcomes: list[tuple[Provenance, Rows, Answers]], seed: int, share: float, rows: int) -> Evaluation:
+    columns = _Columns(
+        np.concatenate([np.array(r.ops.texts["name"].decoded()) for _, r, _ in outcomes]),
+        np.concatenate([np.full(len(r), c.origin.device.name) for c, r, _ in outcomes]),
+        np.concatenate([r.t_s for _, r, _ in outcomes]),
+        np.concatenate([a.t_s for _, _, a in outcomes]),
+        np.concatenate([a.low_s for _, _, a in outcomes]),
+        np.concatenate([a.high_s for _, _, a in outcomes]),
+    )
+    rung = np.concatenate([a.rung for _, _, a in outcomes])
+    names = sorted(set(columns.name.tolist()))
+    answered_by = {r.name.lower(): int((rung == r).sum()) for r in Rung if (rung == r).any()}
+    return Evaluation(
+        seed, share, rows, len(columns.name), answered_by,
+        tuple(columns.score(columns.name == n, n, "") for n in names),
+        tuple(
+            columns.score((columns.name == n) & (columns.device == d), n, d)
+            for n in names
+            for d in sorted(set(columns.device[columns.name == n].tolist()))
+        ),
+        columns.score(np.ones(len(columns.name), dtype=np.bool_), "all", ""),
+    )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Measurements as a table of comma-separated values, for people and other programs; `import csv` reads it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from whatif.errors import WhatifError
+from whatif.opdb.rows import Rows
+from whatif.opdb.schema import FAMILIES, TEXTS, TIMES
+from whatif.opdb.store import Store
+from whatif.output_file import replacing
+
+
+def export_csv(store: Store, target: Path, *, device: str | None = None, family: str | None = None) -> int:
+    """Write the measurements of one family into ``target``; gives how many they are.
+
+    The provenance is left behind, all but the contribution's id. Raises WhatifError where none or several families fit.
+    """
+    contributions, _ = store.contributions()
+    chosen = [c for c in contributions if device in (None, c.provenance.origin.device.name)]
+    families = sorted({c.provenance.family for c in chosen if family in (None, c.provenance.family)})
+    if len(families) != 1:
+        raise WhatifError(
+            f"{store.folder}: expected measurements of one family for a table, got {', '.join(families) or 'none'}; "
+            f"choose with --family ({', '.join(FAMILIES)})."
+        )
+    tables = [_table(c.read(), c.provenance.origin.device.name, c.provenance.contribution)
+              for c in chosen if c.provenance.family == families[0]]  # fmt: skip
+    table = pd.concat(tables, ignore_index=True)
+    with replacing(target) as part:
+        table.to_csv(part, index=False)
+    return len(table)
+
+
+def _table(rows: Rows, device: str, contribution: str) -> pd.DataFrame:
+    columns: dict[str, object] = {"device": device, "family": rows.family}
+    columns |= {name: rows.ops.texts[name].decoded() for name in TEXTS}
+    columns |= {name: rows.ops.integers[name] for name in FAMILIES[rows.family].attributes}
+    columns |= {name: getattr(rows, name) for name in TIMES}
+    columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded(), "contribution": contribution}
+    return pd.DataFrame(columns)

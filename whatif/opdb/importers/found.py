@@ -1,0 +1,68 @@
+"""What a reader of foreign measurements found, and how all of them open files: with limits, and one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import pandas as pd
+
+from whatif.errors import WhatifError
+from whatif.opdb.provenance import Origin
+from whatif.opdb.rows import Rows, sound_part
+
+# No table of measurements that people share as text is larger.
+LARGEST_TEXT_BYTES = 2_000_000_000
+
+
+@dataclass
+class Found:
+    """Rows with their origin, one pair a contribution; how many rows were left out, by reason."""
+
+    contributions: list[tuple[Rows, Origin]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def keep(self, rows: Rows, origin: Origin) -> None:
+        """Keep the rows that can be true; count the others."""
+        rows, lost = sound_part(rows)
+        if lost:
+            self.dropped["times or sizes that no device can have"] += lost
+        if len(rows):
+            self.contributions.append((rows, origin))
+
+    def warnings(self) -> list[str]:
+        """One sentence for each reason to leave rows out."""
+        return [f"{count:,} rows left out: {reason}" for reason, count in sorted(self.dropped.items())]
+
+
+def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV table. Raises WhatifError where it is none, or has not the columns that are ``needed``."""
+    try:
+        table = pd.read_csv(file, encoding="utf-8", on_bad_lines="error", low_memory=False)
+    except (OSError, ValueError, OverflowError, UnicodeDecodeError, pd.errors.ParserError) as error:
+        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise WhatifError(f"{where}: expected a table of comma-separated values, got '{said}'.") from error
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        raise WhatifError(f"{where}: expected the columns {', '.join(needed)}, got none called {', '.join(missing)}.")
+    return table
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; bytes that are no text become question marks. Raises WhatifError where it cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST_TEXT_BYTES:
+            raise WhatifError(f"{path}: expected a file of measurements, got one of over two gigabytes; cut it.")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise WhatifError(f"{path}: expected a readable file, got '{error.strerror or error}'.") from error
+
+
+def file_sha256(path: Path) -> str:
+    """Give the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,108 @@
+"""Reader of any table of comma-separated values that names its columns as the database does.
+
+Needed: ``name``, ``dtype``, the integers of the operator's family, and a time whose unit stands in its name: ``t_s``,
+``t_ms``, ``t_us`` or ``t_ns``. Beside them: ``family``, ``phase``, ``layout``, ``device``, ``repeats``, ``kernels`` and
+the range, ``t_low_ms`` and ``t_high_ms`` (10 and 90 % of the repeats, in the unit of the time). `whatif opdb export
+FILE.csv` writes the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from whatif.errors import WhatifError
+from whatif.opdb.devices import device_called
+from whatif.opdb.importers.found import Found, file_sha256, read_table
+from whatif.opdb.provenance import Method, Origin, Source
+from whatif.opdb.rows import measurements, operators
+from whatif.opdb.schema import DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES, default_of
+
+_UNITS = {"t_s": 1.0, "t_ms": 1e-3, "t_us": 1e-6, "t_ns": 1e-9}
+
+
+def read_csv(
+    path: Path,
+    *,
+    device: str | None = None,
+    method: Method | None = None,
+    author: str | None = None,
+    licence: str | None = None,
+) -> Found:
+    """Read a table. Raises WhatifError where a needed column is missing, or nothing names the device."""
+    table = read_table(path, str(path), ("name", "dtype"))
+    units = [column for column in _UNITS if column in table]
+    if len(units) != 1:
+        raise WhatifError(f"{path}: expected one column of times (t_s, t_ms, t_us or t_ns), got {len(units)}.")
+    if device is None and "device" not in table:
+        raise WhatifError(f"{path}: expected a column 'device', got none; name the device with --device.")
+    found = Found()
+    table = table.assign(
+        device=device if device is not None else table["device"].astype(str), dtype=table["dtype"].astype(str),
+        name=table["name"].astype(str), family=_families(table), phase=_texts(table, "phase", "fwd"),
+        layout=_texts(table, "layout", ""),
+    )  # fmt: skip
+    known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
+    if (~known).any():
+        found.dropped["an operator, number format or phase that is not known"] += int((~known).sum())
+    source = Source(author=author, licence=licence, sha256=file_sha256(path))
+    for (told, family), part in table[known].groupby(["device", "family"], sort=True):
+        origin = Origin(device=device_called(str(told)), method=method or Method(), source=source)
+        integers = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}
+        ops = operators(
+            str(family), integers, name=part["name"].tolist(), dtype=part["dtype"].tolist(),
+            phase=part["phase"].tolist(), layout=part["layout"].tolist(),
+        )  # fmt: skip
+        scale, unit = _UNITS[units[0]], units[0].removeprefix("t_")
+        t, low, high = (_numbers(part, c) * scale for c in (units[0], f"t_low_{unit}", f"t_high_{unit}"))
+        repeats = np.nan_to_num(_numbers(part, "repeats"), nan=0, posinf=-1, neginf=-1)
+        found.keep(
+            measurements(
+                ops,
+                t,
+                t_low_s=low,
+                t_high_s=high,
+                repeats=np.clip(repeats, -1, 2**31 - 1),
+                kernels=_texts(part, "kernels", ""),
+            ),
+            origin,
+        )
+    if not found.contributions:
+        raise WhatifError(
+            f"{path}: expected measurements of operators, got none that can be kept; see docs/opdb.md for the columns."
+        )
+    return found
+
+
+def _families(table: pd.DataFrame) -> list[str]:
+    by_name = [FAMILY_OF_NAME.get(str(name), "") for name in table["name"]]
+    if "family" not in table:
+        return by_name
+    return [str(told) if isinstance(told, str) else named for told, named in zip(table["family"], by_name, strict=True)]
+
+
+def _texts(table: pd.DataFrame, column: str, default: str) -> list[str]:
+    if column not in table:
+        return [default] * len(table)
+    return [str(text) if isinstance(text, str) else default for text in table[column]]
+
+
+def _numbers(table: pd.DataFrame, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    if column not in table:
+        return np.full(len(table), np.nan)
+    return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
+
+
+def _integers(table: pd.DataFrame, attribute: str, path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if attribute not in table:
+        default = default_of(attribute)
+        if isinstance(default, int):
+            return np.full(len(table), default, dtype=np.int64)
+        if default is None or default not in table:
+            raise WhatifError(f"{path}: expected a column {attribute!r}, which its operators need, got none.")
+        return _integers(table, default, path)
+    values = _numbers(table, attribute)
+    sane = np.isfinite(values) & (np.abs(values) < 2.0**53) & (values == np.rint(values))
+    return np.where(sane, values, -1).astype(np.int64)

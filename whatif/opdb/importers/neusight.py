@@ -1,0 +1,174 @@
+"""Reader of NeuSight's measurements (Lee et al., ASPLOS 2025; MIT licence): its `collect` folder, or the archive of it.
+
+One CSV a device and operator: fp32 operators of PyTorch 2.1, forward passes, times in milliseconds between CUDA events
+around the call, so that launches are inside them. A `linear` or `bmm` of (B, M, N, K) multiplies (M, N) by (N, K).
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from whatif.errors import WhatifError
+from whatif.opdb.devices import device_called
+from whatif.opdb.importers.found import Found, file_sha256, read_table
+from whatif.opdb.provenance import Environment, Method, Origin, Source
+from whatif.opdb.rows import Operators, Rows, measurements, operators
+
+_NEEDED = ("OPName", "Latency", "Device")
+# Their names of operators: those that end in u take a number as the second operand.
+_ELEMENTWISE = {
+    "add": ("add", 2), "mul": ("mul", 2), "div": ("div", 2), "pow": ("pow", 2),
+    "addu": ("add_scalar", 1), "mulu": ("mul_scalar", 1), "divu": ("div_scalar", 1), "powu": ("pow_scalar", 1),
+    "relu": ("relu", 1), "gelu": ("gelu", 1), "tanh": ("tanh", 1),
+}  # fmt: skip
+_NORMALIZATION = {"ln": "layer_norm", "softmax": "softmax"}
+_MATMUL = ("bmm", "linear")
+_LARGEST_MEMBER_BYTES = 200_000_000
+_MOST_MEMBERS = 5000
+# FOLDER/OPERATOR/VERSION/DEVICE.csv; the same rows lie once more in FOLDER/OPERATOR.csv.
+_FEWEST_FOLDERS = 2
+
+
+def read_neusight(path: Path, *, author: str | None = None) -> Found:
+    """Read all tables below ``path``: a folder, one CSV, or a .tar.gz. Raises WhatifError where there are none."""
+    found = Found()
+    tables = [table for where, file in _files(path) if (table := _table(file, where, found)) is not None]
+    if not tables:
+        raise WhatifError(f"{path}: expected NeuSight's tables OPERATOR/VERSION/DEVICE.csv, got none.")
+    everything = pd.concat(tables, ignore_index=True)
+    for column in ("Torch Version", "CUDNN Version", "CUDA Version"):
+        everything[column] = everything[column].astype(str) if column in everything else ""
+    sha256 = file_sha256(path) if path.is_file() else None
+    keys = ["Device", "Torch Version", "CUDNN Version", "CUDA Version"]
+    for (told, torch, cudnn, cuda), table in everything.groupby(keys, sort=True, dropna=False):
+        origin = Origin(
+            device=device_called(str(told)),
+            environment=Environment(
+                framework="pytorch", framework_version=str(torch).removeprefix("p"), cudnn=str(cudnn), cuda=str(cuda)
+            ),
+            method=Method(name="event_pair", includes_launch=True),
+            source=Source(
+                author=author or "NeuSight (sitar-lab)", tool="neusight", licence="MIT", sha256=sha256,
+                uri="https://github.com/sitar-lab/NeuSight",
+            ),
+        )  # fmt: skip
+        for rows in _families(table, found):
+            found.keep(rows, origin)
+    return found
+
+
+def _files(path: Path) -> Iterator[tuple[str, io.BytesIO | Path]]:
+    try:
+        if path.is_dir():
+            for file in sorted(path.rglob("*.csv")):
+                if len(file.relative_to(path).parts) > _FEWEST_FOLDERS:
+                    yield str(file), file
+        elif path.suffix == ".csv":
+            yield str(path), path
+        else:
+            with tarfile.open(path, "r:*") as archive:
+                yield from _members(path, archive)
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise WhatifError(f"{path}: expected NeuSight's collect folder, a CSV or a .tar.gz, got '{error}'.") from error
+
+
+def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, io.BytesIO]]:
+    """The tables of an archive; nothing is unpacked onto the disk."""
+    for place, member in enumerate(archive):
+        if place >= _MOST_MEMBERS or member.size > _LARGEST_MEMBER_BYTES:
+            raise WhatifError(f"{path}: expected a few hundred tables, got an archive that unfolds beyond all bounds.")
+        # The first folder of the archive is `collect` itself.
+        if not member.isfile() or not member.name.endswith(".csv") or member.name.count("/") <= _FEWEST_FOLDERS:
+            continue
+        file = archive.extractfile(member)
+        if file is not None:
+            yield f"{path}: {member.name}", io.BytesIO(file.read())
+
+
+def _table(file: io.BytesIO | Path, where: str, found: Found) -> pd.DataFrame | None:
+    try:
+        return read_table(file, where, _NEEDED)
+    except WhatifError:
+        found.dropped["tables that are none of NeuSight's"] += 1
+        return None
+
+
+def _families(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
+    named = table["OPName"].astype(str)
+    known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
+    if (~known).any():
+        found.dropped["operators that are not known"] += int((~known).sum())
+    for chosen, build in (
+        (named.isin(_MATMUL), _matmul),
+        (named == "conv", _conv),
+        (named.isin(list(_ELEMENTWISE)), _elementwise),
+        (named.isin(list(_NORMALIZATION)), _normalization),
+    ):
+        if chosen.any():
+            part = table[chosen]
+            yield measurements(build(part), _column(part, "Latency") * 1e-3, kernels=_kernels(part))
+
+
+def _matmul(table: pd.DataFrame) -> Operators:
+    sizes = {"batch": "B", "m": "M", "n": "K", "k": "N"}
+    return operators(
+        "matmul", {ours: _integers(table, theirs) for ours, theirs in sizes.items()}, name=table["OPName"].tolist(),
+        dtype="fp32",
+    )  # fmt: skip
+
+
+def _conv(table: pd.DataFrame) -> Operators:
+    theirs = {
+        "batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "in_h": "Input_Size",
+        "in_w": "Input_Size", "kernel_h": "Kernel_Szie", "kernel_w": "Kernel_Szie", "stride_h": "Stride",
+        "stride_w": "Stride", "padding_h": "Padding", "padding_w": "Padding",
+    }  # fmt: skip
+    columns = {ours: _integers(table, name) for ours, name in theirs.items()}
+    once = np.ones(len(table), dtype=np.int64)
+    return operators(
+        "conv", {**columns, "dilation_h": once, "dilation_w": once, "groups": once}, name="conv2d", dtype="fp32",
+        layout="nchw",
+    )  # fmt: skip
+
+
+def _elementwise(table: pd.DataFrame) -> Operators:
+    ours = [_ELEMENTWISE[name] for name in table["OPName"]]
+    return operators(
+        "elementwise",
+        {"elements": _integers(table, "B") * _integers(table, "H"), "tensors": np.array([n for _, n in ours])},
+        name=[name for name, _ in ours], dtype="fp32",
+    )  # fmt: skip
+
+
+def _normalization(table: pd.DataFrame) -> Operators:
+    return operators(
+        "normalization", {"rows": _integers(table, "B"), "columns": _integers(table, "H")},
+        name=[_NORMALIZATION[name] for name in table["OPName"]], dtype="fp32",
+    )  # fmt: skip
+
+
+def _column(table: pd.DataFrame, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A column as numbers, NaN where there is none: such rows are counted and left out."""
+    empty = pd.Series(np.nan, index=table.index)
+    return np.asarray(pd.to_numeric(table.get(name, empty), errors="coerce"), dtype=np.float64)
+
+
+def _integers(table: pd.DataFrame, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A column as integers, -1 where it says nothing sensible: no operator has such a size."""
+    values = _column(table, name)
+    sane = np.isfinite(values) & (np.abs(values) < 2.0**40) & (values == np.rint(values))
+    return np.where(sane, values, -1).astype(np.int64)
+
+
+def _kernels(table: pd.DataFrame) -> list[str]:
+    """The kernels of each call; longer lists than a cell may hold are cut."""
+    from whatif.opdb.schema import LONGEST_TEXT
+
+    named = table["Kernels"] if "Kernels" in table else table.get("Kernel Name", pd.Series("", index=table.index))
+    return [str(text).strip(";")[:LONGEST_TEXT] if isinstance(text, str) else "" for text in named]

@@ -1,0 +1,186 @@
+"""Reader of a recording: what its operators took, by shape, and what `--measure-operators` measured alone.
+
+On a GPU the time of an operator is that of its own kernels, launches left out; on a CPU the operator's own duration.
+Each distinct operator becomes one row: the median of its calls, with their spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.gpu_side import find_calls, find_gpu_side
+from whatif.ingest.kineto import read_kineto
+from whatif.ingest.nest import Nest
+from whatif.ingest.read import recorded_device
+from whatif.opdb.devices import CPU_PREFIX, device_called
+from whatif.opdb.importers.described import Timed, rows_of
+from whatif.opdb.importers.found import Found, file_sha256
+from whatif.opdb.importers.torch_operators import Described, describe, describe_other
+from whatif.opdb.provenance import Device, Environment, Method, Origin, Source
+from whatif.opdb.schema import LONGEST_TEXT
+from whatif.types import Int64
+
+Float64 = npt.NDArray[np.float64]
+
+
+def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
+    """Read a Kineto trace or a recording with shapes. Raises WhatifError where it tells no operator's shape.
+
+    ``device`` names the device where the recording does not.
+    """
+    events = read_kineto(path)
+    metadata = events.header.get("whatif")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    told, memory_bytes = recorded_device(events.header, metadata)
+    on_gpu = bool((events.category == EventCategory.KERNEL).any())
+    where = (
+        device_called(device, memory_bytes=memory_bytes) if device else _device(told, memory_bytes, metadata, on_gpu)
+    )
+    source = Source(author=author, tool="whatif", sha256=file_sha256(path), date=_text(metadata.get("date")))
+    environment = _environment(metadata)
+    found = Found()
+    calls = list(_gpu_operators(events) if on_gpu else _cpu_operators(events))
+    in_step = Method(name="trace", includes_launch=False if on_gpu else None)
+    for rows in rows_of(calls):
+        found.keep(rows, Origin(device=where, environment=environment, method=in_step, source=source))
+    alone = Method(name="chain_difference", includes_launch=False if on_gpu else None)
+    for rows in rows_of(list(_measured_alone(metadata))):
+        found.keep(rows, Origin(device=where, environment=environment, method=alone, source=source))
+    if not found.contributions:
+        raise WhatifError(f"{path}: expected operators with their shapes, got none; record with record_shapes=True.")
+    return found
+
+
+def _device(told: str | None, memory_bytes: int | None, metadata: dict[str, Any], on_gpu: bool) -> Device:
+    if on_gpu:
+        return device_called(told or "", memory_bytes=memory_bytes)
+    cpu, threads = _text(metadata.get("cpu")), metadata.get("threads")
+    if cpu is None:
+        raise WhatifError(
+            "opdb: expected a recording that tells its CPU, got one of a profiler alone; name it with --device."
+        )
+    # With other threads it is another device: the same operator takes another time.
+    count = threads if isinstance(threads, int) and 0 < threads < 10_000 else None
+    return device_called(f"{CPU_PREFIX}{cpu}" + (f" x{count}" if count else ""))
+
+
+def _environment(metadata: dict[str, Any]) -> Environment:
+    precision = metadata.get("precision")
+    tf32 = precision.get("cudnn_allow_tf32") if isinstance(precision, dict) else None
+    threads = metadata.get("threads")
+    return Environment(
+        framework="pytorch" if metadata.get("torch") else None, framework_version=_text(metadata.get("torch")),
+        cuda=_text(metadata.get("cuda")), cudnn=_text(metadata.get("cudnn")), driver=_text(metadata.get("driver")),
+        cpu=_text(metadata.get("cpu")), threads=threads if type(threads) is int else None,
+        tf32_allowed=tf32 if isinstance(tf32, bool) else None,
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str | None:
+    return str(value)[:120] if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _gpu_operators(events: Events) -> Iterator[Timed]:
+    """The kernels of each operator call, added up."""
+    calls = find_calls(events)
+    gpu = find_gpu_side(events, calls, is_amd=False)
+    kernel = (gpu.call >= 0) & (events.category[gpu.event] == EventCategory.KERNEL) & (events.group_size[gpu.event] < 0)
+    launch, task = gpu.call[kernel], gpu.event[kernel]
+    operator = np.full(len(launch), -1, dtype=np.int64)
+    for track in np.unique(calls.track[launch]):
+        rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.track == track) & (events.shape >= 0))
+        mine = np.flatnonzero(calls.track[launch] == track)
+        if len(rows):
+            nest = Nest(events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows])
+            inner = nest.innermost(calls.start_ns[launch[mine]])
+            operator[mine] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
+    task, operator = task[operator >= 0], operator[operator >= 0]
+    order = np.argsort(operator, kind="stable")
+    task, operator = task[order], operator[order]
+    called, first = np.unique(operator, return_index=True)
+    if not len(called):
+        return
+    total_ns = np.add.reduceat(events.duration_ns[task], first)
+    last = np.append(first[1:], len(task))
+    for what, members in _distinct(events, called):
+        one = int(members[0])
+        kernels = ";".join(events.names[code] for code in events.name[task[first[one] : last[one]]].tolist())
+        yield _timed(what, total_ns[members].astype(np.float64), kernels[:LONGEST_TEXT])
+
+
+def _cpu_operators(events: Events) -> Iterator[Timed]:
+    """The innermost operators of a known family; what they call to allocate memory belongs to them."""
+    rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.shape >= 0))
+    known = np.zeros(len(rows), dtype=np.bool_)
+    for what, members in _distinct(events, rows):
+        known[members] = what.family != "other"
+    rows = rows[known]
+    inner = np.ones(len(rows), dtype=np.bool_)
+    for track in np.unique(events.track[rows]):
+        mine = np.flatnonzero(events.track[rows] == track)
+        start, end = events.start_ns[rows[mine]], events.start_ns[rows[mine]] + events.duration_ns[rows[mine]]
+        # Rows are sorted by (start, -duration): an operator that begins before the one above it ends lies inside it.
+        inner[mine[:-1]] = start[1:] >= end[:-1]
+    rows = rows[inner]
+    for what, members in _distinct(events, rows):
+        yield _timed(what, events.duration_ns[rows[members]].astype(np.float64), "")
+
+
+def _distinct(events: Events, rows: Int64) -> Iterator[tuple[Described, Int64]]:
+    """Each distinct operator among ``rows``, described once, and the places in ``rows`` that are calls of it."""
+    key = events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]
+    order = np.argsort(key, kind="stable")
+    codes, first = np.unique(key[order], return_index=True)
+    by_operator: dict[Described, list[Int64]] = {}
+    for code, start, end in zip(codes.tolist(), first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
+        name, shape = divmod(code, len(events.shapes))
+        said = (events.names[name], *events.shapes[shape])
+        what = describe(*said) or describe_other(*said)
+        if what is not None:
+            by_operator.setdefault(what, []).append(order[start:end])
+    for what, members in by_operator.items():
+        yield what, np.concatenate(members)
+
+
+def _timed(what: Described, durations_ns: Float64, kernels: str) -> Timed:
+    low, middle, high = (np.quantile(durations_ns, (0.1, 0.5, 0.9)) * 1e-9).tolist()
+    count = len(durations_ns)
+    if count < 2:
+        low = high = float("nan")
+    return Timed(what, middle, low, high, count, kernels)
+
+
+def _measured_alone(metadata: dict[str, Any]) -> Iterator[Timed]:
+    """The table "operator_times": times as recorded, and in bf16 where the operator's family is known."""
+    table = metadata.get("operator_times")
+    for row in table if isinstance(table, list) else []:
+        if not isinstance(row, dict) or not isinstance(row.get("ns"), dict):
+            continue
+        said = (row.get("op"), row.get("dims"), row.get("types"), row.get("concrete"))
+        what, spread = describe(*said) or describe_other(*said), row.get("spread")
+        for form in ("recorded", "bf16"):
+            ns = row["ns"].get(form)
+            if (
+                what is None
+                or not isinstance(ns, int | float)
+                or isinstance(ns, bool)
+                or (form == "bf16" and what.family == "other")
+            ):
+                continue
+            share = spread.get(form) if isinstance(spread, dict) else None
+            # The recorder tells the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
+            half = 0.95 * share if isinstance(share, int | float) and 0 <= share < 1 else float("nan")
+            told = (
+                what
+                if form == "recorded"
+                else Described(what.family, what.name, "bf16", what.integers, what.phase, what.layout)
+            )
+            t = float(ns) * 1e-9
+            yield Timed(told, t, t * (1 - min(half, 0.99)), t * (1 + half))

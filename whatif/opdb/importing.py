@@ -1,0 +1,94 @@
+"""Bring measurements into a database: read by the importer of their kind, checked, written as contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.found import Found
+from whatif.opdb.merging import Merged
+from whatif.opdb.provenance import Method
+from whatif.opdb.store import Outcome, Store, in_shards
+
+# What `whatif opdb import` reads, in the words of its help.
+KINDS = {
+    "neusight": "NeuSight's collect folder, or the archive of it",
+    "nccl-tests": "the output of nccl-tests or rccl-tests",
+    "recording": "a recording: its operators by shape, and those measured alone",
+    "csv": "a table whose columns are called as the database's",
+    "aiconfigurator": "the folder systems/data of the package aiconfigurator-core",
+}
+
+
+def read_foreign(
+    kind: str,
+    path: Path,
+    *,
+    device: str | None = None,
+    operator: str | None = None,
+    method: Method | None = None,
+    author: str | None = None,
+    licence: str | None = None,
+) -> Found:
+    """Read measurements of a ``kind`` (a key of ``KINDS``). Raises WhatifError where ``path`` holds none."""
+    if not path.exists():
+        raise WhatifError(f"{path}: expected measurements to import, got no such file or folder.")
+    readers: dict[str, Callable[[], Found]] = {
+        "neusight": lambda: _neusight(path, author),
+        "nccl-tests": lambda: _nccl_tests(path, operator, device, author),
+        "recording": lambda: _recording(path, device, author),
+        "csv": lambda: _csv(path, device, method, author, licence),
+        "aiconfigurator": lambda: _aiconfigurator(path, author),
+    }
+    return readers[kind]()
+
+
+def add_found(found: Found, store: Store, progress: Callable[[int, int], None] | None = None) -> Merged:
+    """Write what a reader found. Raises WhatifError where nothing of it can be kept."""
+    done = Merged()
+    known = store.devices_by_times()
+    for place, (rows, origin) in enumerate(found.contributions):
+        if progress:
+            progress(place, len(found.contributions))
+        for part in in_shards(rows):
+            try:
+                outcome, name = store.add(part, origin, known=known)
+            except WhatifError as error:
+                done.refused.append(str(error))
+                continue
+            (done.added if outcome == Outcome.ADDED else done.present).append(name)
+            done.rows += len(part) if outcome == Outcome.ADDED else 0
+    if done.refused and not done.added and not done.present:
+        raise WhatifError(done.refused[0])
+    return done
+
+
+def _neusight(path: Path, author: str | None) -> Found:
+    from whatif.opdb.importers.neusight import read_neusight
+
+    return read_neusight(path, author=author)
+
+
+def _nccl_tests(path: Path, operator: str | None, device: str | None, author: str | None) -> Found:
+    from whatif.opdb.importers.nccl_tests import read_nccl_tests
+
+    return read_nccl_tests(path, operator=operator, device=device, author=author)
+
+
+def _recording(path: Path, device: str | None, author: str | None) -> Found:
+    from whatif.opdb.importers.recording import read_recording
+
+    return read_recording(path, device=device, author=author)
+
+
+def _csv(path: Path, device: str | None, method: Method | None, author: str | None, licence: str | None) -> Found:
+    from whatif.opdb.importers.generic_csv import read_csv
+
+    return read_csv(path, device=device, method=method, author=author, licence=licence)
+
+
+def _aiconfigurator(path: Path, author: str | None) -> Found:
+    from whatif.opdb.importers.aiconfigurator import read_aiconfigurator
+
+    return read_aiconfigurator(path, author=author)

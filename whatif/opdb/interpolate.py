@@ -1,0 +1,155 @@
+"""Interpolation of log-utilisation between measured neighbours: what a group's law leaves, moved along its sizes.
+
+Utilisation is the law's time over the measured one. Around an asked operator it is a plane in the logarithms of the
+sizes, fitted to the sixteen nearest operators, near ones weighing more. How far such a plane misses is learned from the
+group itself: measured operators are estimated from their neighbours without themselves (split conformal prediction:
+Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 2018, with locally scaled residuals).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb.law import Law, fit_law
+from whatif.opdb.neighbours import nearest
+from whatif.types import Int64
+
+Float64 = npt.NDArray[np.float64]
+
+NEIGHBOURS = 16
+# Fewer measured operators make no plane.
+FEWEST = 8
+# How much farther a group's law misses with each doubling outside of what was measured, as a factor, where the group
+# is too small to tell. Our estimate: products and convolutions of NeuSight's data lose 1.2 to 2.
+FACTOR_A_DOUBLING = 1.5
+# A group tells it when its larger operators are estimated from its smaller ones, up to this quantile of each size.
+_INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
+# However well that went, the next doubling is less certain.
+_LEAST_GROWTH = 0.05
+COVERAGE = 0.9
+# Rows whose miss tells the range; more make it no better and slower.
+_MOST_PROBES = 1000
+# A plane tilts only as far as neighbours agree: ridge, in doublings.
+_RIDGE = 0.3
+_NEAREST_DISTANCE = 0.05
+# Neighbours that agree by chance are no proof: the least spread of a plane, and its growth with their distance.
+_LEAST_SPREAD, _SPREAD_A_DOUBLING = 0.002, 0.02
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measured operators that differ in their sizes alone, and what was learned from them."""
+
+    law: Law
+    sizes: Float64  # log2, shape (n, p)
+    residual: Float64  # log of measured time over the law's, shape (n,)
+    quantile: float  # of the misses, in units of the local spread
+    growth: float  # of the range, log a doubling outside of the measured box
+    most_bytes: float  # that a measured operator moves
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def estimate(self, sizes: Float64, work: tuple[Float64, Float64]) -> tuple[Float64, Float64, Float64, Float64]:
+        """Give time, low and high end of its 90 % range, seconds, and doublings outside of the measured box.
+
+        ``sizes`` has shape (q, p), FLOPs and bytes (``work``) and all results (q,).
+        """
+        low, high = self.sizes.min(axis=0), self.sizes.max(axis=0)
+        inside = np.clip(sizes, low, high)
+        outside = np.asarray(np.abs(sizes - inside).max(axis=1, initial=0.0))
+        # Beyond the box the last plane is not prolonged: the law alone goes on, from the box's edge.
+        miss, spread = _planes(self.sizes, self.residual, inside)
+        centre = self.law.time_s(*work) * np.exp(miss)
+        half = self.quantile * spread + self.growth * outside
+        return centre, centre * np.exp(-half), centre * np.exp(half), outside
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of a group, n rows: sizes (log2, (n, p)), work and time, shape (n,); what a group learns from.
+
+    ``stands`` lists the rows that stand for their operators, one each, and ``operator``, shape (n,), the place among
+    them of every row's operator (-1: it has only strays). All rows count where the range is learned: strays and
+    conflicting measurements are what a new operator may turn out to be as well.
+    """
+
+    sizes: Float64
+    flops: Float64
+    moved_bytes: Float64
+    t_s: Float64
+    stands: Int64
+    operator: Int64
+
+
+def fit_group(rows: Measured) -> Group | None:
+    """Learn from a group; None where fewer than ``FEWEST`` operators were measured, or they have no sizes."""
+    chosen = rows.stands
+    if len(chosen) < FEWEST or not rows.sizes.shape[1]:
+        return None
+    law = fit_law(rows.flops[chosen], rows.moved_bytes[chosen], rows.t_s[chosen])
+    residual = np.log(rows.t_s / law.time_s(rows.flops, rows.moved_bytes))
+    probes = _spread_out(np.arange(len(residual)))
+    estimate, spread = _planes(rows.sizes[chosen], residual[chosen], rows.sizes[probes], itself=rows.operator[probes])
+    quantile = _conformal(np.abs(residual[probes] - estimate) / spread)
+    most_bytes = float(rows.moved_bytes[chosen].max())
+    return Group(law, rows.sizes[chosen], residual[chosen], quantile, _growth(rows), most_bytes)
+
+
+def _growth(rows: Measured) -> float:
+    """How much the misses grow with each doubling outside: larger operators estimated from the smaller ones."""
+    sizes, flops, moved, t_s = (column[rows.stands] for column in (rows.sizes, rows.flops, rows.moved_bytes, rows.t_s))
+    edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
+    inner = (sizes <= edge).all(axis=1)
+    outer = _spread_out(np.flatnonzero(~inner))
+    if inner.sum() < _FEWEST_INNER or len(outer) < _FEWEST_INNER:
+        return float(np.log(FACTOR_A_DOUBLING))
+    law = fit_law(flops[inner], moved[inner], t_s[inner])
+    residual = np.log(t_s / law.time_s(flops, moved))
+    edges = sizes[inner].min(axis=0), sizes[inner].max(axis=0)
+    clipped = np.clip(sizes[outer], *edges)
+    outside = np.abs(sizes[outer] - clipped).max(axis=1)
+    estimate, _ = _planes(sizes[inner], residual[inner], clipped)
+    # Half a doubling at the least: close to the edge it is the plane that misses, not the law.
+    return max(_conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
+
+
+def _spread_out(rows: Int64) -> Int64:
+    """At most ``_MOST_PROBES`` of ``rows``, evenly; sorted by key, so that they are a fair sample."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PROBES)).astype(np.int64))]
+
+
+def _conformal(score: Float64) -> float:
+    """The finite-sample quantile of split conformal prediction; of few scores it is the largest one."""
+    rank = min(int(np.ceil(COVERAGE * (len(score) + 1))) - 1, len(score) - 1)
+    return float(np.sort(score)[rank])
+
+
+def left_out(sizes: Float64, residual: Float64, pool: Int64) -> Float64:
+    """Give the miss of each of n measured operators when ``pool``, ids, estimates it without itself, shape (n,)."""
+    place = np.full(len(residual), -1, dtype=np.int64)
+    place[pool] = np.arange(len(pool))
+    estimate, _ = _planes(sizes[pool], residual[pool], sizes, itself=place)
+    return residual - estimate
+
+
+def _planes(
+    measured: Float64, residual: Float64, asked: Float64, itself: Int64 | None = None
+) -> tuple[Float64, Float64]:
+    """Value and local spread of the weighted ridge plane through each asked point's neighbours, shape (q,) both."""
+    count = min(NEIGHBOURS, len(measured) - 1)
+    at, distance = nearest(measured, asked, count, itself=itself)
+    weight = 1 / (distance + _NEAREST_DISTANCE)
+    weight /= weight.sum(axis=1, keepdims=True)
+    values, offset = residual[at], measured[at] - asked[:, None]
+    mean, middle = (weight * values).sum(axis=1), np.einsum("qk,qkp->qp", weight, offset)
+    values, offset = values - mean[:, None], offset - middle[:, None]
+    curvature = np.einsum("qkp,qkr,qk->qpr", offset, offset, weight) + _RIDGE**2 * np.eye(offset.shape[2])
+    tilt = np.linalg.solve(curvature, np.einsum("qkp,qk,qk->qp", offset, values, weight)[..., None])[..., 0]
+    rest = values - np.einsum("qkp,qp->qk", offset, tilt)
+    spread = np.sqrt(np.einsum("qk,qk->q", weight, rest**2)) + _LEAST_SPREAD
+    spread += _SPREAD_A_DOUBLING * np.einsum("qk,qk->q", weight, distance)
+    return mean - np.einsum("qp,qp->q", middle, tilt), spread

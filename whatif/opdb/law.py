@@ -1,0 +1,61 @@
+"""How the operators of one group follow their work: time = floor + bytes / rate + FLOPs / rate, fitted robustly.
+
+What the law leaves is a smooth, small factor: that is what an interpolation between neighbours moves in. (A time itself
+spans six decades; its share of a data sheet's roofline still bends where small operators meet the floor.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+
+_ROUNDS = 40
+# Residuals below this count as equal: a median would chase noise.
+_SMALLEST_RESIDUAL = 0.02
+# No round moves a rate further than this, so that a far start does not overshoot.
+_LONGEST_STEP = 0.5
+# A little weight on the start keeps what the measurements do not determine (no FLOPs at all) where it is.
+_PULL = 1e-5
+
+
+@dataclass(frozen=True)
+class Law:
+    """Time = ``floor_s`` + FLOPs / ``flops_per_s`` + bytes / ``bytes_per_s``."""
+
+    floor_s: float
+    flops_per_s: float
+    bytes_per_s: float
+
+    def time_s(self, flops: Float64, moved_bytes: Float64) -> Float64:
+        """Give the law's time, seconds, shape (n,)."""
+        return np.asarray(self.floor_s + flops / self.flops_per_s + moved_bytes / self.bytes_per_s)
+
+
+def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
+    """Fit the law to n measured times: least absolute log error, by reweighted Gauss-Newton steps on log parameters."""
+    # Start: the fastest that was seen of each kind, so that no unit and no data sheet is needed.
+    rates = [float(np.max(amount / t_s, initial=0.0)) for amount in (flops, moved_bytes)]
+    amounts = zip((flops, moved_bytes), rates, strict=True)
+    works = [amount / rate if rate > 0 else np.zeros(len(t_s)) for amount, rate in amounts]
+    terms = np.stack([np.full(len(t_s), t_s.min()), *works], axis=1)
+    start = np.log([1.0, 1.3, 1.3])
+    logs = start.copy()
+    for _ in range(_ROUNDS):
+        parts = terms * np.exp(logs)
+        total = parts.sum(axis=1)
+        residual = np.log(t_s / total)
+        weight = 1 / np.maximum(np.abs(residual), _SMALLEST_RESIDUAL)
+        slope = parts / total[:, None]
+        pull = _PULL * weight.sum()
+        curvature = (slope * weight[:, None]).T @ slope + pull * np.eye(3)
+        step = np.linalg.solve(curvature, (slope * weight[:, None]).T @ residual + pull * (start - logs))
+        logs += np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
+        if np.abs(step).max() < 1e-4:
+            break
+    floor, *shares = np.exp(logs).tolist()
+    flops_rate, bytes_rate = (rate / share if rate > 0 else np.inf for rate, share in zip(rates, shares, strict=True))
+    return Law(floor * float(t_s.min()), float(flops_rate), float(bytes_rate))

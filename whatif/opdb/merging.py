@@ -1,0 +1,146 @@
+"""What two databases make together, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.opdb.provenance import Basis, Provenance
+from whatif.opdb.store import Contribution, Outcome, Store
+
+Progress = Callable[[int, int], None] | None
+
+
+@dataclass
+class Merged:
+    """What a merge, or an export, did: contributions by outcome, and one sentence for each that was refused."""
+
+    added: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    rows: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {"added": self.added, "present": self.present, "rows_added": self.rows, "refused": self.refused}
+
+
+def merge(
+    source: Store, target: Store, *, device: str | None = None, family: str | None = None, progress: Progress = None
+) -> Merged:
+    """Add to ``target`` what ``source`` has and it has not; only of ``device`` and ``family`` where they are named.
+
+    Every shard is read, checked and written anew, so that nothing foreign travels on. Contributions that are damaged,
+    or whose times are there under another device's name, are refused, each with a sentence. Raises WhatifError where
+    all of them are.
+    """
+    contributions, wrong = source.contributions()
+    chosen = [c for c in contributions if _chosen(c, device, family)]
+    done = Merged(refused=list(wrong))
+    known = target.devices_by_times()
+    for place, contribution in enumerate(chosen):
+        if progress:
+            progress(place, len(chosen))
+        try:
+            rows = contribution.read()
+            outcome, name = target.add(rows, contribution.provenance.origin, known=known)
+        except WhatifError as error:
+            done.refused.append(str(error))
+            continue
+        (done.added if outcome == Outcome.ADDED else done.present).append(name)
+        done.rows += len(rows) if outcome == Outcome.ADDED else 0
+    if not done.added and not done.present:
+        if done.refused:
+            raise WhatifError(done.refused[0])
+        raise WhatifError(f"{source.folder}: expected contributions to take over, got none that fits.")
+    return done
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Operators that two databases both measured on a device: how the second one's times compare with the first's."""
+
+    device: str
+    family: str
+    operators: int
+    ratio_median: float
+    ratio_low: float  # 5 % of the ratios lie below
+    ratio_high: float  # 5 % lie above
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Contributions that only one of two databases has, and what both measured in contributions of their own."""
+
+    only_first: tuple[Contribution, ...]
+    only_second: tuple[Contribution, ...]
+    both: int
+    compared: tuple[Compared, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {
+            "only_first": [described(c.provenance) for c in self.only_first],
+            "only_second": [described(c.provenance) for c in self.only_second],
+            "both": self.both,
+            "compared": [
+                {
+                    "device": c.device, "family": c.family, "operators": c.operators, "ratio_median": c.ratio_median,
+                    "ratio_p5": c.ratio_low, "ratio_p95": c.ratio_high,
+                }
+                for c in self.compared
+            ],
+        }  # fmt: skip
+
+
+def diff(first: Store, second: Store) -> Difference:
+    """Compare two databases: contributions by id, and the times of operators that both have measured anew."""
+    left, right = ({c.provenance.contribution: c for c in s.contributions()[0]} for s in (first, second))
+    only_left = tuple(left[name] for name in sorted(left.keys() - right.keys()))
+    only_right = tuple(right[name] for name in sorted(right.keys() - left.keys()))
+    compared = []
+    for which in sorted({_what(c) for c in only_left} & {_what(c) for c in only_right}):
+        ratios = _ratios([c for c in only_left if _what(c) == which], [c for c in only_right if _what(c) == which])
+        if len(ratios):
+            low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
+            compared.append(Compared(which[0], which[1], len(ratios), middle, low, high))
+    return Difference(only_left, only_right, len(left.keys() & right.keys()), tuple(compared))
+
+
+def described(said: Provenance) -> dict[str, Any]:
+    """Give what a list says of a contribution."""
+    method, source = said.origin.method, said.origin.source
+    return {
+        "contribution": said.contribution, "device": said.origin.device.name, "family": said.family, "rows": said.rows,
+        "method": method.name, "includes_launch": method.includes_launch, "cache": method.cache,
+        "environment": said.origin.environment_id, "framework": said.origin.environment.framework,
+        "framework_version": said.origin.environment.framework_version, "author": source.author, "date": source.date,
+        "tool": source.tool, "licence": source.licence,
+    }  # fmt: skip
+
+
+def _what(contribution: Contribution) -> tuple[str, str, Basis]:
+    said = contribution.provenance
+    return said.origin.device.name, said.family, said.origin.basis
+
+
+def _ratios(left: list[Contribution], right: list[Contribution]) -> Any:
+    """Second over first time of every operator that both measured; the median where one of them did several times."""
+    sides = []
+    for contributions in (left, right):
+        rows = [c.read() for c in contributions]
+        keys, times = np.concatenate([r.ops.keys for r in rows]), np.concatenate([r.t_s for r in rows])
+        order = np.lexsort((times, keys))
+        distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
+        sides.append((distinct, times[order][first + (count - 1) // 2]))
+    _, at_left, at_right = np.intersect1d(sides[0][0], sides[1][0], return_indices=True)
+    return sides[1][1][at_right] / sides[0][1][at_left]
+
+
+def _chosen(contribution: Contribution, device: str | None, family: str | None) -> bool:
+    said = contribution.provenance
+    return device in (None, said.origin.device.name) and family in (None, said.family)

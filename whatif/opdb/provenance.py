@@ -1,0 +1,173 @@
+"""Where measurements come from: the sidecar of every shard, one JSON object, checked against these types when read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from whatif.errors import WhatifError
+from whatif.opdb.schema import CACHE_STATES, FAMILIES, METHODS, SCHEMA_VERSION
+
+# A sidecar is a page of text; more is not one.
+LARGEST_SIDECAR_BYTES = 1_000_000
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What was measured: its name in ``whatif/gpus`` (or ``cpu:…``), and what the source called it."""
+
+    name: str
+    told: str = ""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a time depends on beside the device; what the source does not tell is None, and absent from the file."""
+
+    driver: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    framework: str | None = None
+    framework_version: str | None = None
+    os: str | None = None
+    cpu: str | None = None
+    threads: int | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_limit_watt: float | None = None
+    clocks_locked: bool | None = None
+    tf32_allowed: bool | None = None
+
+
+class Method(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a time was taken; ``includes_launch`` is None where unknown."""
+
+    name: str = "unknown"
+    includes_launch: bool | None = None
+    cache: str = "unknown"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Who measured, with what, and where the numbers were found."""
+
+    author: str | None = None
+    date: str | None = None
+    tool: str | None = None
+    tool_version: str | None = None
+    uri: str | None = None
+    sha256: str | None = None  # of the file that was imported
+    licence: str | None = None
+    note: str | None = None
+
+
+class Basis(NamedTuple):
+    """What was measured, in what way: times of another basis are another quantity, and never mixed with these."""
+
+    method: str
+    launch: str
+    cache: str
+    framework: str
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All that is known of a contribution before its rows are: device, environment, method and source."""
+
+    device: Device
+    environment: Environment = Environment()
+    method: Method = Method()
+    source: Source = Source()
+
+    @property
+    def basis(self) -> Basis:
+        """What has to be equal for two times to mean the same quantity."""
+        launch = {None: "unknown", True: "with launch", False: "without launch"}[self.method.includes_launch]
+        return Basis(self.method.name, launch, self.method.cache, self.environment.framework or "unknown")
+
+    @property
+    def environment_id(self) -> str:
+        """Twelve digits that stand for the environment, the same for everybody."""
+        return hashlib.sha256(_canonical(self.environment)).hexdigest()[:12]
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The sidecar of a shard. ``contribution`` is a hash of all the rest and of the rows: it cannot be reused."""
+
+    schema_version: int
+    contribution: str
+    family: str
+    rows: int
+    sha256: str  # of the rows' content
+    times_sha256: str  # of their operators and times alone
+    origin: Origin
+
+
+def contribution_id(origin: Origin, family: str, sha256: str) -> str:
+    """Give the name of a contribution: the same rows from the same origin have the same one everywhere."""
+    digest = hashlib.sha256(f"{SCHEMA_VERSION} {family} {sha256} ".encode())
+    digest.update(_canonical(origin))
+    return digest.hexdigest()[:24]
+
+
+def encode(provenance: Provenance) -> bytes:
+    """Give the sidecar as text that people can read and compare."""
+    return msgspec.json.format(_canonical(provenance), indent=2) + b"\n"
+
+
+def read_sidecar(path: Path) -> Provenance:
+    """Read a sidecar. Raises WhatifError, one sentence, where it is none of this version, or damaged."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_SIDECAR_BYTES + 1)
+    except OSError as error:
+        raise WhatifError(f"{path}: expected a readable sidecar, got '{error.strerror or error}'.") from error
+    if len(text) > LARGEST_SIDECAR_BYTES:
+        raise WhatifError(f"{path}: expected the sidecar of a shard, got a file of over a megabyte; remove it.")
+    try:
+        version = msgspec.json.decode(text, type=_Version).schema_version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WhatifError(f"{path}: expected the sidecar of a shard, got {_said(error)}; remove it.") from error
+    if version != SCHEMA_VERSION:
+        raise WhatifError(
+            f"{path}: expected version {SCHEMA_VERSION} of the op database, got version {version}; "
+            "use the program that wrote it."
+        )
+    try:
+        found = msgspec.json.decode(text, type=Provenance)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WhatifError(f"{path}: expected the sidecar of a shard, got {_said(error)}; remove it.") from error
+    wrong = _first_wrong(found)
+    if wrong:
+        raise WhatifError(f"{path}: expected {wrong}; remove it.")
+    return found
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def _first_wrong(found: Provenance) -> str | None:
+    method = found.origin.method
+    checks = (
+        (found.family in FAMILIES, f"a family of operators, got {found.family[:40]!r}"),
+        (method.name in METHODS, f"a method of measuring, got {method.name[:40]!r}"),
+        (method.cache in CACHE_STATES, f"the state of the cache, got {method.cache[:40]!r}"),
+        (found.rows > 0, f"a positive number of rows, got {found.rows}"),
+        (re.fullmatch(r"[0-9a-f]{24}", found.contribution), f"a contribution's id, got {found.contribution[:40]!r}"),
+        (0 < len(found.origin.device.name) <= 120, "the name of a device"),
+        (
+            found.contribution == contribution_id(found.origin, found.family, found.sha256),
+            "the id that follows from the sidecar, got another one: it was changed after it was written",
+        ),
+    )
+    return next((sentence for holds, sentence in checks if not holds), None)
+
+
+def _canonical(facts: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(facts, order="sorted")
+
+
+def _said(error: Exception) -> str:
+    return f"'{str(error)[:120]}'"

@@ -1,0 +1,121 @@
+"""What a data sheet says of operators: the time that no kernel undercuts, and an estimate from nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.opdb.rows import Operators
+from whatif.opdb.work import work
+from whatif.types import Bool
+
+Float64 = npt.NDArray[np.float64]
+
+# Winograd's F(4x4, 3x3) multiplies a quarter as often (Lavin and Gray, "Fast Algorithms for Convolutional Neural
+# Networks", CVPR 2016, section 4.2); larger tiles lose too many digits to be used.
+WINOGRAD_SAVING = 4.0
+# F(2x2, 3x3), the same paper: what libraries mostly use.
+WINOGRAD_USUAL = 2.25
+# Formats of which a data sheet tells a rate; others compute at that of the format named here.
+_RATE_DTYPE = {"fp4": "fp8", "int8": "fp8", "int": "fp32", "unknown": "fp32"}
+_MATRIX_FAMILIES = ("matmul", "conv", "attention")
+
+
+def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
+    """Give each operator's FLOPs over the device's peak in its format, seconds, shape (n,).
+
+    With ``tf32`` products of fp32 numbers may run at the rate of tf32, as cuDNN's convolutions do where PyTorch is
+    left at its default.
+    """
+    flops, _ = work(ops)
+    rates = [_rate_tflops(gpu, dtype, ops.family, tf32) for dtype in ops.texts["dtype"].table] or [1.0]
+    return np.asarray(flops / 1e12 / np.array(rates)[ops.texts["dtype"].codes])
+
+
+def memory_s(gpu: Gpu, ops: Operators) -> Float64:
+    """Give each operator's compulsory bytes over the device's bandwidth, seconds, shape (n,)."""
+    if ops.family == "collective":
+        return np.zeros(len(ops))  # a link's bytes, not the memory's
+    return np.asarray(work(ops)[1] / 1e9 / gpu.memory_gbyte_s)
+
+
+def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
+    """Give the time that no kernel undercuts, seconds, shape (n,): peaks in the fastest format that is allowed.
+
+    What fits the second-level cache may lie there already, unless it was measured ``cold``. A 3x3 convolution of
+    stride 1 may save multiplications.
+    """
+    compute = compute_s(gpu, ops, tf32=ops.family == "conv")
+    compute = np.where(_may_save(ops), compute / WINOGRAD_SAVING, compute)
+    memory = memory_s(gpu, ops)
+    if not cold:
+        memory = np.where(work(ops)[1] > gpu.l2_mbyte * 1e6, memory, 0.0)
+    return np.asarray(np.maximum(compute, memory))
+
+
+# The share of the peak that kernels reach, and what one takes at the least: aiconfigurator's own fallback for shapes
+# that it has not measured (t = roofline / 0.8 + 3 us, kernel only).
+SHARE_OF_PEAK, FLOOR_S = 0.8, 3e-6
+# With the launch inside the time: a third of what events around one kernel read on five GPUs (NeuSight's smallest times
+# are 24 to 46 us). Our estimate.
+LAUNCH_FLOOR_S = 20e-6
+# What the tiles of a matrix product can be, and the share of a tile's peak that their operands' traffic leaves: smaller
+# ones load more for each multiplication. Our estimate.
+_TILES = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.8), (64, 32, 0.65), (32, 32, 0.5))
+# Kernels miss this law upwards, hardly ever downwards: clocks that sag under load, libraries that choose badly.
+# Our estimate; docs/opdb.md says how often the range holds.
+ANALYTIC_LOW_FACTOR, ANALYTIC_HIGH_FACTOR = 1.6, 2.5
+
+
+def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Float64, Float64]:
+    """Give an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each."""
+    compute = compute_s(gpu, ops) * _waves(gpu, ops)
+    centre = np.maximum(compute, memory_s(gpu, ops)) / SHARE_OF_PEAK + (LAUNCH_FLOOR_S if launch else FLOOR_S)
+    saving = np.where(_may_save(ops), WINOGRAD_USUAL, 1.0)
+    low = np.maximum(centre / ANALYTIC_LOW_FACTOR / saving, bound_s(gpu, ops, cold=False))
+    return centre, np.minimum(low, centre), centre * ANALYTIC_HIGH_FACTOR
+
+
+def _waves(gpu: Gpu, ops: Operators) -> Float64:
+    """Give the work that is executed over what is asked for, shape (n,): whole tiles, in whole waves of all SMs.
+
+    Of the tiles that a library may choose from it takes the best (tile and wave quantisation: NVIDIA, "Matrix
+    Multiplication Background User's Guide"). Products alone: which algorithm a convolution gets is not known, and what
+    Winograd's saves and whole tiles cost about cancels.
+    """
+    if ops.family != "matmul":
+        return np.ones(len(ops))
+    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    batch, m, n = c["batch"], c["m"], c["n"]
+    useful = np.maximum(batch * m * n, 1.0)
+    executed = [
+        np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) / gpu.sm_count) * gpu.sm_count * rows * columns / share
+        for rows, columns, share in _TILES
+    ]
+    return np.asarray(np.maximum(np.min(executed, axis=0) / useful, 1.0))
+
+
+def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
+    """Give the mask, shape (n,), of the operators whose work the data sheet has a law for."""
+    if gpu is None or ops.family == "collective":
+        return np.zeros(len(ops), dtype=np.bool_)
+    flops, moved = work(ops)
+    return np.asarray((flops > 0) | (moved > 0), dtype=np.bool_)
+
+
+def _may_save(ops: Operators) -> Bool:
+    """Mask of the convolutions that may multiply less often than their definition says, shape (n,)."""
+    if ops.family != "conv":
+        return np.zeros(len(ops), dtype=np.bool_)
+    c = ops.integers
+    return np.asarray((c["kernel_h"] >= 3) & (c["kernel_w"] >= 3) & (c["stride_h"] == 1) & (c["stride_w"] == 1))
+
+
+def _rate_tflops(gpu: Gpu, dtype: str, family: str, tf32: bool) -> float:
+    known = _RATE_DTYPE.get(dtype, dtype)
+    if family not in _MATRIX_FAMILIES:
+        return gpu.vector_tflops("fp64" if known == "fp64" else "fp32")
+    if tf32 and known == "fp32":
+        return max(gpu.matrix_tflops("tf32"), gpu.matrix_tflops("fp32"))
+    return gpu.matrix_tflops(known)

@@ -1,0 +1,233 @@
+"""Rows of the op database: one family's measurements as columns, checked, sorted, and hashed by what they say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb.keys import UInt64, mixed, op_keys, text_code
+from whatif.opdb.schema import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_S, LONGEST_TEXT, SHORTEST_S, TEXTS, TIMES
+from whatif.types import Array, Bool, Int32, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A column of texts: ``codes``, shape (n,), into ``table``."""
+
+    codes: Int32
+    table: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @staticmethod
+    def of(values: Sequence[str]) -> Texts:
+        """Encode texts; the table is sorted."""
+        table = sorted(set(values))
+        place = {text: code for code, text in enumerate(table)}
+        return Texts(np.array([place[text] for text in values], dtype=np.int32), tuple(table))
+
+    @staticmethod
+    def same(text: str, size: int) -> Texts:
+        """The same text ``size`` times."""
+        return Texts(np.zeros(size, dtype=np.int32), (text,))
+
+    def take(self, rows: Array) -> Texts:
+        """The texts of ``rows``: ids or a mask."""
+        return Texts(self.codes[rows], self.table)
+
+    def hashes(self) -> UInt64:
+        """64 bits a text, shape (n,)."""
+        return np.array([text_code(text) for text in self.table] or [0], dtype=np.uint64)[self.codes]
+
+    def decoded(self) -> list[str]:
+        """The texts as a list."""
+        return [self.table[code] for code in self.codes.tolist()]
+
+    def sorted_table(self) -> Texts:
+        """The same column with a sorted table of just the texts that occur: equal columns become equal arrays."""
+        used = np.unique(self.codes)
+        order = sorted(used.tolist(), key=lambda code: self.table[code])
+        place = np.zeros(max(len(self.table), 1), dtype=np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return Texts(place[self.codes], tuple(self.table[code] for code in order))
+
+
+@dataclass(frozen=True)
+class Operators:
+    """n operators of one family: ``texts`` name, phase, dtype, layout, and the family's ``integers``, shape (n,)."""
+
+    family: str
+    texts: Mapping[str, Texts]
+    integers: Mapping[str, Int64]
+
+    def __len__(self) -> int:
+        return len(self.texts["name"])
+
+    @cached_property
+    def keys(self) -> UInt64:
+        """The key of each operator, shape (n,)."""
+        return op_keys(self.family, {name: column.hashes() for name, column in self.texts.items()}, self.integers)
+
+    @cached_property
+    def group_keys(self) -> UInt64:
+        """The key of what neighbours in an interpolation share: all but the sizes, shape (n,)."""
+        modes = {name: self.integers[name] for name in FAMILIES[self.family].modes}
+        hashes = {name: column.hashes() for name, column in self.texts.items()}
+        return mixed(op_keys(self.family, hashes, modes) ^ np.uint64(text_code("group")))
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The number format of each operator."""
+        return self.texts["dtype"].decoded()
+
+    def take(self, rows: Array) -> Operators:
+        """The operators ``rows``: ids or a mask."""
+        texts = {name: column.take(rows) for name, column in self.texts.items()}
+        return Operators(self.family, texts, {name: column[rows] for name, column in self.integers.items()})
+
+    def described(self, row: int) -> dict[str, str | int]:
+        """One operator as a person reads it."""
+        said: dict[str, str | int] = {"family": self.family}
+        said |= {name: column.table[column.codes[row]] for name, column in self.texts.items()}
+        return said | {name: int(column[row]) for name, column in self.integers.items()}
+
+
+def operators(
+    family: str,
+    integers: Mapping[str, npt.ArrayLike],
+    *,
+    name: str | Sequence[str],
+    dtype: str | Sequence[str],
+    phase: str | Sequence[str] = "fwd",
+    layout: str | Sequence[str] = "",
+) -> Operators:
+    """Operators from arrays and texts that fit one another; one text stands for all rows."""
+    names = FAMILIES[family].attributes
+    told = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
+    size = max(
+        len(np.atleast_1d(c)) for c in (*integers.values(), *([t] if isinstance(t, str) else t for t in told.values()))
+    )
+    columns = [np.broadcast_to(np.asarray(integers[a], dtype=np.int64), size) for a in names]
+    texts = {k: Texts.same(v, size) if isinstance(v, str) else Texts.of(v) for k, v in told.items()}
+    return Operators(family, texts, dict(zip(names, map(np.ascontiguousarray, columns), strict=True)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measurements of ``ops``; all columns have shape (n,).
+
+    ``t_low_s`` to ``t_high_s`` holds 10 to 90 % of the repeats (NaN: unknown), ``repeats`` is 0 where unknown, and
+    ``kernels`` are those that ran, joined by ``;`` ("": unknown).
+    """
+
+    ops: Operators
+    t_s: Float64
+    t_low_s: Float64
+    t_high_s: Float64
+    repeats: Int32
+    kernels: Texts
+
+    def __len__(self) -> int:
+        return len(self.t_s)
+
+    @property
+    def family(self) -> str:
+        """The family of all of these operators."""
+        return self.ops.family
+
+    def take(self, rows: Array) -> Rows:
+        """The measurements ``rows``: ids or a mask."""
+        return Rows(
+            self.ops.take(rows), self.t_s[rows], self.t_low_s[rows], self.t_high_s[rows], self.repeats[rows],
+            self.kernels.take(rows),
+        )  # fmt: skip
+
+    def sound(self) -> Bool:
+        """Mask of the rows that can be true, shape (n,): times and sizes a device can have, short texts."""
+        good = np.isfinite(self.t_s) & (self.t_s >= SHORTEST_S) & (self.t_s <= LONGEST_S)
+        # A range that does not hold its own time is damage; one that is not told is none.
+        good &= ~(self.t_low_s > self.t_s) & ~(self.t_high_s < self.t_s) & ~(self.t_low_s < 0)
+        good &= ~np.isinf(self.t_high_s) & ~np.isinf(self.t_low_s) & (self.repeats >= 0)
+        for name in FAMILIES[self.family].attributes:
+            column = self.ops.integers[name]
+            smallest = 0 if name.startswith("padding") or name == "causal" else 1
+            good &= (column >= smallest) & (column <= LARGEST_ATTRIBUTE)
+        for texts in (*self.ops.texts.values(), self.kernels):
+            good &= np.array([len(text) <= LONGEST_TEXT for text in texts.table] or [True])[texts.codes]
+        return np.asarray(good, dtype=np.bool_)
+
+    def canonical(self) -> Rows:
+        """The same rows in the one order that every copy of them has, each row once."""
+        kernels = self.kernels.sorted_table()
+        last_first: list[Array] = [kernels.codes, self.repeats, self.t_high_s, self.t_low_s, self.t_s]
+        order = np.lexsort([*last_first, *self._identity(), self.ops.keys])
+        rows = self.take(order)
+        same = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
+        times: list[Array] = [rows.t_s, rows.t_low_s, rows.t_high_s, rows.repeats, kernels.codes[order]]
+        for column in (*rows._identity(), *times):
+            same &= (column[1:] == column[:-1]) | ((column[1:] != column[1:]) & (column[:-1] != column[:-1]))  # NaN
+        rows = rows.take(~np.append(False, same)) if len(rows) else rows
+        texts = {name: column.sorted_table() for name, column in rows.ops.texts.items()}
+        return replace(rows, ops=replace(rows.ops, texts=texts), kernels=rows.kernels.sorted_table())
+
+    def _identity(self) -> list[Array]:
+        """What makes two operators the same, should their keys ever meet."""
+        texts = [texts.sorted_table().codes for texts in self.ops.texts.values()]
+        return [*texts, *self.ops.integers.values()]
+
+    def times_sha256(self) -> str:
+        """Hash of the operators and their times alone, of rows in canonical order.
+
+        The device has no part in it: the same times under the name of two devices have the same hash.
+        """
+        digest = hashlib.sha256(self.family.encode())
+        digest.update(self.ops.keys.astype("<u8").tobytes())
+        digest.update(self.t_s.astype("<f8").tobytes())
+        return digest.hexdigest()
+
+    def sha256(self) -> str:
+        """Hash of everything that rows in canonical order say; how a file is compressed has no part in it."""
+        digest = hashlib.sha256(self.times_sha256().encode())
+        for name in TIMES:
+            # NaN has many bit patterns, and one meaning.
+            column = getattr(self, name)
+            digest.update(np.where(np.isnan(column), np.nan, column).astype("<f8").tobytes())
+        digest.update(self.repeats.astype("<i4").tobytes())
+        for name in sorted(self.ops.integers):
+            digest.update(self.ops.integers[name].astype("<i8").tobytes())
+        for name in (*TEXTS, "kernels"):
+            texts = self.kernels if name == "kernels" else self.ops.texts[name]
+            digest.update(msgspec.json.encode(texts.table))
+            digest.update(texts.codes.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+
+def measurements(
+    ops: Operators,
+    t_s: npt.ArrayLike,
+    *,
+    t_low_s: npt.ArrayLike = np.nan,
+    t_high_s: npt.ArrayLike = np.nan,
+    repeats: npt.ArrayLike = 0,
+    kernels: Sequence[str] | None = None,
+) -> Rows:
+    """Measurements from arrays or numbers that fit the operators."""
+    size = len(ops)
+    t, low, high = (np.broadcast_to(np.asarray(c, dtype=np.float64), size).copy() for c in (t_s, t_low_s, t_high_s))
+    count = np.broadcast_to(np.asarray(repeats, dtype=np.int32), size).copy()
+    return Rows(ops, t, low, high, count, Texts.of(kernels) if kernels is not None else Texts.same("", size))
+
+
+def sound_part(rows: Rows) -> tuple[Rows, int]:
+    """Give the rows that can be true, and how many cannot."""
+    good = rows.sound()
+    return rows.take(good), int((~good).sum())

@@ -1,0 +1,135 @@
+"""Shards: the rows of one contribution as a Parquet file. They are data: columns are checked, nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.opdb.rows import Operators, Rows, Texts
+from whatif.opdb.schema import FAMILIES, MOST_ROWS, TEXTS, TIMES
+
+# Compressed text unfolds ten-thousandfold: what a file says that it unfolds to is checked before it is.
+LARGEST_SHARD_BYTES = 2_000_000_000
+_TEXT_COLUMNS = (*TEXTS, "kernels")
+
+
+def parquet() -> ModuleType:
+    """Give pyarrow.parquet, or the sentence that says how to install it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise WhatifError(
+            "opdb: expected the package pyarrow, which reads and writes the database's Parquet files, got none; "
+            "install it with `pip install 'whatif-profiler[opdb]'`."
+        ) from error
+    return pyarrow.parquet  # type: ignore[no-any-return]
+
+
+def columns_of(family: str) -> tuple[str, ...]:
+    """Give the columns of a shard, in the order in which they are written."""
+    return (*TEXTS, *FAMILIES[family].attributes, *TIMES, "repeats", "kernels")
+
+
+def write_shard(path: Path, rows: Rows) -> None:
+    """Write rows as Parquet (zstd). The caller names a file that nobody reads yet."""
+    file_format = parquet()
+    import pyarrow as pa
+
+    arrays: list[Any] = []
+    for name in columns_of(rows.family):
+        if name in _TEXT_COLUMNS:
+            texts = rows.kernels if name == "kernels" else rows.ops.texts[name]
+            arrays.append(pa.DictionaryArray.from_arrays(pa.array(texts.codes), pa.array(texts.table, pa.string())))
+        elif name in TIMES:
+            arrays.append(pa.array(getattr(rows, name), pa.float64()))
+        elif name == "repeats":
+            arrays.append(pa.array(rows.repeats, pa.int32()))
+        else:
+            arrays.append(pa.array(rows.ops.integers[name], pa.int64()))
+    table = pa.Table.from_arrays(arrays, names=list(columns_of(rows.family)))
+    file_format.write_table(table, path, compression="zstd", store_schema=False, write_page_checksum=True)
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def read_shard(path: Path, family: str) -> Rows:
+    """Read the rows of a shard, sound or not. Raises WhatifError, one sentence, where it is no shard of ``family``."""
+    file_format = parquet()
+    import pyarrow as pa
+
+    try:
+        with path.open("rb") as source:
+            with file_format.ParquetFile(source) as file:
+                _check_size(path, file.metadata)
+                _check_columns(path, family, file.schema_arrow)
+            source.seek(0)
+            # Texts stay a table and codes: unfolded, one long text a million times would fill the memory.
+            with file_format.ParquetFile(
+                source, read_dictionary=list(_TEXT_COLUMNS), page_checksum_verification=True
+            ) as file:
+                table = file.read(use_threads=False)
+        table.validate(full=True)  # codes beyond their table would be read from foreign memory
+        return _rows(path, family, table)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        what = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise WhatifError(f"{path}: expected a Parquet file of measurements, got '{what}'; fetch it again.") from error
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    unfolded = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if not 0 < metadata.num_rows <= MOST_ROWS or not 0 <= unfolded <= LARGEST_SHARD_BYTES:
+        raise WhatifError(
+            f"{path}: expected a shard of 1 to {MOST_ROWS:,} rows, got one of {metadata.num_rows:,} rows and "
+            f"{unfolded:,} bytes; fetch it again."
+        )
+
+
+def _check_columns(path: Path, family: str, schema: Any) -> None:
+    import pyarrow as pa
+
+    wanted = columns_of(family)
+    if tuple(schema.names) != wanted:
+        odd = sorted(set(schema.names) ^ set(wanted)) or ["their order"]
+        raise WhatifError(
+            f"{path}: expected the columns of the family {family!r}, got others ({', '.join(odd)[:120]}); "
+            "it is no shard of this version."
+        )
+    for name in wanted:
+        kind = schema.field(name).type
+        if name in _TEXT_COLUMNS:
+            fits = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        else:
+            fits = kind == (pa.float64() if name in TIMES else pa.int32() if name == "repeats" else pa.int64())
+        if not fits:
+            raise WhatifError(f"{path}: expected another type of the column {name!r}, got {kind}; fetch it again.")
+
+
+def _rows(path: Path, family: str, table: Any) -> Rows:
+    if any(table.column(name).null_count for name in table.column_names):
+        raise WhatifError(f"{path}: expected a value in every cell, got empty ones; fetch it again.")
+    texts = {name: _texts(table.column(name)) for name in _TEXT_COLUMNS}
+
+    def numbers(name: str) -> Any:
+        return np.ascontiguousarray(table.column(name).to_numpy())
+
+    integers = {name: numbers(name) for name in FAMILIES[family].attributes}
+    kernels = texts.pop("kernels")
+    t, low, high = (numbers(name) for name in TIMES)
+    return Rows(Operators(family, texts, integers), t, low, high, numbers("repeats"), kernels)
+
+
+def _texts(column: Any) -> Texts:
+    import pyarrow as pa
+
+    whole = column.combine_chunks() if not pa.types.is_dictionary(column.type) else column.unify_dictionaries()
+    whole = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0)
+    table = tuple(encoded.dictionary.to_pylist())
+    return Texts(np.ascontiguousarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), table)

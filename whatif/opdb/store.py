@@ -1,0 +1,178 @@
+"""A database on disk: a folder of contributions, each a Parquet shard and its sidecar, both written once and for all.
+
+    FOLDER/opdb.json                                    what this is, and the version of its schema
+    FOLDER/DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION.parquet
+    FOLDER/DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION.json  the sidecar; written last: a shard without one does not exist
+
+A contribution's name is a hash of its content, so that two databases merge by the union of their files, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.opdb import devices
+from whatif.opdb.provenance import Origin, Provenance, contribution_id, encode, read_sidecar
+from whatif.opdb.rows import Rows
+from whatif.opdb.schema import MOST_ROWS, SCHEMA_VERSION
+from whatif.opdb.shard import read_shard, write_shard
+from whatif.output_file import replacing
+
+MARKER = "opdb.json"
+# The same few times can be measured on two devices; as many as this cannot.
+FEWEST_ROWS_THAT_TELL = 8
+
+
+class Outcome(Enum):
+    """What became of rows that were added."""
+
+    ADDED = "added"
+    PRESENT = "present"
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A contribution of a database: its sidecar, and where both of its files lie."""
+
+    provenance: Provenance
+    sidecar: Path
+
+    @property
+    def shard(self) -> Path:
+        """The Parquet file."""
+        return self.sidecar.with_suffix(".parquet")
+
+    def read(self) -> Rows:
+        """Read the rows. Raises WhatifError, one sentence, where they are not those that the sidecar tells of."""
+        rows = read_shard(self.shard, self.provenance.family)
+        if len(rows) != self.provenance.rows or rows.sha256() != self.provenance.sha256:
+            raise WhatifError(
+                f"{self.shard}: expected the rows that its sidecar tells of, got others: one of the two was changed or "
+                "damaged; fetch both again."
+            )
+        return rows
+
+
+class Store:
+    """The folder of a database. Nothing in it is ever changed; contributions are added, and read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @staticmethod
+    def open(folder: str | Path, *, create: bool = False) -> Store:
+        """Open the database in ``folder``. Raises WhatifError where there is none of this version.
+
+        With ``create`` a folder that does not exist, or is empty, becomes a database.
+        """
+        folder = Path(folder)
+        marker = folder / MARKER
+        if not marker.is_file():
+            if not create:
+                raise WhatifError(
+                    f"{folder}: expected an op database, got a folder without {MARKER} or none; "
+                    "`whatif opdb import` makes one."
+                )
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise WhatifError(f"{folder}: expected an op database or a new folder, got other files; name another.")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise WhatifError(f"{folder}: expected to make a folder, got '{error.strerror or error}'.") from error
+            with replacing(marker) as part:
+                part.write_text(json.dumps({"whatif_opdb": SCHEMA_VERSION}) + "\n", encoding="utf-8")
+        _check_marker(marker)
+        return Store(folder)
+
+    def sidecars(self) -> Iterator[Path]:
+        """The sidecars' paths, in the order of their names. Links to folders are not followed."""
+        for folder, subfolders, files in os.walk(self.folder):
+            depth = len(Path(folder).relative_to(self.folder).parts)
+            subfolders[:] = sorted(subfolders) if depth < 3 else []
+            if depth == 3:
+                yield from (Path(folder, name) for name in sorted(files) if name.endswith(".json"))
+
+    def contributions(self) -> tuple[list[Contribution], list[str]]:
+        """Give the contributions, by id, and a sentence for each sidecar that is none."""
+        found: dict[str, Contribution] = {}
+        wrong = []
+        for path in self.sidecars():
+            try:
+                provenance = read_sidecar(path)
+                if provenance.contribution != path.stem:
+                    raise WhatifError(f"{path}: expected the name that follows from its content; fetch it again.")
+            except WhatifError as error:
+                wrong.append(str(error))
+                continue
+            found[provenance.contribution] = Contribution(provenance, path)
+        return [found[name] for name in sorted(found)], wrong
+
+    def add(self, rows: Rows, origin: Origin, *, known: dict[str, str] | None = None) -> tuple[Outcome, str]:
+        """Write rows as a contribution of their own; gives what became of it, and its id.
+
+        ``known`` maps the times' hash of each contribution to its device; it is brought up to date. Raises WhatifError
+        where the same times are there under the name of another device, and where rows are not sound.
+        """
+        rows = rows.canonical()
+        if not len(rows) or len(rows) > MOST_ROWS or not rows.sound().all():
+            raise WhatifError(f"{self.folder}: expected 1 to {MOST_ROWS:,} sound measurements to add, got others.")
+        known = self.devices_by_times() if known is None else known
+        times, device = rows.times_sha256(), origin.device.name
+        if len(rows) >= FEWEST_ROWS_THAT_TELL and known.get(times, device) != device:
+            raise WhatifError(
+                f"{self.folder}: expected measurements of {device}, got the very times that are there as those of "
+                f"{known[times]}; find out which of the two names is true."
+            )
+        sha256 = rows.sha256()
+        name = contribution_id(origin, rows.family, sha256)
+        target = self._place(origin, rows.family) / name
+        known[times] = device
+        if target.with_suffix(".json").exists():
+            return Outcome.PRESENT, name
+        provenance = Provenance(
+            schema_version=SCHEMA_VERSION, contribution=name, family=rows.family, rows=len(rows), sha256=sha256,
+            times_sha256=times, origin=origin,
+        )  # fmt: skip
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target.with_suffix(".parquet")) as part:
+            write_shard(part, rows)
+        with replacing(target.with_suffix(".json")) as part:
+            part.write_bytes(encode(provenance))
+        return Outcome.ADDED, name
+
+    def devices_by_times(self) -> dict[str, str]:
+        """Give the device of each contribution by the hash of its times."""
+        contributions, _ = self.contributions()
+        return {c.provenance.times_sha256: c.provenance.origin.device.name for c in contributions}
+
+    def _place(self, origin: Origin, family: str) -> Path:
+        return self.folder / devices.folder_name(origin.device.name) / family / origin.environment_id
+
+
+def in_shards(rows: Rows) -> Iterator[Rows]:
+    """Cut rows into as many as one shard may hold."""
+    rows = rows.canonical()
+    for start in range(0, len(rows), MOST_ROWS):
+        yield rows.take(np.arange(start, min(start + MOST_ROWS, len(rows))))
+
+
+def _check_marker(marker: Path) -> None:
+    try:
+        with marker.open("rb") as file:
+            said = json.loads(file.read(4096))
+        version = said["whatif_opdb"] if isinstance(said, dict) else None
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        raise WhatifError(f"{marker}: expected the mark of an op database, got something else.") from error
+    if version != SCHEMA_VERSION:
+        raise WhatifError(
+            f"{marker}: expected version {SCHEMA_VERSION} of the op database, got {str(version)[:40]!r}; "
+            "use the program that wrote it."
+        )

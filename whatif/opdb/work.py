@@ -1,0 +1,78 @@
+"""What operators have to compute and to move, for whole tables: FLOPs (a multiply-add is two) and compulsory bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb.rows import Operators
+from whatif.opdb.schema import DTYPE_BYTES
+
+Float64 = npt.NDArray[np.float64]
+_Columns = Mapping[str, Float64]
+
+
+def work(ops: Operators) -> tuple[Float64, Float64]:
+    """Give the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or nothing tells.
+
+    Every input is read once and the output written once. A number format that is not known counts four bytes.
+    """
+    columns = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    sizes = np.array([DTYPE_BYTES.get(dtype, 4.0) for dtype in ops.texts["dtype"].table] or [4.0])
+    element_bytes = sizes[ops.texts["dtype"].codes]
+    if ops.family == "other":
+        return np.zeros(len(ops)), np.zeros(len(ops))
+    if ops.family == "collective":
+        return np.zeros(len(ops)), columns["bytes"]
+    flops, elements = _RULES[ops.family](columns)
+    if ops.family == "conv":
+        # Both gradients at once are two products that share the output's gradient.
+        both = np.array([phase == "bwd" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
+        flops, elements = flops * (1 + both), elements * (1 + both)
+    return flops, elements * element_bytes
+
+
+def output_size(c: _Columns, axis: str) -> Float64:
+    """Give the size of a convolution's output along ``axis`` ("h" or "w"), shape (n,); never negative."""
+    reach = c[f"dilation_{axis}"] * (c[f"kernel_{axis}"] - 1) + 1
+    room = c[f"in_{axis}"] + 2 * c[f"padding_{axis}"] - reach
+    return np.asarray(np.maximum(np.floor(room / np.maximum(c[f"stride_{axis}"], 1)) + 1, 0))
+
+
+def _matmul(c: _Columns) -> tuple[Float64, Float64]:
+    b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
+    return 2 * b * m * n * k, b * (m * k + k * n + m * n)
+
+
+def _conv(c: _Columns) -> tuple[Float64, Float64]:
+    out = c["batch"] * c["out_channels"] * output_size(c, "h") * output_size(c, "w")
+    weights = c["out_channels"] * c["in_channels"] / np.maximum(c["groups"], 1) * c["kernel_h"] * c["kernel_w"]
+    products = out * weights / np.maximum(c["out_channels"], 1)
+    return 2 * products, c["batch"] * c["in_channels"] * c["in_h"] * c["in_w"] + weights + out
+
+
+def _elementwise(c: _Columns) -> tuple[Float64, Float64]:
+    return np.zeros(len(c["elements"])), c["elements"] * (c["tensors"] + 1)
+
+
+def _normalization(c: _Columns) -> tuple[Float64, Float64]:
+    return np.zeros(len(c["rows"])), 2 * c["rows"] * c["columns"]
+
+
+def _attention(c: _Columns) -> tuple[Float64, Float64]:
+    pairs = c["batch"] * c["heads"] * c["query_length"] * c["key_length"]
+    # A causal mask leaves half of the scores where queries and keys are as many.
+    share = np.where((c["causal"] > 0) & (c["query_length"] == c["key_length"]), 0.5, 1.0)
+    moved = c["batch"] * c["head_size"] * 2 * (c["heads"] * c["query_length"] + c["kv_heads"] * c["key_length"])
+    return 4 * pairs * c["head_size"] * share, moved
+
+
+_RULES: dict[str, Callable[[_Columns], tuple[Float64, Float64]]] = {
+    "matmul": _matmul,
+    "conv": _conv,
+    "elementwise": _elementwise,
+    "normalization": _normalization,
+    "attention": _attention,
+}

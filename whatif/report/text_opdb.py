@@ -1,0 +1,229 @@
+"""The reports of ``whatif opdb``, as text or as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from whatif.opdb.asking import Reply
+from whatif.opdb.checking import Check
+from whatif.opdb.evaluate import Evaluation, Score
+from whatif.opdb.merging import Difference, Merged, described
+from whatif.opdb.provenance import Provenance
+from whatif.report.as_json import print_json
+from whatif.report.layout import plain, print_table, print_title, report
+
+# What people read for the rungs of the chain.
+_WHO = {
+    "exact": "measured",
+    "interpolated": "interpolated between measured sizes",
+    "analytic": "from the device's data sheet alone",
+}
+
+
+def print_merged(done: Merged, folder: Path, *, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+    """Print what an import, merge or export did."""
+    if as_json:
+        print_json({"database": str(folder), **done.to_dict(), **(extra or {})})
+        return
+    with report() as out:
+        already = f", {len(done.present)} were there" if done.present else ""
+        refused = f", {len(done.refused)} refused" if done.refused else ""
+        added = f"{len(done.added)} contribution{'' if len(done.added) == 1 else 's'} added"
+        out.print(plain(f"{folder}: {added} ({done.rows:,} rows){already}{refused}"))
+
+
+def print_exported(rows: int, target: Path, *, as_json: bool) -> None:
+    """Print that a table was written."""
+    if as_json:
+        print_json({"file": str(target), "rows": rows})
+        return
+    with report() as out:
+        out.print(plain(f"{target}: {rows:,} rows written"))
+
+
+def print_reply(reply: Reply, *, as_json: bool) -> None:
+    """Print what the database says of one operator."""
+    if as_json:
+        print_json(reply.to_dict())
+        return
+    time = _time_format(reply.t_s or 0.0)
+    with report() as out:
+        said = {k: v for k, v in reply.operator.items() if k not in ("family", "name") and v != ""}
+        name = f"{reply.operator['name']}: {', '.join(f'{k}={v}' for k, v in said.items())}"
+        out.print(plain(f"{time(reply.t_s)} on {reply.device}", "bold"))
+        rows = [
+            ("operator", name),
+            ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
+            ("who says so", _who(reply)),
+        ]
+        if reply.method:
+            rows.append(("times", f"{_method(reply.method)}"))
+        print_table(out, ["", " "], rows, gives_way=1)
+        if reply.measurements:
+            print_title(out, f"Measurements ({len(reply.measurements)})")
+            print_table(
+                out,
+                ["contribution", "time", " ", " "],
+                [
+                    (str(m.contribution["contribution"]), time(m.t_s), _where(m.contribution), m.aside)
+                    for m in reply.measurements
+                ],
+                gives_way=2,
+            )
+
+
+def print_contributions(contributions: Sequence[Provenance], folder: Path, *, as_json: bool) -> None:
+    """Print the contributions of a database."""
+    if as_json:
+        print_json({"database": str(folder), "contributions": [described(c) for c in contributions]})
+        return
+    with report() as out:
+        devices = {c.origin.device.name for c in contributions}
+        total = sum(c.rows for c in contributions)
+        out.print(
+            plain(f"{folder}: {total:,} rows in {len(contributions)} contributions, {len(devices)} devices", "bold")
+        )
+        rows = [
+            (
+                c.origin.device.name, c.family, f"{c.rows:,}", _method(c.origin.method.basis),
+                " ".join(filter(None, (c.origin.source.tool, c.origin.source.licence))), c.contribution[:12],
+            )
+            for c in sorted(contributions, key=lambda c: (c.origin.device.name, c.family, c.contribution))
+        ]  # fmt: skip
+        if rows:
+            print_table(out, ["device", " ", "rows", " ", " ", " "], rows, gives_way=3)
+
+
+def print_difference(difference: Difference, first: Path, second: Path, *, as_json: bool) -> None:
+    """Print how two databases differ."""
+    if as_json:
+        print_json({"first": str(first), "second": str(second), **difference.to_dict()})
+        return
+    with report() as out:
+        out.print(
+            plain(
+                f"{difference.both} contributions in both, {len(difference.only_first)} only in {first}, "
+                f"{len(difference.only_second)} only in {second}",
+                "bold",
+            )
+        )
+        rows = [
+            (
+                side,
+                c.provenance.origin.device.name,
+                c.provenance.family,
+                f"{c.provenance.rows:,}",
+                c.provenance.contribution[:12],
+            )
+            for side, part in (("first", difference.only_first), ("second", difference.only_second))
+            for c in part
+        ]
+        if rows:
+            print_table(out, ["only in", "device", "family", "rows", " "], rows, text_columns=3)
+        if difference.compared:
+            print_title(out, "Measured by both: the second's time over the first's")
+            print_table(
+                out,
+                ["device", "family", "operators", "5 %", "median", "95 %"],
+                [
+                    (
+                        c.device,
+                        c.family,
+                        f"{c.operators:,}",
+                        *(f"{r:.3f}" for r in (c.ratio_low, c.ratio_median, c.ratio_high)),
+                    )
+                    for c in difference.compared
+                ],
+                text_columns=2,
+            )
+
+
+def print_check(check: Check, folder: Path, *, as_json: bool) -> None:
+    """Print the state of a database."""
+    if as_json:
+        print_json({"database": str(folder), **check.to_dict()})
+        return
+    with report() as out:
+        state = f"{len(check.problems)} problems" if check.problems else "sound"
+        out.print(plain(f"{folder}: {state}; {check.rows:,} rows in {check.contributions} contributions", "bold"))
+        for sentence in check.problems:
+            out.print(plain(sentence))
+        if check.aside:
+            print_title(out, "Set aside: kept, not answered with")
+            print_table(
+                out,
+                ["device", " ", "rows", "impossible", "stray"],
+                [(a.device, a.name, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.aside],
+            )
+
+
+def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
+    """Print how far the estimators miss."""
+    if as_json:
+        print_json(found.to_dict())
+        return
+    with report() as out:
+        who = ", ".join(f"{count:,} {name}" for name, count in found.rungs.items())
+        out.print(
+            plain(
+                f"{found.held_out:,} of {found.rows:,} rows held out ({found.share:.0%} of the operators, "
+                f"seed {found.seed}): mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
+                f"90 % ranges hold {found.total.coverage_pct:.1f} %",
+                "bold",
+            )
+        )
+        out.print(plain(f"answered by: {who}", "dim"))
+        headers = ["", "rows", "mean", "median", "90 %", "bias", "in range", "half-width"]
+        print_title(out, "By operator, percent of the measured time (90 %: of the errors are smaller)")
+        print_table(out, headers, [(s.name, *_score(s)) for s in (*found.by_operator, found.total)])
+        print_title(out, "By operator and device")
+        print_table(
+            out, ["", " ", *headers[1:]], [(s.name, s.device, *_score(s)) for s in found.by_device], text_columns=2
+        )
+
+
+def _score(score: Score) -> tuple[str, ...]:
+    if not score.answered:
+        return (f"{score.rows:,}", *["–"] * 6)
+    missing = f" ({score.rows - score.answered:,} unanswered)" if score.answered < score.rows else ""
+    return (
+        f"{score.rows:,}{missing}", f"{score.mape_pct:.1f}", f"{score.median_pct:.1f}", f"{score.p90_pct:.1f}",
+        f"{score.bias_pct:+.1f}", f"{score.coverage_pct:.1f}", f"{score.half_width_pct:.1f}",
+    )  # fmt: skip
+
+
+def _who(reply: Reply) -> str:
+    said = _WHO[reply.answered_by]
+    if reply.evidence:
+        said += f" ({reply.evidence:,} row{'' if reply.evidence == 1 else 's'})"
+    if reply.outside_doublings > 0:
+        said += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
+    return said
+
+
+def _where(contribution: dict[str, Any]) -> str:
+    return " ".join(
+        str(contribution[k]) for k in ("framework", "framework_version", "tool", "author") if contribution[k]
+    )
+
+
+def _method(basis: tuple[str, str, str]) -> str:
+    name, launch, cache = basis
+    told = [
+        name.replace("_", " "),
+        launch if launch != "unknown" else "",
+        f"{cache} cache" if cache != "unknown" else "",
+    ]
+    return ", ".join(filter(None, told))
+
+
+def _time_format(t_s: float) -> Callable[[float | None], str]:
+    """Give the function that writes the times of a report, in the largest unit of which ``t_s`` is one at least."""
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if t_s * s >= 1), ("us", 1e6))
+
+    def write(value: float | None) -> str:
+        return "–" if value is None else f"{value * scale:.4g} {unit}"
+
+    return write
