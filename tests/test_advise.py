@@ -22,6 +22,7 @@ from whatif.batch import with_batch_size
 from whatif.candidates import VARIANTS, Candidates, installed
 from whatif.effort import Effort, EffortSize
 from whatif.graph import GraphInfo
+from whatif.kernels import DTYPES, KernelFamily
 from whatif.memory import LayerMemory, Memory
 from whatif.memory_effects import change_memory, checkpointed, with_batch
 from whatif.predict import Baseline, apply
@@ -29,6 +30,7 @@ from whatif.report.text import print_prediction
 from whatif.report.text_advise import print_advice
 from whatif.transform import built_in_names, load_transform
 from whatif.trial import Refusal, Trier
+from whatif.warm_up import warm_up
 
 MS = 1_000_000
 GIB = 2**30
@@ -130,8 +132,8 @@ def test_little_effort_comes_first_unless_more_gains_twice_as_much() -> None:
     assert first(batch) == "batch"
 
 
-@pytest.mark.parametrize(("kind", "named"), [(TaskKind.DATA_LOADING, "loading"), (TaskKind.COMMUNICATION, "comm")])
-def test_what_the_step_waits_for_comes_first_where_its_remedy_is_known(kind: TaskKind, named: str) -> None:
+@pytest.mark.parametrize("kind", [TaskKind.DATA_LOADING, TaskKind.COMMUNICATION])
+def test_what_the_step_waits_for_comes_first_where_its_remedy_is_known(kind: TaskKind) -> None:
     """Loading, or communication, of 4 ms between a kernel of 2 and one of 6: a third of the span.
 
     Twice as fast kernels would gain 4 of 12 ms, without the part between 4.
@@ -148,7 +150,11 @@ def test_what_the_step_waits_for_comes_first_where_its_remedy_is_known(kind: Tas
     graph = graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns}))
     kernels = script("kernels2", lambda graph: graph.scale(graph.select(kind=TaskKind.KERNEL), 0.25))
     without = script("without", lambda graph: graph.scale(graph.select(kind=kind), 0.0), "medium: move it.")
+    alone = advise(Baseline.of(graph), Candidates((kernels,)))
+    named = "loading" if kind == TaskKind.DATA_LOADING else "communication"
+    assert alone.verdict[2].endswith(f"; nothing that was tried takes the {named} away.")
     found = advise(Baseline.of(graph), Candidates((kernels, without)))
+    assert "nothing that was tried" not in found.verdict[2]
     assert gains(found.gaining) == {"kernels2": 50.0, "without": pytest.approx(100 / 3)}
     assert found.bound.lower().startswith(named)
     assert found.first is not None
@@ -165,6 +171,91 @@ def test_a_larger_batch_is_judged_by_its_samples() -> None:
         assert found.gaining[0].reason.startswith("for the samples of a recorded step: GPU work 10.00 → 7.50 ms")
         assert "10.00 → 7.50 ms for the samples of a recorded span" in found.verdict[2]
     assert advice(batch).to_dict()["advice"][0]["batch_factor"] == 2
+
+
+def waiting(wait_ms: int) -> Baseline:
+    """Times in ms; nothing in the recording says what the CPU waits for.
+
+    ::
+
+        ms      0      10    10 + wait
+        stream  |a-----|        |b-----|
+        CPU     ||     |wait----||
+    """
+    build = Build(CPU, STREAM)
+    _, a = build.launch(0, 10 * MS, "a")
+    wait = build.task(0, wait_ms * MS, "wait", TaskKind.WAIT)
+    build.edge(a, wait)
+    build.launch(0, 10 * MS, "b")
+    graph = build.graph()
+    span_ns = whatif.simulate(graph).step_times_ns("span")
+    assert span_ns == ((20 + wait_ms) * MS,)
+    return Baseline.of(graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns})))
+
+
+def test_more_samples_do_not_share_what_nothing_explains() -> None:
+    """Kernels of 15 ms each for twice the samples: 30 + 80 ms, and 80 more if each recorded batch waits: 95 of 100.
+
+    Were it one wait for both, 55 of 100; the range counts the wait as free to vanish as well: 30 ms, 15 for half.
+    """
+    found = advise(waiting(80), Candidates((batch,)))
+    entry = found.gaining[0]
+    assert (entry.trial.predicted_ms, entry.trial.recorded_samples_ms) == (110, 95)
+    assert entry.trial.gain_pct == pytest.approx(5)
+    assert entry.reason.endswith("the unexplained waiting of 80.0 ms counts once a recorded batch")
+    assert entry.gain_range_pct is not None
+    assert entry.gain_range_pct[0] == pytest.approx(5)
+    assert entry.gain_range_pct[1] > 44.9
+    assert found.to_dict()["advice"][0]["recorded_samples_ms"] == 95
+    # Where it does not wait there is nothing to say.
+    assert "unexplained" not in advise(waiting(0), Candidates((batch,))).gaining[0].reason
+
+
+def starting(call_ms: int, cpu_kind: TaskKind = TaskKind.RUNTIME) -> Baseline:
+    """A call between two kernels of 5 ms, which frees what the first one worked on."""
+    build = Build(CPU, STREAM)
+    _, a = build.launch(0, 5 * MS, "a")
+    build.edge(a, build.task(0, call_ms * MS, "cudaFree", cpu_kind))
+    build.launch(0, 5 * MS, "b")
+    graph = build.graph()
+    span_ns = whatif.simulate(graph).step_times_ns("span")
+    return Baseline.of(graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns})))
+
+
+def test_a_step_that_looks_like_the_first_one_is_to_be_recorded_again() -> None:
+    """A call of 30 ms and kernels of 10; without the call's half 25 of 40 ms."""
+    found = advise(starting(30), Candidates((cpu,)))
+    assert found.verdict[1] == (
+        "Record again, after some steps of warm-up: 30.00 of 40.00 ms (75 %) is one stretch of CPU time in cudaFree, "
+        "which looks like a program's start."
+    )
+    assert found.verdict[2].startswith("As it was recorded, cpu2 gains 38 % (")
+    assert found.to_dict()["warm_up"] == found.warm_up
+    # Not the kernel's work, a call of a fifth of the step, or an operator's own work on a CPU.
+    for baseline in (starting(0), starting(2), starting(30, TaskKind.CPU_OP), drawn(), waiting(80)):
+        assert advise(baseline, Candidates((cpu,))).warm_up == ""
+    steps = starting(30)
+    info = replace(steps.graph.info, measured_step_ns={"mark": (40 * MS,) * 5})
+    assert warm_up(replace(steps, clock="mark", graph=steps.graph.replace(info=info))) == ""
+
+
+def test_what_a_run_does_in_part_already_is_no_advice() -> None:
+    """Of 10 ms of products 4 run in fp8."""
+    baseline = drawn()
+    on_gpu = baseline.graph.on_gpu
+    short = on_gpu & (baseline.graph.duration_ns == 4 * MS)
+    graph = baseline.graph.replace(
+        family=np.where(on_gpu, KernelFamily.GEMM, -1).astype(np.int8),
+        dtype=np.where(short, DTYPES.index("fp8"), DTYPES.index("bf16")).astype(np.int8),
+    )
+    fp8 = replace(gpu, name="fp8")
+    found = advise(replace(baseline, graph=graph), Candidates((fp8, cpu)))
+    assert not found.gaining
+    assert not found.together
+    assert [(refused.spelled, refused.why) for refused in found.refused] == [(("fp8",), Refusal.IN_PART)]
+    assert found.refused[0].reason.startswith("40 % of the products' time runs in fp8 already")
+    assert found.to_dict()["done_in_part"][0]["what_if"] == "fp8"
+    assert gains(advice(fp8).gaining) == {"fp8": 40.0}
 
 
 def fails(graph: TaskGraph) -> TaskGraph:
@@ -231,6 +322,22 @@ def test_what_cannot_go_together_is_left_out() -> None:
     # What gains nothing beside its parts is no combination.
     again = script("again", lambda graph: graph.scale(graph.on_gpu, 1.0))
     assert gains(advice(gpu, again).together) == {}
+    # A mode of torch.compile uses CUDA graphs by itself.
+    graphs = replace(cpu, name="cuda_graph")
+    assert gains(advice(graphs, replace(gpu, name="compile")).together)
+    assert not advice(graphs, replace(gpu, name="compile", options={"mode": "reduce-overhead"})).together
+
+
+def test_a_schedule_of_what_changes_nothing_is_not_simulated() -> None:
+    def never(frontier: whatif.Frontier) -> int:
+        raise AssertionError
+
+    same = replace(script("same", lambda graph: graph.note("same: it is so already; nothing changes")), schedule=never)
+    found = advice(same, gpu)
+    assert [(r.spelled, r.why) for r in found.refused] == [(("same",), Refusal.NOT_APPLICABLE)]
+    # A schedule alone is a what-if.
+    picks = replace(script("picks", lambda graph: graph), schedule=lambda frontier: min(frontier.ready_ns))
+    assert gains(advice(picks).not_gaining) == {"picks": 0.0}
 
 
 def test_what_takes_launches_away_comes_behind_what_adds_kernels() -> None:
@@ -298,7 +405,7 @@ def held(activations: int) -> Memory:
 def recompute(graph: TaskGraph) -> TaskGraph:
     graph = graph.scale(graph.on_gpu, 1.1)
     return change_memory(graph, lambda memory: memory.with_layers(
-        [replace(layer, activations=layer.activations // 4) for layer in memory.layers]))  # fmt: skip
+        [layer._replace(activations=layer.activations // 4) for layer in memory.layers]))  # fmt: skip
 
 
 def test_memory_is_told_where_the_recording_knows_it() -> None:
@@ -461,6 +568,33 @@ def test_a_host_bound_run_is_told_to_launch_less(shared_traces: Path) -> None:
     assert same[0].trial.names <= {"cuda_graph", "compile"}
     assert found.first is not None
     assert found.first.trial.names <= {"cuda_graph", "compile"}
+
+
+@pytest.mark.parametrize(
+    ("trace", "where"),
+    [
+        ("hta/mi250_minitoy_train.json.gz", "6.54 of 8.91 ms (73 %) is one stretch of CPU time in hipLaunchKernel"),
+        ("hta/alexnet_fwd_a100.json.gz", "9,064.26 of 12,920.22 ms (70 %) are 2 stretches of CPU time, the longest in"),
+        ("kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz", ""),
+        ("triosim-vgg13-h100/vgg13_bs512_adam.json.gz", ""),
+        ("harryjmoss-a100-batch/bs8.run0.pt.trace.json.gz", ""),
+    ],
+)
+def test_first_steps_are_told_from_later_ones(shared_traces: Path, trace: str, where: str) -> None:
+    found = warm_up(Baseline.of(whatif.read(shared_traces / trace)))
+    assert found.startswith(where)
+    assert bool(found) == bool(where)
+
+
+def test_what_stands_still_gains_little_from_more_passes(shared_traces: Path) -> None:
+    found = of_trace(shared_traces / "hta" / "a100_dlrm_rank0of16.json.gz")
+    assert found.verdict[0].startswith("Waiting: the step stands still for 143.92 of 216.15 ms (67 %)")
+    assert 0 <= gains(found.gaining).get("gradient_accumulation", 0) < 5
+
+
+def test_a_run_in_fp8_is_not_told_to_use_it(shared_traces: Path) -> None:
+    found = of_trace(shared_traces / "modded-nanogpt-8xh100" / "current.rank0.json.gz")
+    assert ("fp8",) in [refused.spelled for refused in found.refused if refused.why == Refusal.IN_PART]
 
 
 def test_a_gpu_bound_run_is_told_to_compute_in_half_precision(shared_traces: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import whatif
 from tests.helpers import CPU, STREAM, Build
-from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
+from whatif import DependencyKind, GraphInfo, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.baseline import Baseline
 from whatif.compare import Comparison, compare
 from whatif.describe_change import accumulated_passes, batch_factor, describe_change
@@ -25,6 +25,7 @@ from whatif.part_changes import part_changes
 from whatif.regression import Status, check_regression
 from whatif.simulator import simulate
 from whatif.step_profile import profile
+from whatif.told_changes import told_changes
 from whatif.two_recordings import TwoRecordings, common_clock
 
 US, MS = 1_000, 1_000_000
@@ -337,10 +338,10 @@ def test_loading_that_moved_away_is_recognised_both_ways() -> None:
     before, after = run(BEFORE, loading_ns=5 * MS), run(BEFORE, loading_ns=1)
     there, back = describe_change(TwoRecordings.of(before, after)), describe_change(TwoRecordings.of(after, before))
     assert there.found is not None
-    assert (there.found.transform.name, there.found.undone) == ("data_loading", False)
+    assert (there.found.spelled, there.found.undone) == ("data_loading", False)
     assert back.found is not None
     assert (back.found.spelled, back.found.undone) == ("data_loading", True)
-    assert back.sentence.startswith("data_loading undone describes the change: it predicts A's step within ")
+    assert back.sentence.startswith("data_loading undone describes the change: A's step is predicted within ")
 
 
 def test_chance_is_not_a_description() -> None:
@@ -359,6 +360,41 @@ def test_nothing_is_tried_where_there_is_nothing_to_describe() -> None:
     assert other.sentence == "no what-if was tried: none stands for another device"
     adam = describe_change(TwoRecordings.of(run(BEFORE, optimizer="SGD"), run(AFTER, optimizer="Adam")))
     assert adam.sentence == "no what-if was tried: none stands for another optimizer"
+
+
+def test_what_both_tell_is_accounted_for() -> None:
+    def told(one: dict[str, Any], other: dict[str, Any]) -> tuple[set[str], list[set[str]]]:
+        found = told_changes(GraphInfo(**one), GraphInfo(**other))
+        return set(found.ruled_out), [set(group) for group in found.asked_for]
+
+    def precision(autocast: str | None, matmul: str = "ieee") -> dict[str, Any]:
+        table = {"autocast": autocast, "parameters": "float32", "matmul": matmul, "conv": "ieee"}
+        return {"metadata": {"precision": table}}
+
+    launched = {"compile", "cuda_graph"}
+    assert told({}, {}) == (launched, [])  # every recording shows how it was launched
+    assert told({"batch_size": 8}, {"batch_size": 8}) == (launched | {"batch_size"}, [])
+    assert told({"batch_size": 8}, {"batch_size": 4}) == (launched, [{"batch_size"}])
+    assert told({"batch_size": 8}, {}) == (launched, [])
+    assert told({}, {"execution": ("compiled",)}) == (set(), [launched])
+    assert told(precision(None), precision(None)) == (launched | {"amp", "tf32"}, [])
+    assert told(precision(None), precision("bfloat16")) == (launched | {"tf32"}, [{"amp"}])
+    assert told(precision(None), precision(None, "tf32")) == (launched | {"amp"}, [])
+    assert told({"metadata": {"precision": 7}}, precision(None)) == (launched, [])
+    optimizer = [{"metadata": {"optimizer": {"foreach": value, "fused": None}}} for value in (False, True)]
+    assert told(optimizer[0], optimizer[0]) == (launched | {"fused_adam"}, [])
+    assert told(optimizer[0], optimizer[1]) == (launched, [])
+    both = told_changes(GraphInfo(batch_size=8), GraphInfo(batch_size=4, execution=("compiled",)))
+    assert both.satisfied_by(frozenset(("batch_size", "cuda_graph")))
+    assert not both.satisfied_by(frozenset(("batch_size", "amp")))
+
+
+def test_a_change_that_is_told_is_not_described_by_another() -> None:
+    """Loading went away, which data_loading describes; with another batch told beside it, it alone does not."""
+    before, after = run(BEFORE, loading_ns=5 * MS), run(BEFORE, loading_ns=1)
+    assert describe_change(TwoRecordings.of(before, after)).found is not None
+    told = (graph.replace(info=replace(graph.info, batch_size=n)) for graph, n in ((before, 8), (after, 12)))
+    assert describe_change(TwoRecordings.of(*told)).found is None
 
 
 def test_facts_tell_the_options() -> None:
@@ -396,9 +432,11 @@ def test_a_run_that_is_exactly_what_a_what_if_says_is_recognised(
     prediction = whatif.apply(graph, what_if, calibrated=False)
     clock = prediction.baseline.clock
     times_ns = {clock: prediction.timeline.step_times_ns(clock)}
-    changed = prediction.graph.replace(info=replace(prediction.graph.info, measured_step_ns=times_ns))
+    # What the recorder wrote is of the unchanged run.
+    info = replace(prediction.graph.info, measured_step_ns=times_ns, metadata={})
+    changed = prediction.graph.replace(info=info)
     found = describe_change(TwoRecordings.of(graph, changed, calibrated=False))
-    assert found.fits[0].transform.name == what_if.partition(":")[0]
+    assert found.fits[0].transforms[0].name == what_if.partition(":")[0]
     assert found.fits[0].left == pytest.approx(0, abs=1e-6)
     assert found.found is not None
 
@@ -421,6 +459,13 @@ def test_a_run_that_is_exactly_what_a_what_if_says_is_recognised(
         ("campaign_cpu/gnmt--baseline.trace", "campaign_cpu/gnmt--accumulate_x4.trace",
          "gradient_accumulation:passes=4", False),
         ("campaign_cpu/densenet121--baseline.trace", "campaign_cpu/densenet121--adam_foreach.trace", None, False),
+        # Two changes at once.
+        ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_bf16", "data_loading + amp:target=bf16", False),
+        ("resnet18_cifar_cpu_bf16", "resnet18_cifar_cpu_loader0", "data_loading + amp:target=bf16", True),
+        ("resnet18_cifar_cpu_batch64", "resnet18_cifar_cpu_bf16", "amp:target=bf16 + batch_size:factor=0.5", False),
+        ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_batch64", "batch_size:factor=2 + data_loading", False),
+        ("campaign_cpu/resnet50--loader_0.trace", "campaign_cpu/resnet50--accumulate_x4.trace",
+         "gradient_accumulation:passes=4 + data_loading", False),
     ],
 )  # fmt: skip
 def test_own_pairs(own_traces: Path, before: str, after: str, what_if: str | None, undone: bool) -> None:

@@ -221,6 +221,18 @@ def test_a_script_that_fails_or_exits_is_named(failing: str, tmp_path: Path) -> 
         transform(graph())
 
 
+def test_a_script_cannot_write_into_the_graph_that_others_begin_with(tmp_path: Path) -> None:
+    before = graph()
+    writes = load_transform(script(tmp_path, "def transform(graph):\n    graph.duration_ns[:] = 0\n    return graph"))
+    durations_ns = before.duration_ns.tolist()
+    with pytest.raises(
+        WhatifError, match=r"transform 'mine' .* failed: ValueError: assignment destination is read-only"
+    ):
+        writes(before)
+    assert before.duration_ns.tolist() == durations_ns
+    assert before.duration_ns.flags.writeable
+
+
 def test_an_option_may_have_further_types_for_python(tmp_path: Path) -> None:
     body = "def transform(graph, *, rate: float | list[float] = 1, path: str | None = None): return graph"
     assert load_transform(script(tmp_path, body) + ":rate=2").options == {"rate": 2.0}

@@ -19,10 +19,11 @@ import numpy as np
 
 from whatif import TaskGraph, WhatifError
 from whatif.collective_tasks import all_reduces, recorded_workers, workers_of
+from whatif.compression import EXCHANGE
 from whatif.hierarchy import SCATTER, decompose, flat_byte_s
 from whatif.units import Bandwidth
 
-# What NCCL counts on for PCI Express 3.0 (tuning.cc).
+# What NCCL counts on for PCI Express 3.0 with 16 lanes (its topo.h).
 PCIE = Bandwidth("12GB/s")
 
 
@@ -43,6 +44,8 @@ def transform(
     if not len(tasks):
         if graph.select(name=f"^{SCATTER} among").any():
             return graph.note("blueconnect: the all-reduces are in stages already; nothing changes")
+        if graph.select(name=f"^{EXCHANGE}$").any():
+            raise WhatifError("blueconnect: expected all-reduces, got the all-gathers of dgc; name one of the two.")
         raise WhatifError(
             "blueconnect: expected all-reduces to take apart, got none; name distributed before it, or give the "
             "recording of one rank of data parallel training."

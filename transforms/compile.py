@@ -18,6 +18,7 @@ from typing import Literal
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.fusion import add_regions, fuse
 from whatif.launches import capture, note_start_up
+from whatif.memory_effects import not_modelled
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -44,9 +45,9 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
         f"compile: {told.before / steps:.0f} {'kernels' if graph.on_gpu.any() else 'operators'} of both passes become "
         f"{told.after / steps:.0f}, in {told.regions / steps:.3g} regions"
     )
-    changed = note_start_up(changed, "compile", told.start_up_ns)
-    if "cuda_graph" in graph.info.execution:  # its launch enters no region
-        return changed
+    changed = not_modelled(note_start_up(changed, "compile", told.start_up_ns), "compile")
+    if "cuda_graph" in graph.info.execution:
+        return changed.note("compile: CUDA graphs launch the kernels already, so that no compiled region is entered")
     if graphs:
         changed, _ = capture(changed, PASSES, apart=True)
     return add_regions(changed, graph_trees=graphs)

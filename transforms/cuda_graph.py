@@ -17,6 +17,7 @@ from typing import Literal
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.launches import capture as captured_in_graphs
 from whatif.launches import note_start_up
+from whatif.memory_effects import not_modelled
 
 PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 
@@ -33,11 +34,12 @@ def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") 
     if changed is graph:
         return graph.note("cuda_graph: no step has two launches or more that a graph could take; nothing changes")
     splits = (told.launches - told.steps) / told.steps
+    held_up = "waits for the GPU or starts something up" if told.start_up_ns else "waits for the GPU"
     changed = changed.note(
         f"cuda_graph: {told.calls / told.steps:.0f} launches a step become {told.launches / told.steps:.3g}"
-        + (f", because the CPU waits for the GPU in between ({splits:.3g} splits)" if splits else "")
+        + (f", because the CPU {held_up} in between ({splits:.3g} splits)" if splits else "")
     )
-    changed = note_start_up(changed, "cuda_graph", told.start_up_ns)
+    changed = not_modelled(note_start_up(changed, "cuda_graph", told.start_up_ns), "cuda_graph")
     if told.uneven:
         changed = changed.note(
             "cuda_graph: the recorded steps do not all launch equally many tasks (dynamic shapes or control flow), so "

@@ -17,6 +17,7 @@ from whatif import TaskGraph, WhatifError
 from whatif.estimator import device, put
 from whatif.fp8 import add_fp8_casts, linear_products, operand_bytes
 from whatif.kernels import DTYPES
+from whatif.memory_effects import not_modelled
 from whatif.precision import in_precision, with_dtype
 
 
@@ -45,4 +46,5 @@ def transform(graph: TaskGraph) -> TaskGraph:
         why = "the linear layers run in it already" if already else "no product gets faster"
         return graph.note(f"fp8: {why}; nothing changes")
     read = operand_bytes(graph)
-    return add_fp8_casts(with_dtype(put(graph, products, estimates), faster, "fp8"), faster, read)
+    changed = add_fp8_casts(with_dtype(put(graph, products, estimates), faster, "fp8"), faster, read)
+    return not_modelled(changed, "fp8")

@@ -26,6 +26,7 @@ from whatif.optimizer import (
     scale_update,
     step_kernels,
 )
+from whatif.update_in_backward import PIECE_NAME
 
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.
@@ -43,7 +44,9 @@ def transform(
 ) -> TaskGraph:
     """Replace the update phase of every step; `speedup` of the kernels, if known, instead of the traffic model."""
     if PIECE_NAME in graph.names:
-        return graph.note("fused_adam: the update runs in the backward pass; put fused_adam before what moved it there")
+        return graph.note(
+            "fused_adam: put it before optimizer_in_backward, which has split the update; nothing changes"
+        )
     if speedup is not None:
         if not speedup > 0:
             raise WhatifError(f"fused_adam: expected a speedup above 0, got {speedup}.")

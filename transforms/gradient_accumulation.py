@@ -22,7 +22,8 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     if not 1 <= passes <= 10_000:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
     if not len(backward_ends(graph)):
-        raise WhatifError("gradient_accumulation: expected a recording whose steps have a backward pass, got none.")
+        got = "none" if graph.info.n_steps else "one without steps; call profiler.step() after each"
+        raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:
         return graph
     in_pass = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])

@@ -1,7 +1,7 @@
 """P3: train with parameter servers that are sent slices of gradients, those of the first layers first.
 
 Source: Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training", MLSys 2019 (slices of
-        50,000 parameters did best there); Daydream (USENIX ATC 2020) §5.1, §6.6 and Algorithm 7.
+        50,000 parameters; MXNet's P3Store cuts at 40,000); Daydream (USENIX ATC 2020) §5.1, §6.6 and Algorithm 7.
 Model:  each slice is pushed on the sending link once its layer's backward work is done, pulled on the receiving one
         once it is pushed, and the layer's forward work of the next step waits for it. A link that is free takes the
         slice whose layer is used first; with priority=false gradients go whole, in the order in which they finish, and
@@ -10,7 +10,8 @@ Model:  each slice is pushed on the sending link once its layer's backward work 
         Deviations from the print: there the priority is the negative distance to the output, which prefers the layers
         that are used last; pushes to the own server are sent to itself, one for all workers, where the others send
         to it; and a slice is pulled for the layer's backward work. Ignored: the servers' own work, copies between
-        host and GPU, the worker's calls. In the range: 34 % more than theory (Daydream §6.5 measured it for NCCL).
+        host and GPU, the worker's calls. In the range: 34 % more than theory (Daydream §6.5 measured it for NCCL), and
+        messages whose latencies overlap (in the prediction each holds its link up).
 Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS, in place of PyTorch's DDP.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 from whatif import Frontier, TaskGraph, TaskKind, WhatifError
 from whatif.buckets import step_gradients
 from whatif.cluster.links import LATENCY_US
-from whatif.collective_tasks import link_of
+from whatif.collective_tasks import link_of, recorded_workers
 from whatif.parameter_server import push_and_pull, server_arrays, server_slices, without_update
 from whatif.priority import by_priority
 from whatif.units import Bandwidth, Size
@@ -43,7 +44,7 @@ def transform(
         raise WhatifError(f"p3: expected from 2 to 100,000 workers and 1 or more servers, got {workers} and {servers}.")
     if not 0 <= latency_us <= 1e6:
         raise WhatifError(f"p3: expected latency_us from 0 to 1,000,000, got {latency_us}.")
-    if graph.select(kind=TaskKind.COMMUNICATION).any():
+    if graph.select(kind=TaskKind.COMMUNICATION).any() or (not graph.on_gpu.any() and recorded_workers(graph)):
         return graph.note("p3: the steps exchange their gradients already; nothing changes")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, "p3")

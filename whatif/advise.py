@@ -94,20 +94,18 @@ class Advice:
 
     @property
     def _waited_for(self) -> str:
-        """The loading or the communication where the step waits for it for a quarter of its time; else ""."""
+        """What the step waits for, for a quarter of its time: loading, communication or nobody knows what; else ""."""
         least_ms = NAMED_FROM * self.baseline.step_ns / 1e6
-        kinds = {"data_loading": "loading", "communication": "communication"}
+        kinds = {"data_loading": "loading", "communication": "communication", "wait": "unexplained waiting"}
         return next((name for kind, name in kinds.items() if self.critical_path_ms.get(kind, 0.0) >= least_ms), "")
 
     def _relieves(self, trial: Trial) -> bool:
         """Whether a trial takes away most of the loading or the communication that the step waits for."""
-        before, after = self.before, trial.work
-        before_ms, after_ms = {
-            "": (0.0, 1.0),
-            "loading": (before.loading_ms, after.loading_ms),
-            "communication": (before.communication_ms, after.communication_ms),
-        }[self._waited_for]
-        return after_ms / trial.samples <= before_ms / 2
+        if self._waited_for == "loading":
+            return trial.work.loading_ms / trial.samples <= self.before.loading_ms / 2
+        if self._waited_for == "communication":
+            return trial.work.communication_ms / trial.samples <= self.before.communication_ms / 2
+        return False
 
     @property
     def verdict(self) -> tuple[str, str, str]:

@@ -73,13 +73,15 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
         if not 0 <= at + way < len(kernels):
             return -1
         found = int(before[at + way] if way < 0 else after[at + way])
-        alike = 0 <= found < len(kernels) and all(of[found] == of[at] for of in (thread, step, phase))
+        alike = 0 <= found < len(kernels) and thread[found] == thread[at] and step[found] == step[at]
         return found if alike and product[found] else -1
 
     result = []
     for softmax in np.flatnonzero(family == KernelFamily.SOFTMAX).tolist():
         products = [neighbour(softmax, -1), neighbour(softmax, 1)]
         if min(products) < 0:
+            continue
+        if not backward[softmax] and phase[products[0]] != phase[products[1]]:
             continue
         if backward[softmax]:
             more = [neighbour(products[0], -1), neighbour(products[1], 1)]

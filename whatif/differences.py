@@ -70,7 +70,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
     compare(OPTIMIZER, a.optimizer, b.optimizer)
     for key in _OPTIMIZER:
-        compare(f"optimizer's {key}", *(_entry(info.metadata, "optimizer", key) for info in (a, b)))
+        compare(f"optimizer's {key}", *(_entry(info.metadata, "optimizer", key, missing="default") for info in (a, b)))
     for key in _PRECISION:
         one, other = (_entry(info.metadata, "precision", key, missing="none") for info in (a, b))
         compare(f"precision of {key}" if key != "autocast" else key, one, other)

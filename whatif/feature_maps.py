@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -144,11 +143,11 @@ def _with(layer: LayerMemory, left: int, rise: tuple[int, int]) -> LayerMemory:
     if left == layer.activations and rise == (0, 0):
         return layer
     share = left / max(layer.activations, 1)
-    return replace(
-        layer,
+    return layer._replace(
         activations=left,
         kept_input=round(layer.kept_input * share),
         full_precision=round(layer.full_precision * share),
+        scores=round(layer.scores * share),
         forward_workspace=layer.forward_workspace + rise[0],
         backward_workspace=layer.backward_workspace + rise[1],
     )

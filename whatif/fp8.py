@@ -76,7 +76,7 @@ def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
     scales = Estimates.of(floor_ns, Source.ASSUMED, floor_ns, 3 * floor_ns)
     call_ns = operator_cost_ns(graph)
     lots = ((around, casts, CAST_NAME), (first, scales, SCALE_NAME))
-    return put_in(graph, [before_each(graph, *lot, call_ns) for lot in lots])
+    return put_in(graph, [new for lot in lots for new in before_each(graph, *lot, call_ns)])
 
 
 def _first_of_step(graph: TaskGraph, tasks: Int64) -> Int64:

@@ -17,7 +17,15 @@ from whatif.estimator import Source, mark
 from whatif.fp8 import CAST_NAME, SCALE_NAME
 from whatif.graph import TaskGraph
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
-from whatif.launches import first_of, launching_threads, start_up, stays_outside, stretches
+from whatif.launches import (
+    counted_ns,
+    first_of,
+    launching_threads,
+    start_up,
+    stays_outside,
+    stretches,
+    with_doubt_in_start_up,
+)
 from whatif.mixed_precision import WEIGHT_CAST_NAME
 from whatif.types import Array, Bool, DependencyKind, Int64, Phase, TaskKind, among
 
@@ -54,7 +62,7 @@ class Fused:
     after: int
     steps: int
     regions: int
-    start_up_ns: int  # CPU time that was taken for start-up work and stays
+    start_up_ns: int  # CPU time of counted steps that was taken for start-up work and stays
 
 
 def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
@@ -72,7 +80,10 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     order = graph.by_thread[work[graph.by_thread]].astype(np.int64)
     launch = graph.launch_of.astype(np.int64)
     of_cpu = launch if on_gpu else np.arange(len(graph), dtype=np.int64)
-    chain = _chains(graph, order, of_cpu, number, compiled)
+    threads = launching_threads(graph) if on_gpu else np.ones(len(graph.threads), dtype=np.bool_)
+    host = compiled & graph.on_cpu & threads[graph.thread] & ~stays_outside(graph) & ~work
+    staying = start_up(graph, host)
+    chain = _chains(graph, order, of_cpu, number, compiled & ~staying[of_cpu])
     fate = np.full(len(graph), STAYS, dtype=np.int64)
     heads, sizes, graph = _with_fused_times(graph, order, chain, KEPT_ON_GPU if on_gpu else KEPT_ON_CPU, on_gpu=on_gpu)
     gone = np.ones(len(order), dtype=np.bool_)
@@ -86,10 +97,11 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     inside = compiled[order] & (of_cpu[order] >= 0) & among(graph.kind[order], [TaskKind.KERNEL, TaskKind.CPU_OP])
     left = np.zeros(len(graph), dtype=np.bool_)
     left[of_cpu[order[inside & ~gone]]] = True
-    graph, start_up_ns = _with_short_wrapper(graph, left, compiled & (fate == STAYS) & ~stays_outside(graph), number)
+    graph = _with_short_wrapper(graph, left, host & (fate == STAYS) & ~left & ~staying, number)
+    graph = with_doubt_in_start_up(graph, staying)
     told = Fused(
         before=int(inside.sum()), after=int((inside & ~gone).sum()), steps=len(np.unique(graph.step[order[inside]])),
-        regions=len(np.unique(number[of_cpu[order[inside]]])), start_up_ns=start_up_ns,
+        regions=len(np.unique(number[of_cpu[order[inside]]])), start_up_ns=counted_ns(graph, staying),
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "compiled"))
     graph = graph.replace(info=replace(graph.info, execution=("compiled", *ways)))
@@ -228,31 +240,18 @@ def _renamed(graph: TaskGraph, tasks: Int64, new_name: str) -> TaskGraph:
     return graph.replace(names=names, name=name)
 
 
-def _with_short_wrapper(graph: TaskGraph, left: Bool, tasks: Bool, number: Int64) -> tuple[TaskGraph, int]:
-    """Let the CPU's work before each call in ``left`` take no longer than the generated code that makes the call.
-
-    Start-up work stays, and how much that is comes back as well, ns.
-    """
-    threads = launching_threads(graph) if graph.on_gpu.any() else np.ones(len(graph.threads), dtype=np.bool_)
-    overhead = tasks & graph.on_cpu & ~left & threads[graph.thread]
-    staying = start_up(graph, overhead | left) & overhead
-    overhead &= ~staying
+def _with_short_wrapper(graph: TaskGraph, left: Bool, overhead: Bool, number: Int64) -> TaskGraph:
+    """Let the ``overhead`` before each call in ``left`` take no longer than the generated code that makes the call."""
     order = graph.by_thread[(overhead | left)[graph.by_thread]]
     if not len(order):
-        return graph, 0
+        return graph
     same = (number[order[1:]] == number[order[:-1]]) & (graph.thread[order[1:]] == graph.thread[order[:-1]])
     run = np.cumsum(np.append(False, left[order[:-1]] | ~same))
     is_overhead = overhead[order]
     chosen, run = order[is_overhead], run[is_overhead]
     total_ns = np.bincount(run, weights=graph.duration_ns[chosen])[run]
     centre, low, high = (np.minimum(most / np.maximum(total_ns, 1), 1.0) for most in WRAPPER_NS)
-    shorter = graph.with_duration(
+    return graph.with_duration(
         chosen, graph.duration_ns[chosen] * centre,
         low_ns=graph.low_ns[chosen] * low, high_ns=graph.high_ns[chosen] * high,
     )  # fmt: skip
-    start_up_ns = int(graph.duration_ns[staying].sum())
-    if start_up_ns:
-        shorter = shorter.with_duration(
-            staying, graph.duration_ns[staying], low_ns=0, high_ns=graph.high_ns[staying]
-        )
-    return shorter, start_up_ns

@@ -20,7 +20,7 @@ SCATTER, GATHER = "reduce-scatter", "all-gather"
 def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int) -> Float64:
     """Give the rate of the links by size and time of ring all-reduces, bytes/s; NaN where the size is not known."""
     transfer_ns = np.maximum(graph.duration_ns[tasks] - latency_of(graph)[tasks], 1)
-    size = np.where(graph.size_bytes[tasks] > 0, graph.size_bytes[tasks], np.nan)
+    size = np.where(graph.size_bytes[tasks] >= 0, np.maximum(graph.size_bytes[tasks], 1), np.nan)
     return np.asarray(2 * (workers - 1) / workers * size / transfer_ns * 1e9, dtype=np.float64)
 
 
@@ -82,14 +82,14 @@ def _costs(
     whole_ns = (graph.duration_ns[tasks] - latency_ns) * workers / (2 * (workers - 1))
     hop_ns = latency_ns / (2 * (workers - 1))
     below = [math.prod(factors[:level]) for level in range(len(factors))]
-    size = np.where(graph.size_bytes[tasks] > 0, graph.size_bytes[tasks], -1)
+    size = graph.size_bytes[tasks]
     return (
         np.stack([(p - 1) * hop_ns for p in factors]),
         np.stack([
             (p - 1) / p * whole_ns / rate / (1 if shared else parts)
             for p, rate, parts in zip(factors, faster, below, strict=True)
         ]),
-        np.stack([np.where(size > 0, size // parts, -1) for parts in below]),
+        np.stack([np.where(size >= 0, size // parts, -1) for parts in below]),
     )  # fmt: skip
 
 

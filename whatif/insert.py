@@ -23,9 +23,10 @@ class NewTasks:
 
     ``after`` (n,): ids of the tasks behind which they are put; their layer, phase and step are taken over where not
     given. ``thread``: None for the thread of ``after``. ``launched_after`` (n,): ids of CPU tasks behind which the
-    launching call is put, which lasts ``launch_ns``; None for tasks that no call launches. A task that is launched
-    stands behind its launch even where ``after`` lies before it. ``waits_for``: the stream (or ``ALL_STREAMS``) for
-    whose earlier launches the tasks of kind WAIT wait, which return ``return_ns`` later.
+    launching call is put, which lasts ``launch_ns``; None for tasks that no new call launches. ``launched_by`` (n,):
+    ids of calls that are there already and launch them as well, as a CUDA graph's does. A task that is launched stands
+    behind its launch even where ``after`` lies before it. ``waits_for``: the stream (or ``ALL_STREAMS``) for whose
+    earlier launches the tasks of kind WAIT wait, which return ``return_ns`` later.
     """
 
     after: npt.ArrayLike
@@ -45,6 +46,7 @@ class NewTasks:
     launched_after: npt.ArrayLike | None = None
     launch_name: str = "cudaLaunchKernel"
     launch_ns: npt.ArrayLike = 0
+    launched_by: npt.ArrayLike | None = None
     waits_for: npt.ArrayLike | None = None
     return_ns: int = 0
 
@@ -77,11 +79,11 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
     for tasks in parts:
         after = np.atleast_1d(np.asarray(tasks.after, dtype=np.int64))
         count = len(after)
-        launched_after = _launched_after(tasks, count)
+        launched_after, launched_by = _for_each(tasks.launched_after, count), _for_each(tasks.launched_by, count)
         counts.append((count, 0 if launched_after is None else count))
         if not count:
             continue
-        for given in (after, launched_after):
+        for given in (after, launched_after, launched_by):
             if given is not None and (given.min() < 0 or given.max() >= n):
                 raise WhatifError(f"insert: expected ids of tasks in 0..{n - 1}, got one outside.")
         names.setdefault(tasks.name)
@@ -92,7 +94,7 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
         done += 2 * count
         rows = _rows(graph, tasks, after, name_ids[tasks.name])
         new.append(rows)
-        behind.append(after if launched_after is None else np.maximum(after, launched_after))
+        behind.append(np.max([ids for ids in (after, launched_after, launched_by) if ids is not None], axis=0))
         rank.append(place_in_turn + 2)
         if launched_after is not None:
             new.append(_launch_rows(graph, tasks, launched_after, name_ids[tasks.launch_name], rows))
@@ -104,8 +106,8 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
     return _woven(graph, parts, counts, tuple(names), new, np.concatenate(behind), np.concatenate(rank))
 
 
-def _launched_after(tasks: NewTasks, count: int) -> Int64 | None:
-    return None if tasks.launched_after is None else np.broadcast_to(np.asarray(tasks.launched_after, np.int64), count)
+def _for_each(ids: npt.ArrayLike | None, count: int) -> Int64 | None:
+    return None if ids is None else np.broadcast_to(np.asarray(ids, np.int64), count)
 
 
 def _woven(
@@ -139,6 +141,10 @@ def _woven(
     for tasks, (ids, launches) in zip(parts, found, strict=True):
         if len(launches):
             dependencies.append(Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
+        launched_by = _for_each(tasks.launched_by, len(ids))
+        if launched_by is not None:
+            by = moved[launched_by]
+            dependencies.append(Dependencies.of(by, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
         if tasks.waits_for is not None:
             waiting = np.broadcast_to(np.asarray(tasks.kind), len(ids)) == TaskKind.WAIT
             scope = np.broadcast_to(np.asarray(tasks.waits_for), len(ids))[waiting]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from whatif.contract import STAYS, contract
 from whatif.estimator import Estimates, Source, put
 from whatif.graph import TaskGraph, matching
+from whatif.steps import MIN_STEPS
 from whatif.types import HANDOFF_NAME, Array, Bool, DependencyKind, Int64, Phase, TaskKind, ThreadKind, among
 
 GRAPH_LAUNCH_NAME = "cudaGraphLaunch (captured)"
@@ -28,9 +29,9 @@ NODE_NS = (100, 1, 200)
 # Between two kernels of a graph: 0.5 us on a V100 (NVIDIA, "Getting Started with CUDA Graphs": 3.4 us for kernels of
 # 2.9), up to 2 us with a dependency between two streams, our estimate. The prediction keeps the stream's own gap.
 GAP_NS = (500, 2_000)
-# An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a library
-# that is loaded, a first allocation, a tuner's search, another program. It takes up to a third of the CPU's time in the
-# passes of warm recordings, and three quarters and more in cold ones. Both limits are our estimate.
+# An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a
+# library that is loaded, a first allocation, a tuner's search, another program. In warm recordings by others it takes
+# up to a quarter of the CPU's time in both passes, in cold ones three quarters and more. The limits are our estimate.
 LONG_NS, COLD_SHARE = 1_000_000, 0.5
 
 
@@ -48,7 +49,7 @@ class Captured:
     calls: int
     launches: int
     steps: int
-    start_up_ns: int  # calls and gaps that were taken for start-up work and stay
+    start_up_ns: int  # calls and gaps of counted steps that were taken for start-up work and stay
     uneven: bool  # the steady steps do not launch equally many tasks, so one graph does not fit all
 
 
@@ -100,14 +101,37 @@ def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
     return np.asarray(long & (long_ns > COLD_SHARE * all_ns)[graph.step + 1], dtype=np.bool_)
 
 
+def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
+    """The tasks from the first to the last of the launching ``calls`` (ids) of their step."""
+    calls, count = np.unique(calls).astype(np.int64), int(graph.step.max(initial=-1)) + 2
+    first, last = first_of(graph.step[calls] + 1, calls, count, len(graph)), np.full(count, -1)
+    last[graph.step[calls] + 1] = calls  # of several the last one stays
+    ids = np.arange(len(graph))
+    return np.asarray((ids >= first[graph.step + 1]) & (ids <= last[graph.step + 1]), dtype=np.bool_)
+
+
+def counted_ns(graph: TaskGraph, staying: Bool) -> int:
+    """Give the time of the tasks of a mask in the steps that a report counts, ns: the steady ones, where there are."""
+    first, last = graph.info.steady
+    counted = (graph.step >= first) & (graph.step < last) if graph.info.n_steps >= MIN_STEPS else staying
+    return int(graph.duration_ns[staying & counted].sum())
+
+
+def with_doubt_in_start_up(graph: TaskGraph, staying: Bool) -> TaskGraph:
+    """Let the range of what was taken for start-up work begin at nothing."""
+    if not staying.any():
+        return graph
+    return graph.with_duration(staying, graph.duration_ns[staying], low_ns=0, high_ns=graph.high_ns[staying])
+
+
 def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
     """Let the graph say what of its CPU time the what-if ``name`` took for start-up work, if any."""
     if not start_up_ns:
         return graph
     return graph.note(
-        f"{name}: {start_up_ns / 1e6:,.1f} ms of the recording are single calls or gaps of over {LONG_NS / 1e6:.0f} ms, "
-        "as libraries and first allocations take them; they stay, and the lower end of the range is without; record "
-        "steps that are warm"
+        f"{name}: {start_up_ns / 1e6:,.1f} ms of the recording are single calls or gaps of over "
+        f"{LONG_NS / 1e6:.0f} ms, as loading libraries and first allocations take them; they stay, and the lower end "
+        "of the range is without them; record steps that are warm"
     )
 
 
@@ -121,18 +145,25 @@ def first_of(key: Array, tasks: Int64, n_keys: int, none: int) -> Int64:
 def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False) -> tuple[TaskGraph, Captured]:
     """Give the graph in which each step's launches of some phases are graph launches, and what became of them.
 
-    Between two waits of the CPU for the GPU all launches become one (``apart``: one a phase), at the place of the first
-    work that they need. With them goes what the same threads do between the first and the last of them, and what they
-    do for the model's layers, the backward pass and the optimizer. GPU tasks, their order and their streams stay, and
-    so does every other CPU task. Segments of a single call are left alone; the same graph where there is no other.
+    Between two waits of the CPU for the GPU (or start-up work, which stays) all launches become one (``apart``: one a
+    phase), at the place of the first work that they need. With them goes what the same threads do between the first and
+    the last of them, and what they do for the model's layers, the backward pass and the optimizer. GPU tasks, their
+    order and their streams stay, and so does every other CPU task. Segments of a single call are left alone; the same
+    graph where there is no other.
     """
     launch = graph.launch_of
     outside = stays_outside(graph)
     in_phase = among(graph.phase, phases)
     node = graph.on_gpu & in_phase & (launch >= 0)
     node[node] = ~outside[launch[node]]
+    goes = _cpu_work(graph, in_phase & ~outside)
+    staying = start_up(graph, goes)
+    if staying.any():
+        staying &= _among_calls(graph, launch[node])
+        outside, goes = outside | staying, goes & ~staying
+        node[node] = ~outside[launch[node]]
     nodes = np.flatnonzero(node)
-    segment, n_segments = stretches(graph, by_phase=apart)
+    segment, n_segments = stretches(graph, by_phase=apart, breaks=staying)
     is_call = np.zeros(len(graph), dtype=np.bool_)
     is_call[launch[nodes]] = True
     calls = np.flatnonzero(is_call)
@@ -141,7 +172,6 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     chosen = n_calls >= 2
     first, last = first_of(segment[calls], calls, n_segments, len(graph)), np.full(n_segments, -1)
     last[segment[calls]] = calls  # of several the last one counts
-    goes = _cpu_work(graph, in_phase & ~outside)
     tasks = np.flatnonzero(goes)
     key = segment[tasks]
     between = (tasks >= first[key]) & (tasks <= last[key])
@@ -155,23 +185,21 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     fate = np.full(len(graph), STAYS, dtype=np.int64)
     fate[tasks] = head[key]
     heads = np.unique(head[chosen & (head < len(graph))])
-    staying = tasks[start_up(graph, fate != STAYS)[tasks]]
     fate[heads] = STAYS
-    staying_ns = np.bincount(segment[staying], weights=graph.duration_ns[staying], minlength=n_segments)
-    graph = _as_graph_launches(graph, heads, n_nodes[segment[heads]], staying_ns[segment[heads]])
+    graph = with_doubt_in_start_up(_as_graph_launches(graph, heads, n_nodes[segment[heads]]), staying)
     graph = _with_doubt_in_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
     steps = np.unique(graph.step[heads])
     told = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
-        start_up_ns=int(staying_ns.sum()), uneven=_uneven(graph, nodes),
+        start_up_ns=counted_ns(graph, staying), uneven=_uneven(graph, nodes),
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
     return contract(graph, fate), told
 
 
-def stretches(graph: TaskGraph, *, by_phase: bool) -> tuple[Int64, int]:
-    """Give a number for each task's step and the waits before it, and how many numbers there are.
+def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -> tuple[Int64, int]:
+    """Give a number for each task's step and the waits (and ``breaks``) before it, and how many numbers there are.
 
     Within a stretch no thread waits for the GPU: while one captures, none may (torch.cuda.graph's global mode).
     ``by_phase``: a phase is a stretch of its own.
@@ -179,8 +207,12 @@ def stretches(graph: TaskGraph, *, by_phase: bool) -> tuple[Int64, int]:
     waiting = waiting_tasks(graph)
     ahead = np.zeros(len(graph), dtype=np.int64)
     ahead[waiting] = 1
-    number = np.cumsum(ahead) + (graph.step.astype(np.int64) + 1) * (len(waiting) + 1)
-    count = (int(graph.step.max(initial=-1)) + 2) * (len(waiting) + 1)
+    if breaks is not None:
+        ahead[breaks] = 1
+    passed = np.cumsum(ahead)
+    per_step = int(passed[-1]) + 1
+    number = passed + (graph.step.astype(np.int64) + 1) * per_step
+    count = (int(graph.step.max(initial=-1)) + 2) * per_step
     if by_phase:
         return number * len(Phase) + graph.phase, count * len(Phase)
     return number, count
@@ -196,14 +228,13 @@ def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
     return work
 
 
-def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array, staying_ns: Array) -> TaskGraph:
-    """Let ``heads`` be calls that launch ``n_nodes`` tasks each behind start-up work of ``staying_ns``, shape (n,)."""
+def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
+    """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
     names = (*graph.names, GRAPH_LAUNCH_NAME) if GRAPH_LAUNCH_NAME not in graph.names else graph.names
     name, kind, events = graph.name.copy(), graph.kind.copy(), graph.profiler_events.copy()
     name[heads], kind[heads], events[heads] = names.index(GRAPH_LAUNCH_NAME), TaskKind.RUNTIME, 0
-    calls = graph_launches(n_nodes)
-    calls = Estimates(calls.duration_ns + staying_ns, calls.low_ns, calls.high_ns + staying_ns, calls.source)
-    return put(graph.replace(names=names, name=name, kind=kind, profiler_events=events), heads, calls)
+    graph = graph.replace(names=names, name=name, kind=kind, profiler_events=events)
+    return put(graph, heads, graph_launches(n_nodes))
 
 
 def _with_doubt_in_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from whatif.types import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class LayerMemory:
+# Rows are tuples: a what-if makes new ones of hundreds of them, and a frozen dataclass takes five times as long.
+class LayerMemory(NamedTuple):
     """One visit of a layer, bytes: a layer whose work other layers interrupt has a row for each piece of it.
 
     ``workspace`` is what exists only while the layer runs, beyond what it keeps.
@@ -36,6 +37,8 @@ class LayerMemory:
     weights: int = 0
     # Full-precision tensors that are kept elsewhere, of which autocast keeps a copy in 16 bits for its products.
     copied: int = 0
+    # Of the activations: what is as large as an attention's scores, which a fused attention does not keep.
+    scores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Memory:
     source: str = "shapes"
     # Of ``inputs``: what does not grow with the batch.
     buffers: int = 0
+    # What-ifs that were applied and whose effect on memory nobody modelled.
+    not_modelled: tuple[str, ...] = ()
 
     @property
     def gradients(self) -> int:
@@ -73,8 +78,7 @@ class Memory:
         return replace(self, layers=tuple(layers))
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """What is in memory while one layer works (the update has none), bytes."""
 
     phase: Phase

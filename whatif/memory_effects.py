@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,7 @@ def with_batch(memory: Memory, factor: float) -> Memory:
 
     return replace(memory, inputs=memory.buffers + grown(memory.inputs - memory.buffers)).with_layers(
         [
-            replace(
-                layer,
+            layer._replace(
                 activations=grown(layer.activations),
                 forward_workspace=grown(layer.forward_workspace),
                 backward_workspace=layer.fixed_workspace + grown(layer.backward_workspace - layer.fixed_workspace),
@@ -35,7 +34,10 @@ def with_batch(memory: Memory, factor: float) -> Memory:
                 full_precision=grown(layer.full_precision),
                 input=grown(layer.input),
                 copied=grown(layer.copied),
+                scores=grown(layer.scores),
             )
+            if any(layer[1:])
+            else layer
             for layer in memory.layers
         ]
     )
@@ -83,8 +85,7 @@ def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: boo
         again += max(row.activations - kept, 0) if row is first else row.activations
         most = max(most, again + row.forward_workspace + gradient)
         found.append(
-            replace(
-                row,
+            row._replace(
                 activations=kept if row is first else 0,
                 kept_input=kept if row is first else 0,
                 full_precision=min(row.full_precision, kept) if row is first else 0,
@@ -92,40 +93,12 @@ def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: boo
                 + row.activations
                 - (min(kept, row.activations) if row is first else 0),
                 backward_workspace=row.backward_workspace + again,
+                scores=0,
             )
         )
     # The forward work of the whole segment runs before the backward work of its last layer.
-    found[-1] = replace(found[-1], backward_workspace=max(found[-1].backward_workspace, most))
+    found[-1] = found[-1]._replace(backward_workspace=max(found[-1].backward_workspace, most))
     return found
-
-
-def offloaded(memory: Memory, names: Collection[str]) -> Memory:
-    """Let what the layers ``names`` keep lie in host memory between their forward and their backward work.
-
-    It is there while each of them works. Source: Rhu et al., "vDNN", MICRO 2016, §3.
-    """
-    return compressed(memory, dict.fromkeys(names, 0.0))
-
-
-def compressed(memory: Memory, ratio: Mapping[str, float]) -> Memory:
-    """Let layers keep ``ratio`` of their activations, by name, from forward to backward work, and all while they work.
-
-    Source: Jain et al., "Gist", ISCA 2018, §3.
-    """
-
-    def small(layer: LayerMemory) -> LayerMemory:
-        left = round(layer.activations * ratio[layer.name])
-        gone = layer.activations - left
-        return replace(
-            layer,
-            activations=left,
-            forward_workspace=layer.forward_workspace + gone,
-            backward_workspace=layer.backward_workspace + gone,
-            kept_input=round(layer.kept_input * ratio[layer.name]),
-            full_precision=round(layer.full_precision * ratio[layer.name]),
-        )
-
-    return memory.with_layers([small(layer) if layer.name in ratio else layer for layer in memory.layers])
 
 
 def in_half(memory: Memory) -> Memory:
@@ -139,10 +112,15 @@ def in_half(memory: Memory) -> Memory:
         copies = (layer.weights + layer.copied) // 2
         # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
         divisor = 2 if 10 * (halved + copies) > layer.activations else 1
-        return replace(
-            layer,
-            activations=layer.full_precision + halved + copies,
-            full_precision=layer.full_precision + halved + copies,  # twice is once
+        activations = layer.full_precision + halved + copies
+        # Softmax works in full precision, and the product behind it keeps a copy in 16 bits.
+        others = layer.activations - layer.scores
+        full = max(layer.full_precision - layer.scores, 0)
+        scores = activations - full - (others - full) // 2 - layer.weights // 2
+        return layer._replace(
+            activations=activations,
+            full_precision=activations,  # twice is once
+            scores=max(min(scores, layer.scores * 3 // 2), 0),
             weights=0,
             copied=0,
             forward_workspace=layer.forward_workspace // divisor,
@@ -151,7 +129,7 @@ def in_half(memory: Memory) -> Memory:
             input=layer.input // 2,
         )
 
-    return memory.with_layers([half(layer) for layer in memory.layers])
+    return memory.with_layers([half(layer) if any(layer[1:]) else layer for layer in memory.layers])
 
 
 def accumulated(memory: Memory) -> Memory:
@@ -164,8 +142,39 @@ def updated_in_backward(memory: Memory) -> Memory:
     largest = max((layer.gradients for layer in memory.layers), default=0)
     share = largest / max(memory.gradients, 1)
     return replace(
-        memory, gradients_leave=True, gradients_stay=False, update_workspace=round(memory.update_workspace * share)
+        memory,
+        gradients_leave=True,
+        gradients_stay=False,
+        gradients_in_forward=False,
+        update_workspace=round(memory.update_workspace * share),
     )
+
+
+def without_scores(memory: Memory) -> Memory:
+    """Let attentions be fused: no matrix of scores is kept, nor made while they work forward and backward.
+
+    Source: Dao et al., "FlashAttention", NeurIPS 2022, §3.1: memory is linear in the length of the sequence.
+    """
+
+    def fused(layer: LayerMemory) -> LayerMemory:
+        left = layer.activations - layer.scores
+        # Backward the softmax alone needs the gradients of its result and of its input; those of what is left stay.
+        backward = max(layer.backward_workspace - 2 * layer.scores, left)
+        return layer._replace(
+            activations=left,
+            full_precision=min(layer.full_precision, left),
+            kept_input=min(layer.kept_input, left),
+            forward_workspace=max(layer.forward_workspace - layer.scores, 0),
+            backward_workspace=min(layer.backward_workspace, backward),
+            scores=0,
+        )
+
+    return memory.with_layers([fused(layer) if layer.scores else layer for layer in memory.layers])
+
+
+def not_modelled(graph: TaskGraph, name: str) -> TaskGraph:
+    """Say of the memory that what the what-if ``name`` makes of it is not known."""
+    return change_memory(graph, lambda memory: replace(memory, not_modelled=(*memory.not_modelled, name)))
 
 
 def updated_as(memory: Memory, optimizer: str | None, implementation: str) -> Memory:

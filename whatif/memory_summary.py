@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,7 @@ from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.memory import Memory, Moment, moments, peak
 from whatif.memory_effects import with_batch
-from whatif.transform import Transform, load_transform
+from whatif.transform import load_transform
 from whatif.trial import Refused, Trial, Trier
 from whatif.types import Phase
 
@@ -24,6 +25,7 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
     ("vdnn",),
     ("gist",),
     ("amp",),
+    ("flash_attention",),
     ("batch_size:factor=0.5",),
     ("batch_size:factor=0.5", "gradient_accumulation:passes=2"),
     ("batch_size:factor=2",),
@@ -32,8 +34,8 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
 )
 # Of a timeline: about so many of its moments are shown in each pass.
 SHOWN_MOMENTS = 8
-# No batch is searched beyond this many times the recorded one.
-MOST_TIMES = 2**20
+# No batch is searched beyond this many times the recorded one: no step so much larger can be told from this one.
+MOST_TIMES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,10 @@ class LayerPart:
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
-    """The largest batch that fits: samples where the recording tells its own, times the recorded one, its peak."""
+    """The largest batch that fits: samples where the recording tells its own, times the recorded one, its peak.
+
+    At ``MOST_TIMES`` the recorded one a larger one may fit as well.
+    """
 
     samples: int | None
     factor: float
@@ -66,7 +71,7 @@ class MemorySummary:
     moments: tuple[Moment, ...]
     layers: tuple[LayerPart, ...]  # largest activations first
     what_ifs: tuple[Trial | Refused, ...]
-    peaks: tuple[Moment | None, ...]  # of the what-ifs; None of those that were refused
+    memories: tuple[Memory | None, ...]  # under the what-ifs; None of those that were refused
     capacity_bytes: int | None
     largest: LargestBatch | None
 
@@ -75,6 +80,20 @@ class MemorySummary:
         """The peak that the recorder read from the GPU's allocator, bytes; None where it did not."""
         told = self.baseline.graph.info.metadata.get("peak_memory_bytes")
         return told if type(told) is int and told > 0 else None
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader should know of where the numbers come from, sentences."""
+        info, memory = self.baseline.graph.info, self.memory
+        if info.metadata.get("layers"):
+            return ()
+        if memory.parameters:
+            return (
+                "The recording does not tell its parameters: they are the weights that its operators use, and the "
+                f"state is what {info.optimizer or 'an unknown optimizer'} keeps unless told otherwise.",
+            )
+        counted = "they are part of what the allocator holds all the while" if info.gpu else "they are not counted"
+        return (f"The recording does not tell its parameters, gradients and optimizer state: {counted}.",)
 
     def to_dict(self) -> dict[str, Any]:
         """Give what is reported as one JSON object; sizes in bytes, times in ms."""
@@ -86,6 +105,7 @@ class MemorySummary:
             "measured_peak_bytes": self.measured_bytes,
             "peak": _moment(self.peak),
             "gradients_stay": self.memory.gradients_stay,
+            "caveats": list(self.caveats),
             "layers": [
                 {
                     "name": part.name,
@@ -98,7 +118,7 @@ class MemorySummary:
             "timeline": [_moment(moment) for moment in self.moments],
             "baseline_ms": self.baseline.step_ns / 1e6,
             "step_clock": self.baseline.clock,
-            "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.peaks, strict=True)],
+            "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.memories, strict=True)],
             "batch_size": info.batch_size,
             "capacity_bytes": self.capacity_bytes,
             "fits": None if self.capacity_bytes is None else self.peak.total <= self.capacity_bytes,
@@ -139,7 +159,7 @@ def memory_summary(
         moments=tuple(moments(memory)),
         layers=_layers(memory),
         what_ifs=tuple(tried),
-        peaks=tuple(_peak_under(graph, found) for found in tried),
+        memories=tuple(_memory_under(graph, found) for found in tried),
         capacity_bytes=capacity,
         largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
     )
@@ -174,10 +194,9 @@ def memory_of(graph: TaskGraph) -> Memory:
     )
 
 
-def _peak_under(graph: TaskGraph, found: Trial | Refused) -> Moment | None:
-    """The fullest moment of the step under what-ifs."""
-    memory = compose(graph, found.transforms).info.memory if isinstance(found, Trial) else None
-    return peak(memory) if memory is not None else None
+def _memory_under(graph: TaskGraph, found: Trial | Refused) -> Memory | None:
+    """What the step under what-ifs keeps."""
+    return compose(graph, found.transforms).info.memory if isinstance(found, Trial) else None
 
 
 def _layers(memory: Memory) -> tuple[LayerPart, ...]:
@@ -201,16 +220,12 @@ def _largest_batch(trier: Trier, memory: Memory, batch: int | None, capacity: in
     def peak_of(count: int) -> int:
         return peak(with_batch(memory, count / unit)).total
 
-    if peak_of(1) > capacity:
+    # A larger batch never takes less.
+    fits = bisect_right(range(1, MOST_TIMES * unit + 1), capacity, key=peak_of)
+    if not fits:
         return LargestBatch(0 if batch else None, 0.0, peak_of(1), None)
-    fits, too_large = 1, 2
-    while peak_of(too_large) <= capacity and too_large < MOST_TIMES * unit:
-        fits, too_large = too_large, 2 * too_large
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        fits, too_large = (middle, too_large) if peak_of(middle) <= capacity else (fits, middle)
-    option: Transform = load_transform(f"batch_size:factor={fits / unit!r}")
-    return LargestBatch(fits if batch else None, fits / unit, peak_of(fits), trier.attempt([option]))
+    larger = load_transform(f"batch_size:factor={fits / unit!r}")
+    return LargestBatch(fits if batch else None, fits / unit, peak_of(fits), trier.attempt([larger]))
 
 
 def _moment(moment: Moment) -> dict[str, Any]:
@@ -227,14 +242,15 @@ def _moment(moment: Moment) -> dict[str, Any]:
     }
 
 
-def _what_if(found: Trial | Refused, most: Moment | None) -> dict[str, Any]:
+def _what_if(found: Trial | Refused, memory: Memory | None) -> dict[str, Any]:
     row: dict[str, Any] = {"transforms": list(found.spelled)}
     if isinstance(found, Refused):
         return {**row, "reason": found.reason}
     return {
         **row,
         "peak_bytes": found.peak_bytes,
-        "peak": _moment(most) if most else None,
+        "peak": _moment(peak(memory)) if memory else None,
+        "memory_not_modelled": list(memory.not_modelled) if memory else [],
         "step_ms": found.predicted_ms,
         "batch_factor": found.samples,
         "gain_pct": found.gain_pct,

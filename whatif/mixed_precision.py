@@ -7,6 +7,7 @@ gradients and reads on the CPU whether one is infinite, once a step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,14 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     if loss_scaler:
         begins = update_begins(graph)
         lots += _loss_scaler(graph, begins, gpu, call_ns)
-        if not len(begins) and "cuda_graph" in graph.info.execution and (graph.on_gpu & (graph.phase == Phase.UPDATE)).any():
+        if (
+            not len(begins)
+            and "cuda_graph" in graph.info.execution
+            and (graph.on_gpu & (graph.phase == Phase.UPDATE)).any()
+        ):
             graph = graph.note(
-                "amp: the update lies in a CUDA graph, in which the CPU cannot wait for the loss scaler's result, so the "
-                "scaler is not counted; put amp before cuda_graph, or say target=bf16, which needs none"
+                "amp: the update lies in a CUDA graph, in which the CPU cannot wait for the loss scaler's result, so "
+                "the scaler is not counted; put amp before cuda_graph, or say target=bf16, which needs none"
             )
     return put_in(graph, lots)
 
@@ -127,34 +132,43 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
         high_ns = cast_ns * (2 if count else 10)
     source = Source.ROOFLINE if count else Source.ASSUMED
     return [
-        before_each(graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns)
+        lot
         for name, of in ((WEIGHT_CAST_NAME, of_weight), (CAST_NAME, ~of_weight))
         if of.any()
+        for lot in before_each(
+            graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
+        )
     ]
 
 
-def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> Lot:
-    """Give a new task before each of the tasks ``around``: a kernel with its launch, where a call launches the task.
+def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> list[Lot]:
+    """Give a new task before each of the tasks ``around``: a kernel with its launch, or one more of a CUDA graph's.
 
     ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
     one. On a CPU recording it is an operator of its own.
     """
     if not graph.on_gpu.any():
         new = NewTasks(_task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
-        return new, estimates.source
+        return [(new, estimates.source)]
     launched = graph.launch_of[around] >= 0
-    around = around[launched]
-    launch = graph.launch_of[around]
-    # A graph launch starts its kernels without a call for each.
-    alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[launch] == 1
-    new = NewTasks(
-        _task_before(graph, around), name, TaskKind.KERNEL, estimates.duration_ns[launched],
-        thread=graph.thread[around], low_ns=estimates.low_ns[launched], high_ns=estimates.high_ns[launched],
-        family=int(KernelFamily.CAST), layer=graph.layer[around], phase=graph.phase[around], step=graph.step[around],
-        launched_after=np.where(alone, _task_before(graph, launch), launch),
-        launch_ns=np.where(alone, call_ns, 0),
-    )  # fmt: skip
-    return new, estimates.source[launched]
+    alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[graph.launch_of[around]] == 1
+    lots: list[Lot] = []
+    for chosen in (launched & alone, launched & ~alone):
+        if not chosen.any():
+            continue
+        tasks, of = around[chosen], estimates.source[chosen]
+        new = NewTasks(
+            _task_before(graph, tasks), name, TaskKind.KERNEL, estimates.duration_ns[chosen],
+            thread=graph.thread[tasks], low_ns=estimates.low_ns[chosen], high_ns=estimates.high_ns[chosen],
+            family=int(KernelFamily.CAST), layer=graph.layer[tasks], phase=graph.phase[tasks], step=graph.step[tasks],
+        )  # fmt: skip
+        launch = graph.launch_of[tasks]
+        # A graph launch starts one kernel more without a call for it.
+        by = {"launched_by": launch}
+        if alone[chosen].all():
+            by = {"launched_after": _task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
+        lots.append((replace(new, **by), of))
+    return lots
 
 
 def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
@@ -177,24 +191,18 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
 
 def update_begins(graph: TaskGraph) -> Int64:
     """Give the first CPU task of the update behind each backward pass, shape (n_updates,)."""
-    cpu = np.flatnonzero(graph.on_cpu & (graph.thread == 0))
-    backward_work = graph.phase == Phase.BACKWARD
-    is_backward = graph.on_cpu & backward_work
-    launch = graph.launch_of[graph.on_gpu & backward_work]  # a CUDA graph that holds both passes is a forward call
+    backward = graph.phase == Phase.BACKWARD
+    is_backward = graph.on_cpu & backward
+    launch = graph.launch_of[graph.on_gpu & backward]  # a CUDA graph that holds both passes is a forward call
     is_backward[launch[launch >= 0]] = True
-    backward = np.flatnonzero(is_backward)
-    if not len(backward) or not len(cpu):
-        return np.empty(0, dtype=np.int64)
-    update = cpu[graph.phase[cpu] == Phase.UPDATE]
-    # The first update task behind each backward task; many backward tasks lead to the same one.
-    at = np.searchsorted(update, backward)
-    found = update[at[at < len(update)]]  # ascending, as the backward tasks are
-    begins = found[np.flatnonzero(np.diff(found, prepend=-1))]
+    main = graph.on_cpu & (graph.thread == 0)
+    update = np.flatnonzero(main & (graph.phase == Phase.UPDATE))
+    n_backward = np.cumsum(is_backward, dtype=np.int32)
+    begins = update[np.diff(n_backward[update], prepend=0) > 0]
     # Between a backward pass and its update lies no other phase.
-    forward = cpu[graph.phase[cpu] == Phase.FORWARD]
-    last_backward = backward[np.searchsorted(backward, begins) - 1]
-    between = np.searchsorted(forward, begins) - np.searchsorted(forward, last_backward)
-    return np.asarray(begins[between == 0], dtype=np.int64)
+    last_backward = np.flatnonzero(is_backward)[n_backward[begins] - 1]
+    n_forward = np.cumsum(main & (graph.phase == Phase.FORWARD), dtype=np.int32)
+    return np.asarray(begins[n_forward[begins] == n_forward[last_backward]], dtype=np.int64)
 
 
 def operator_cost_ns(graph: TaskGraph) -> int:

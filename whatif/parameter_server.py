@@ -110,11 +110,13 @@ def push_and_pull(
     finished = gradients.task[slices.gradient]
     # The servers that are elsewhere are pushed to and pulled from; to the own one the others do so.
     channel = [np.where(own, receiving, sending), np.where(own, sending, receiving)]
-    times = estimated(Cost(*(np.tile(part, 2) for part in cost)))
+    cost = Cost(*(np.tile(part, 2) for part in cost))
+    # At the lower end messages are under way while others are sent, so that none holds the link up by its latency.
+    times = estimated(cost)
     inserted = graph.insert(
         NewTasks(
             np.tile(finished, 2), PUSH, TaskKind.COMMUNICATION, times.duration_ns, thread=np.concatenate(channel),
-            low_ns=times.low_ns, high_ns=times.high_ns, size_bytes=np.tile(slices.size_bytes, 2), family=FAMILY,
+            low_ns=cost.transfer_ns, high_ns=times.high_ns, size_bytes=np.tile(slices.size_bytes, 2), family=FAMILY,
             phase=Phase.BACKWARD,
         )
     )  # fmt: skip
@@ -122,7 +124,7 @@ def push_and_pull(
     urgency = np.zeros(len(inserted.graph), dtype=np.int64)
     urgency[pushes] = urgency[pulls] = -rank[row] if prioritised else 0
     graph = named(inserted.graph, {PULL: pulls})
-    graph = tell(graph, inserted.ids, np.tile(cost.latency_ns, 2), workers).attach(**{PRIORITY: urgency})
+    graph = tell(graph, inserted.ids, cost.latency_ns, workers).attach(**{PRIORITY: urgency})
 
     # Used in the step behind that of the gradient; the last step has none.
     place = np.searchsorted(np.unique(gradients.step), gradients.step[slices.gradient]) + 1

@@ -17,7 +17,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ class Transform:
         from whatif.graph import TaskGraph
 
         try:
-            result = self.function(graph, **self.options)
+            with nullcontext() if self._is_built_in else _read_only(graph):
+                result = self.function(graph, **self.options)
         except WhatifError:
             raise
         except (Exception, SystemExit) as error:
@@ -93,6 +95,26 @@ class Transform:
                 "every edit returns a new graph, so return the last one."
             )
         return result
+
+    @property
+    def _is_built_in(self) -> bool:
+        return str(getattr(self.function, "__module__", "")).startswith(f"{BUILT_IN_PACKAGE}.")
+
+
+@contextmanager
+def _read_only(graph: TaskGraph) -> Iterator[None]:
+    """Let nobody write into the columns of a graph: every other what-if begins with the same ones."""
+    from whatif.graph import TASK_COLUMNS
+
+    columns = [column for column in (getattr(graph, name) for name in TASK_COLUMNS) if column.flags.writeable]
+    for column in columns:
+        column.flags.writeable = False
+    try:
+        yield
+    finally:
+        # A view opens again only behind the array that it looks into.
+        for column in sorted(columns, key=lambda column: column.base is not None):
+            column.flags.writeable = True
 
 
 def load_transform(spec: str | Path, **options: Any) -> Transform:

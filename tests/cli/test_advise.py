@@ -14,12 +14,12 @@ from whatif.cli.main import main
 
 KEYS = {
     "trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "peak_memory_bytes",
-    "memory_capacity_bytes", "verdict", "advice", "combinations", "no_gain", "too_large", "not_applicable",
-    "elsewhere", "failed", "not_tried", "warnings",
+    "memory_capacity_bytes", "verdict", "warm_up", "advice", "combinations", "no_gain", "too_large", "not_applicable",
+    "done_in_part", "elsewhere", "failed", "not_tried", "warnings",
 }  # fmt: skip
 ENTRY_KEYS = {
     "what_ifs", "gain_pct", "gain_low_pct", "gain_high_pct", "predicted_ms", "low_ms", "high_ms", "batch_factor",
-    "peak_memory_bytes", "effort", "how", "reason", "notes",
+    "recorded_samples_ms", "peak_memory_bytes", "effort", "how", "reason", "notes",
 }  # fmt: skip
 
 

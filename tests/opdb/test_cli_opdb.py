@@ -76,7 +76,8 @@ def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.Capture
     inside = report(capsys, "query", "mm:m=20,n=64,k=64", "--device", "T4", "--db", db)
     assert (inside["answered_by"], inside["evidence_rows"]) == ("interpolated", 29)
     assert 19e-6 < inside["t_s"] < 20e-6
-    assert inside["method"] == {"name": "event_pair", "launch": "with launch", "cache": "unknown"}
+    how = {"method": "event_pair", "launch": "with launch", "cache": "unknown", "framework": "pytorch"}
+    assert inside["method"] == how
     sheet = text(capsys, "query", "mm:m=4096,n=4096,k=4096,dtype=fp16", "--device", "A100-SXM-80", "--db", db)
     assert "from the device's data sheet alone" in sheet
 

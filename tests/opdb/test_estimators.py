@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from whatif.opdb.chain import METHOD_ORDER, Answers, Estimator, Rung
 from whatif.opdb.index import Index
 from whatif.opdb.law import fit_law
 from whatif.opdb.neighbours import nearest
+from whatif.opdb.provenance import Environment
 from whatif.opdb.roofline import bound_s
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.schema import METHODS
@@ -73,10 +75,22 @@ def test_kernels_alone_come_before_launches_and_are_never_mixed() -> None:
     index = indexed(*parts)
     answers = ask(index, products([8]))
     assert us(answers.t_s) == pytest.approx([3.0])
-    assert answers.bases[answers.basis[0]] == ("graph_replay", "without launch", "unknown")
+    assert answers.bases[answers.basis[0]] == ("graph_replay", "without launch", "unknown", "pytorch")
     assert us(ask(index, products([8]), method="event_pair").t_s) == pytest.approx([30.0])
     assert answers.high_s[0] < 4e-6
     assert sorted(METHOD_ORDER) == sorted(METHODS)
+
+
+def test_frameworks_are_never_mixed() -> None:
+    """Two products of one framework and one of the other: the first answers, and each by itself where it is asked."""
+    torch, other = origin(), origin()
+    other = msgspec.structs.replace(other, environment=Environment(framework="tensorflow"))
+    index = indexed((timed([8, 9], [30.0, 31.0]), torch), (timed([8], [60.0]), other))
+    answers = ask(index, products([8]))
+    assert us(answers.t_s) == pytest.approx([30.0])
+    assert answers.high_s[0] < 60e-6
+    assert us(ask(index, products([8]), framework="tensorflow").t_s) == pytest.approx([60.0])
+    assert [basis.framework for basis in answers.bases] == ["pytorch", "tensorflow"]
 
 
 def test_another_devices_measurement_is_no_answer() -> None:

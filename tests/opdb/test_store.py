@@ -311,6 +311,18 @@ def test_sizes_that_no_tensor_has_are_left_out(tmp_path: Path) -> None:
         Store.open(tmp_path / "db", create=True).add(rows, origin())
 
 
+@pytest.mark.parametrize(
+    "name", ["../../../escaped", "/etc/passwd", "..", "a\x00b", "x" * 100, "GPU; rm -rf", "\u202e"]
+)
+def test_a_devices_name_is_no_path(tmp_path: Path, name: str) -> None:
+    store = database(tmp_path / "db", (some_rows(), origin(name)))
+    [one], wrong = store.contributions()
+    assert wrong == []
+    assert one.provenance.origin.device.name == name
+    assert one.shard.resolve().is_relative_to(store.folder.resolve())
+    assert {p.name for p in tmp_path.iterdir()} == {"db"}
+
+
 def test_other_folders_are_no_databases(tmp_path: Path) -> None:
     for make in (lambda p: None, Path.mkdir, lambda p: p.write_text("x")):
         path = tmp_path / f"{id(make)}"

@@ -631,8 +631,93 @@ def test_one_iteration_without_marks_is_a_step(shared_traces: Path) -> None:
 def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     before = baseline(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
     assert whatif.apply(before, "distributed").predicted_ms == before.step_ns / 1e6
+    with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2"):
+        whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
+    before = baseline(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
     with pytest.raises(WhatifError, match="how large its all-reduces are"):
-        whatif.apply(before, "blueconnect:factors=2x2")
-    after = whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
-    assert int(after.graph.select(name="^reduce-scatter among 2$").sum()) == 2 * 2020
+        whatif.apply(before, "blueconnect")
+    after = whatif.apply(before, "blueconnect:bandwidth=25Gbps")
+    for stage in ("reduce-scatter among 4", "reduce-scatter among 2", "all-gather among 2", "all-gather among 4"):
+        assert int(after.graph.select(name=f"^{stage}$").sum()) == int(all_reduces(before.graph).sum()) == 3
     assert not all_reduces(after.graph).any()
+
+
+def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> None:
+    """RCCL has one kernel for all; its arguments tell the collective, its size, and the header who takes part."""
+    before = baseline(shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
+    tasks = all_reduces(before.graph)
+    assert before.graph.size_bytes[tasks].tolist() == 3 * [5_746_640, 17_632_384]
+    with pytest.raises(WhatifError, match="product is 8 workers, got 2x2"):
+        whatif.apply(before, "blueconnect:factors=2x2")
+    # What part of an all-reduce was waiting nobody knows: up to all of it, and then nothing is gained.
+    recorded_ns = before.graph.duration_ns[tasks]
+    sparse = whatif.apply(before, "dgc")
+    exchange = sparse.graph.select(name="^sparse all-gather$")
+    assert sparse.graph.high_ns[exchange].tolist() == recorded_ns.tolist()
+    assert sparse.predicted_ms < 0.7 * before.step_ns / 1e6 < before.step_ns / 1e6 <= sparse.high_ms
+    on_gpu = sparse.graph.on_gpu[sparse.graph.select(name="compress gradients$")]
+    assert on_gpu.all()
+    assert len(on_gpu) == 12
+
+
+# -- what recordings leave out --------------------------------------------------------------------------------------
+
+
+def test_an_empty_bucket_costs_its_latency() -> None:
+    """A frozen layer's gradient of no bytes fills a bucket of its own: 14 latencies flat, 8 in stages, 7 as lists."""
+    graph = apply(two_layers(grad_ready_order=rows(GRADIENT, 0)), "distributed:workers=8")
+    assert communication(graph)[1] == ("all-reduce", 14 * 14_000, 0)
+    assert [part[1:] for part in communication(apply(graph, "blueconnect"))[4:]] == [
+        (3 * 14_000, 0), (14_000, 0), (14_000, 0), (3 * 14_000, 0)
+    ]  # fmt: skip
+    assert communication(apply(graph, "dgc"))[1] == ("sparse all-gather", 7 * 14_000, 0)
+
+
+def test_gradients_of_layers_without_backward_work_are_not_told() -> None:
+    layers = [{"name": "head", "type": "Linear", "gradient_bytes": GRADIENT}]
+    for spec in ("distributed", "p3"):
+        with pytest.raises(WhatifError, match="does not tell the gradients"):
+            apply(two_layers(2, grad_ready_order=[], layers=layers), spec)
+
+
+@pytest.mark.parametrize("spec", [RING, f"{RING},sync=true", f"{RING},gradient_as_bucket_view=true"])
+def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
+    """Their copies are called behind what the CPU did before them, never on a stream; without a CPU nothing calls."""
+    info = {"metadata": {"grad_ready_order": rows(GRADIENT, GRADIENT)}, "gpu": V100, "n_steps": 1}
+    build = Build(CPU, STREAM, **info)
+    build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD, step=0)
+    for layer in ("layer2", "layer1"):
+        build.task(1, 20_000, f"b {layer}", phase=Phase.BACKWARD, step=0, layer=layer)
+    changed = apply(build.graph(), spec)
+    assert not (changed.on_cpu & (changed.thread == 1)).any()
+    assert (changed.thread[changed.launch_of[all_reduces(changed)]] == 0).all()
+    (copied, _) = [task for task in drawn(simulate(changed), "stream 7") if task[0] == "copy gradient into bucket"]
+    assert copied[1] >= 20_000
+    alone = Build(STREAM, **info)
+    alone.task(0, 20_000, "b", phase=Phase.BACKWARD, step=0, layer="layer2")
+    with pytest.raises(WhatifError, match="expected a recording with the CPU's calls"):
+        apply(alone.graph(), spec)
+
+
+def test_compression_and_stages_exclude_one_another() -> None:
+    graph = apply(two_layers(), EIGHT)
+    for first, second in (("dgc", "blueconnect"), ("blueconnect", "dgc")):
+        with pytest.raises(WhatifError, match=f"{second}: expected .* of {first}; name one of the two"):
+            apply(graph, first, second)
+
+
+def test_a_recording_of_one_of_several_workers_on_cpus_communicates_already() -> None:
+    """gloo sends beside the recorded threads, so that no task tells it: the recorder does."""
+    graph = on_cpu(2)
+    graph.info.metadata["ddp"] = {"source": "ddp", "world_size": 4}
+    for spec in ("distributed", "p3"):
+        assert apply(graph, spec).notes[-1].endswith("nothing changes")
+
+
+def test_latencies_of_slices_may_overlap() -> None:
+    """Four slices a step of 200,000 each way, 100,000 of latency each: at the lower end only the bytes take time."""
+    graph = apply(two_layers(2, **SLICED), SERVERS.replace("latency_us=0", "latency_us=100") + ",servers=2")
+    sent = graph.kind == TaskKind.COMMUNICATION
+    assert set(graph.duration_ns[sent].tolist()) == {300_000}
+    assert set(graph.low_ns[sent].tolist()) == {200_000}
+    assert set(graph.high_ns[sent].tolist()) == {402_000}

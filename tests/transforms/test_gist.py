@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.transforms.layer_graphs import Call, network, times_us, work_order
 from tests.transforms.test_rebatchnorm import layers
-from whatif import Phase, TaskGraph, WhatifError, load_transform, simulate
+from whatif import DependencyKind, Phase, TaskGraph, WhatifError, load_transform, simulate
 from whatif.memory import LayerMemory, Memory
 
 # One map of 1,843,200 fp32 values; an unknown GPU moves 720 bytes a nanosecond, so it is read in 10.24 us.
@@ -170,3 +170,13 @@ def test_the_overhead_is_of_the_size_that_the_paper_reports(shared_traces: Path,
     maps = (graph.select(name=ENCODE) & graph.on_gpu & (graph.step == graph.step.max())).sum()
     assert maps <= encoded
     assert (graph.phase[graph.select(name=DECODE)] == Phase.BACKWARD).all()
+
+
+def test_kernels_whose_launch_was_not_recorded_are_encoded_from_the_cpu() -> None:
+    graph = chain()
+    unlaunched = graph.replace(dependencies=graph.dependencies.take(graph.dependencies.kind != DependencyKind.LAUNCH))
+    changed = load_transform("gist:lossy=fp16")(unlaunched).check()
+    encoded = changed.select(name=ENCODE) | changed.select(name=DECODE)
+    assert encoded.any()
+    assert changed.on_cpu[changed.launch_of[encoded]].all()
+    assert (changed.thread[changed.launch_of[encoded]] == 0).all()

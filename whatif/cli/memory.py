@@ -28,13 +28,12 @@ def run(args: argparse.Namespace) -> int:
     """Print what a step keeps in memory."""
     path, names = trace_then_names(args.words, "memory")
     from whatif.transform import load_transform
-    from whatif.units import Size
 
     # Misspelled names and sizes are told before a large trace is read.
     for name in names:
         load_transform(name)
-    capacity_bytes = Size(args.capacity).size_bytes if args.capacity else None
-    if args.plot:
+    capacity_bytes = None if args.capacity is None else _capacity(args.capacity)
+    if args.plot is not None:
         from whatif.report.plots import check_plot
 
         check_plot(args.plot, path)
@@ -59,6 +58,16 @@ def run(args: argparse.Namespace) -> int:
     print_memory(summary, args.top)
     warn(graph.info.quirks)
     return 0
+
+
+def _capacity(text: str) -> int:
+    from whatif.errors import WhatifError
+    from whatif.units import Size
+
+    try:
+        return Size(text).size_bytes
+    except WhatifError as error:
+        raise WhatifError(f"memory: --capacity: {error}") from error
 
 
 def _positive(text: str) -> int:

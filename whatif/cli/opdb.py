@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     query.add_argument("operator", metavar="OPERATOR", help="for example linear:m=512,n=1024,k=1024,dtype=fp16")
     query.add_argument("--device", required=True)
     query.add_argument("--method", metavar="NAME", help="answer only from times that were taken so")
+    query.add_argument("--framework", metavar="NAME", help="answer only from times of this framework")
     query.add_argument("--launch", action="store_true", help="an analytic answer holds the launch as well")
 
     listing = command("list", _list, "what was measured, by device and family")
@@ -176,7 +177,7 @@ def _query(args: argparse.Namespace) -> int:
     device = str(_device(args.device))
     if device not in index.devices() and facts(device) is None:
         load_gpu(args.device)  # says which names are close
-    reply = ask(index, ops, device, method=args.method, launch=args.launch)
+    reply = ask(index, ops, device, method=args.method, framework=args.framework, launch=args.launch)
     if reply.t_s is None:
         raise WhatifError(
             f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "

@@ -83,10 +83,12 @@ def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Mem
     fixed = np.minimum(_as_large_as_parameters(blocks, uses, told, at_ns), backward)
     most, _ = levels.most(levels.time_ns > rows.update_ns, np.zeros_like(row), 1)
     resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
-    inputs = told.inputs + told.buffers
+    inputs, buffers = told.inputs + told.buffers, told.buffers
     if resident_bytes is not None:
         known = told.parameters + told.optimizer_state + (int(gradients.sum()) if stay else 0)
         inputs = max(resident_bytes - known, 0)
+        # What is held all the while is parameters and the like that nobody told, but for a batch that is used again.
+        buffers = max(inputs - told.inputs, 0)
     columns = (
         activations, gradients, forward, backward, uses.by_row(uses.kept & uses.from_before),
         uses.by_row(uses.kept & ~uses.halved), np.zeros_like(live), fixed,
@@ -95,7 +97,7 @@ def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Mem
         parameters=told.parameters,
         optimizer_state=told.optimizer_state,
         inputs=inputs,
-        buffers=min(told.buffers, inputs),
+        buffers=buffers,
         layers=tuple(
             LayerMemory(name, *sizes)
             for name, *sizes in zip(rows.names, *(column.tolist() for column in columns), strict=True)
@@ -212,9 +214,8 @@ def _as_large_as_parameters(blocks: Blocks, uses: _Uses, told: Resident, at_ns: 
     sizes = np.array(sorted(told.sizes), dtype=np.int64)
     # Scalars and small vectors would match by chance, and count for nothing.
     chosen = ~uses.kept & ~uses.gradient & np.isin(blocks.size_bytes, sizes) & (blocks.size_bytes > 1024)
-    for birth_ns, death_ns, size in zip(
-        blocks.birth_ns[chosen].tolist(), blocks.death_ns[chosen].tolist(), blocks.size_bytes[chosen].tolist(),
-        strict=True,
-    ):  # fmt: skip
-        found[(at_ns >= birth_ns) & (at_ns < death_ns)] += size
+    for edge_ns, sign in ((blocks.birth_ns[chosen], 1), (blocks.death_ns[chosen], -1)):
+        order = np.argsort(edge_ns)
+        sums = np.append(0, np.cumsum(blocks.size_bytes[chosen][order]))
+        found += sign * sums[np.searchsorted(edge_ns[order], at_ns, side="right")]
     return found

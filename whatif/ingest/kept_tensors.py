@@ -44,6 +44,8 @@ class Kept:
     own_share: int = 0
     # Whether autocast would run it in 16 bits: True, False, or None: as its input is.
     half: bool | None = None
+    # Whether its result may be the scores of an attention: a softmax of a matrix for each head.
+    scores: bool = False
 
 
 _Rule = Callable[[str, list[Tensor], Any], Kept]
@@ -139,7 +141,10 @@ def _keeps_input(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 def _keeps_output(name: str, tensors: list[Tensor], call: Any) -> Kept:
     size = tensors[0].size_bytes
-    return Kept(output=size, keeps_output=True, input_gradients=size, half=False if "softmax" in name else None)
+    return Kept(
+        output=size, keeps_output=True, input_gradients=size, half=False if "softmax" in name else None,
+        scores=name == "_softmax" and len(tensors[0].shape) > 2,  # the softmax of a router has two
+    )  # fmt: skip
 
 
 def _keeps_both(name: str, tensors: list[Tensor], call: Any) -> Kept:

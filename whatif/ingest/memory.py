@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from whatif.graph import GraphInfo
@@ -34,12 +32,12 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
         return _memory_of_shapes(parts, rows, shapes, told, info) if shapes else None
     if shapes:
         layers = [
-            replace(
-                layer,
+            layer._replace(
                 input=row.input,
                 weights=row.weights,
                 copied=row.copied,
                 full_precision=min(row.full_precision, layer.activations),
+                scores=min(row.scores, layer.activations),
             )
             for layer, row in zip(memory.layers, shapes, strict=True)
         ]

@@ -34,6 +34,8 @@ class RowShapes:
     copied: int = 0
     # Gradients of sums that wait for the other branch to be done.
     waiting: int = 0
+    # Of the activations: an attention's scores, and what dropout makes of them.
+    scores: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class _Tensor:
     kept: bool = False
     half: bool = False  # whether autocast would make it in 16 bits
     product: bool = False  # of an input with weights
+    scores: bool = False  # of an attention
     used: bool = False
 
 
@@ -56,8 +59,8 @@ class _Tensors:
 
     by_size: dict[int, list[_Tensor]] = field(default_factory=dict)
 
-    def make(self, size: int, row: int, *, kept: bool, half: bool, product: bool) -> None:
-        self.by_size.setdefault(size, []).append(_Tensor(size, row, kept, half, product))
+    def make(self, size: int, row: int, *, kept: bool, half: bool, product: bool, scores: bool = False) -> None:
+        self.by_size.setdefault(size, []).append(_Tensor(size, row, kept, half, product, scores))
 
     def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
         """The nth newest tensor of a size; one that nobody was seen to make came from before.
@@ -125,6 +128,8 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
     source = tensors.newest(kept.source, 0, row) if kept.source in tensors.by_size else None
     other = tensors.second_term(kept.source) if kept.adds and source is not None else None
     half = kept.half if kept.half is not None else source is not None and source.half
+    # What is made of scores one by one is as large; a product is not.
+    scores = kept.scores or (source is not None and source.scores and kept.half is not True)
     if source is not None:
         source.used = True
     if source is not None and other is not None:
@@ -136,7 +141,9 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
             rows[number].waiting += kept.source if number != source.row else 0
     if builds:
         _keep_inputs(rows[row], row, kept, tensors, told.inputs)
+        before = rows[row].activations
         _keep_own(rows[row], row, kept, tensors)
+        rows[row].scores += rows[row].activations - before if scores else 0
         if 0 < kept.weight_element < told.element:  # autocast's copy of the weights
             rows[row].activations += kept.weight
             rows[row].full_precision += kept.weight
@@ -148,7 +155,8 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
             read = [source, other]
         passing = sum(tensor.size for tensor in read if not tensor.kept) + (0 if kept.keeps_output else kept.output)
         rows[row].forward_workspace = max(rows[row].forward_workspace, passing)
-        tensors.make(kept.output, row, kept=kept.keeps_output and builds, half=half, product=kept.weight > 0)
+        keeps = kept.keeps_output and builds
+        tensors.make(kept.output, row, kept=keeps, half=half, product=kept.weight > 0, scores=scores)
 
 
 def _tell_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Tensors) -> None:
@@ -172,6 +180,7 @@ def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batc
             continue
         tensor.kept = True
         found.activations += tensor.size
+        found.scores += tensor.size if tensor.scores else 0
         found.kept_input += tensor.size if tensor.row < row else 0
         found.full_precision += tensor.size if kept.half is False else 0
 
@@ -230,6 +239,7 @@ def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple
             name, shapes.activations, gradient, shapes.forward_workspace,
             shapes.backward_workspace + shapes.waiting,
             shapes.kept_input, shapes.full_precision, shapes.input, 0, shapes.weights, shapes.copied,
+            min(shapes.scores, shapes.activations),
         )
         for name, shapes, gradient in zip(rows.names, found, gradients.tolist(), strict=True)
     )  # fmt: skip

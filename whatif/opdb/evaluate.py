@@ -138,8 +138,9 @@ class _Columns:
 
 
 def _evaluation(outcomes: list[tuple[Provenance, Rows, Answers]], seed: int, share: float, rows: int) -> Evaluation:
+    several = len({dtype for _, r, _ in outcomes for dtype in r.ops.dtypes}) > 1
     columns = _Columns(
-        np.concatenate([np.array(r.ops.texts["name"].decoded()) for _, r, _ in outcomes]),
+        np.concatenate([np.array(_names(r, several)) for _, r, _ in outcomes]),
         np.concatenate([np.full(len(r), c.origin.device.name) for c, r, _ in outcomes]),
         np.concatenate([r.t_s for _, r, _ in outcomes]),
         np.concatenate([a.t_s for _, _, a in outcomes]),
@@ -159,3 +160,9 @@ def _evaluation(outcomes: list[tuple[Provenance, Rows, Answers]], seed: int, sha
         ),
         columns.score(np.ones(len(columns.name), dtype=np.bool_), "all", ""),
     )  # fmt: skip
+
+
+def _names(rows: Rows, several: bool) -> list[str]:
+    """What an operator is called in the tables: its number format belongs to it where there are several."""
+    names = rows.ops.texts["name"].decoded()
+    return [f"{n} {d}" for n, d in zip(names, rows.ops.dtypes, strict=True)] if several else names

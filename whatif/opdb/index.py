@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -264,13 +265,21 @@ def _build(store: Store, place: Path, folder: Path, progress: Progress) -> None:
         with suppress(OSError):  # another process was faster; its index is the same
             part.rename(folder)
         for other in place.iterdir():
-            if other != folder and not other.name.startswith(".part-"):
+            if other != folder and not _is_being_written(other):
                 shutil.rmtree(other, ignore_errors=True)
     except OSError as error:
         said = error.strerror or error
         raise WhatifError(f"{place}: expected to write the database's index, got '{said}'; free some space.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_being_written(folder: Path) -> bool:
+    """Whether another process may still write it; what was killed on the way is left behind for a day."""
+    try:
+        return folder.name.startswith(".part-") and time.time() - folder.stat().st_mtime < 86_400
+    except OSError:
+        return False
 
 
 def _write(index: Index, folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from whatif.memory import Moment
-from whatif.memory_summary import MemorySummary, shown_moments
+from whatif.memory import Moment, peak
+from whatif.memory_summary import MOST_TIMES, MemorySummary, shown_moments
 from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
 from whatif.trial import Refused, Trial
 from whatif.types import Phase
@@ -34,6 +34,8 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
     with report() as out:
         out.print(plain(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold"))
         out.print(plain(f"{name}: {SOURCES.get(summary.memory.source, summary.memory.source)}", "dim"))
+        for caveat in summary.caveats:
+            out.print(plain(caveat, "dim"))
         if summary.measured_bytes:
             error = 100 * (most.total / summary.measured_bytes - 1)
             out.print(plain(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+.1f} %)", "dim"))
@@ -104,15 +106,17 @@ def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
     print_title(out, "What-ifs")
     rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
     peaks = [("as recorded", *_at(summary.peak))]
-    for found, most in zip(summary.what_ifs, summary.peaks, strict=True):
-        if isinstance(found, Refused):
+    for found, memory in zip(summary.what_ifs, summary.memories, strict=True):
+        if isinstance(found, Refused) or memory is None:
             continue
-        peak_bytes = found.peak_bytes or 0
-        change = f"{100 * (peak_bytes / summary.peak.total - 1):+.1f} %" if found.peak_bytes else "–"
+        most = peak(memory)
+        change = f"{100 * (most.total / summary.peak.total - 1):+.1f} %"
+        if memory.not_modelled:
+            change = "not modelled" if most == summary.peak else f"{change} without {', '.join(memory.not_modelled)}"
         samples = "" if found.same_training else f"{found.samples:g} x samples"
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
-        rows.append((" + ".join(found.spelled), size(peak_bytes), change, ms(found.predicted_ms), slower, samples))
-        peaks.append((" + ".join(found.spelled), *_at(most or summary.peak)))
+        rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
+        peaks.append((" + ".join(found.spelled), *_at(most)))
     print_table(out, ["", "peak", "", "step ms", "", " "], rows)
     print_title(out, "What is left at each peak")
     print_table(out, ["", " ", "for the most part", ""], peaks, text_columns=3)
@@ -136,9 +140,13 @@ def _print_capacity(out: Console, summary: MemorySummary) -> None:
     fits = "fits into" if summary.peak.total <= capacity else "does not fit into"
     out.print(plain(f"The step {fits} {size(capacity)}.", "bold"))
     if largest.step is None:
-        out.print(plain(f"Not even a batch of one sample would: it takes {size(largest.peak_bytes)}."))
+        least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
+        out.print(plain(f"Not even {least} would: it takes {size(largest.peak_bytes)}."))
         return
-    batch = f"has {largest.samples:,} samples" if largest.samples else f"is {largest.factor:g} times the recorded one"
+    least = "at least " if largest.factor >= MOST_TIMES else ""
+    batch = f"is {least}{largest.factor:,.2f} times the recorded one"
+    if largest.samples:
+        batch = f"has {least}{largest.samples:,} samples"
     ms = ms_format(summary.baseline.step_ns / 1e6)
     step = largest.step
     takes = (

@@ -10,7 +10,7 @@ from whatif.opdb.asking import Reply
 from whatif.opdb.checking import Check
 from whatif.opdb.evaluate import Evaluation, Score
 from whatif.opdb.merging import Difference, Merged, described
-from whatif.opdb.provenance import Provenance
+from whatif.opdb.provenance import Basis, Provenance
 from whatif.report.as_json import print_json
 from whatif.report.layout import plain, print_table, print_title, report
 
@@ -58,8 +58,8 @@ def print_reply(reply: Reply, *, as_json: bool) -> None:
             ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
             ("who says so", _who(reply)),
         ]
-        if reply.method:
-            rows.append(("times", f"{_method(reply.method)}"))
+        if reply.basis:
+            rows.append(("times", f"{_method(reply.basis)}"))
         print_table(out, ["", " "], rows, gives_way=1)
         if reply.measurements:
             print_title(out, f"Measurements ({len(reply.measurements)})")
@@ -87,7 +87,7 @@ def print_contributions(contributions: Sequence[Provenance], folder: Path, *, as
         )
         rows = [
             (
-                c.origin.device.name, c.family, f"{c.rows:,}", _method(c.origin.method.basis),
+                c.origin.device.name, c.family, f"{c.rows:,}", _method(c.origin.basis),
                 " ".join(filter(None, (c.origin.source.tool, c.origin.source.licence))), c.contribution[:12],
             )
             for c in sorted(contributions, key=lambda c: (c.origin.device.name, c.family, c.contribution))
@@ -180,7 +180,11 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
         print_table(out, headers, [(s.name, *_score(s)) for s in (*found.by_operator, found.total)])
         print_title(out, "By operator and device")
         print_table(
-            out, ["", " ", *headers[1:]], [(s.name, s.device, *_score(s)) for s in found.by_device], text_columns=2
+            out,
+            ["", " ", *headers[1:]],
+            [(s.name, s.device, *_score(s)) for s in found.by_device],
+            text_columns=2,
+            gives_way=1,
         )
 
 
@@ -209,12 +213,12 @@ def _where(contribution: dict[str, Any]) -> str:
     )
 
 
-def _method(basis: tuple[str, str, str]) -> str:
-    name, launch, cache = basis
+def _method(basis: Basis) -> str:
     told = [
-        name.replace("_", " "),
-        launch if launch != "unknown" else "",
-        f"{cache} cache" if cache != "unknown" else "",
+        basis.framework if basis.framework != "unknown" else "",
+        basis.method.replace("_", " "),
+        basis.launch if basis.launch != "unknown" else "",
+        f"{basis.cache} cache" if basis.cache != "unknown" else "",
     ]
     return ", ".join(filter(None, told))
 
