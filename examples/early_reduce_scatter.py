@@ -6,7 +6,7 @@ Model:  the reduce-scatters with which the update of a step begins start behind 
         gradients in the backward pass, in that order, launched by the thread that launched those. The small ones
         belong to the short kernels. What the first of them waits for the other ranks, the first one waits still: their
         backward passes are as late as before. What needs a result waits for it as before. Ignored: kernels that a
-        collective beside them slows (19 % were seen), and the order of the update's own calls.
+        collective slows (19 % were seen), the order of the update's calls. A full launch queue sets the marks: use gpu.
 Effort: small: Tensor.register_post_accumulate_grad_hook, and the update waits for what the hook launched.
 """
 

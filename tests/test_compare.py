@@ -15,8 +15,9 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import DependencyKind, GraphInfo, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.baseline import Baseline
+from whatif.change_candidates import accumulated_passes, batch_factor
 from whatif.compare import Comparison, compare
-from whatif.describe_change import accumulated_passes, batch_factor, describe_change
+from whatif.describe_change import describe_change
 from whatif.differences import without_wrappers
 from whatif.explain import Part
 from whatif.kernels import KernelFamily
@@ -252,6 +253,19 @@ def test_the_gate_says_what_it_cannot_see() -> None:
     found = check_regression(single, 3.0)
     assert found.status is Status.REGRESSED
     assert found.warnings[0].startswith("the noise is not known")
+
+
+def test_what_is_slower_alike_may_be_the_machine() -> None:
+    many = [(f"k{i}", (i + 1) * 100 * US, "x", KernelFamily.GEMM) for i in range(12)]
+    slow = [(name, ns * 3 // 2, layer, family) for name, ns, layer, family in many]
+    one = [*many[:-1], ("k11", 12 * MS, "x", KernelFamily.GEMM)]
+    assert compare(TwoRecordings.of(run(many), run(slow)), describe=False).pace == pytest.approx(1.5)
+    assert compare(TwoRecordings.of(run(many), run(one)), describe=False).pace == pytest.approx(1.0)
+    assert compare(TwoRecordings.of(run(BEFORE), run(AFTER)), describe=False).pace is None  # too few to say
+    found = check_regression(TwoRecordings.of(run(many), run(slow)), 3.0)
+    assert found.status is Status.REGRESSED
+    assert found.warnings[0].startswith("what both recordings have takes 1.50 times as long a call (median)")
+    assert not any("machine may" in w for w in check_regression(TwoRecordings.of(run(many), run(one)), 3.0).warnings)
 
 
 def test_layers_first_then_kernels() -> None:

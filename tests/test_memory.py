@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, Build, mark, read_events
-from tests.memory_traces import METADATA, two_linear_layers
+from tests.helpers import CPU, Build, Event, mark, op, read_events
+from tests.memory_traces import METADATA, NODE, shaped, two_linear_layers
 from whatif.graph import GraphInfo
 from whatif.ingest.allocation_memory import blocks_of
 from whatif.ingest.events import Allocations
@@ -29,13 +30,12 @@ from whatif.memory_effects import (
     accumulated,
     change_memory,
     checkpointed,
-    compressed,
     in_half,
-    offloaded,
     update_workspace,
     updated_as,
     updated_in_backward,
     with_batch,
+    without_scores,
 )
 from whatif.types import Phase
 
@@ -103,7 +103,7 @@ def test_twice_the_batch_doubles_all_but_parameters_and_buffers() -> None:
 
 
 def test_workspace_as_large_as_parameters_stays() -> None:
-    layer = replace(drawn().layers[2], fixed_workspace=20)
+    layer = drawn().layers[2]._replace(fixed_workspace=20)
     assert with_batch(drawn().with_layers([layer]), 3).layers[0].backward_workspace == 20 + 3 * 5
 
 
@@ -133,19 +133,6 @@ def test_checkpointing_twice_is_once() -> None:
     assert [r.activations for r in checkpointed(once, ["a", "b"]).layers] == [r.activations for r in once.layers]
 
 
-def test_what_is_offloaded_is_there_while_the_layer_works() -> None:
-    memory = offloaded(drawn(), ["b.1"])
-    assert [row.activations for row in memory.layers] == [30, 20, 0]
-    assert totals(memory) == [347, 363, 400, 435, 381, 378, 390]
-    assert totals(offloaded(drawn(), ["a"])) == [347, 333, 370, 405, 351, 378, 390]
-
-
-def test_compressed_activations_take_their_share_between_the_passes() -> None:
-    memory = compressed(drawn(), {"a": 0.5, "b.1": 0.25})
-    assert [row.activations for row in memory.layers] == [15, 20, 10]
-    assert totals(memory) == [347, 348, 385, 420, 366, 378, 390]
-
-
 def test_half_precision_halves_what_autocast_computes_in_it() -> None:
     layers = [
         LayerMemory("linear", 80, 40, 20, 40, weights=40, copied=8),
@@ -158,10 +145,30 @@ def test_half_precision_halves_what_autocast_computes_in_it() -> None:
     assert [row.activations for row in in_half(half).layers] == [64, 60]
 
 
+def test_a_fused_attention_keeps_no_scores() -> None:
+    """Queries, keys and values of 20 each stay; 2 x 40 of the 100 are the gradients around the softmax."""
+    layers = [LayerMemory("attention", 100, 0, 55, 100, full_precision=60, scores=40), drawn().layers[0]]
+    attention, other = without_scores(drawn().with_layers(layers)).layers
+    assert attention == LayerMemory("attention", 60, 0, 15, 60, full_precision=60)
+    assert other == drawn().layers[0]
+
+
+def test_under_autocast_scores_stay_and_get_a_copy() -> None:
+    """A softmax of 40 in full precision, of which the product behind it keeps 20 in 16 bits; 60 of others become 30."""
+    row = LayerMemory("attention", 100, 0, 0, 0, full_precision=40, copied=40, scores=40)
+    half = in_half(drawn().with_layers([row])).layers[0]
+    assert (half.activations, half.scores) == (40 + 20 + 30, 60)
+    # With dropout of 16 and 30: its result is kept in 16 bits alone.
+    row = LayerMemory("attention", 146, 0, 0, 0, full_precision=56, scores=86)
+    half = in_half(drawn().with_layers([row])).layers[0]
+    assert (half.activations, half.scores) == (56 + 15 + 30, 56 + 15)
+
+
 def test_updated_in_the_backward_pass_one_layer_has_gradients_at_a_time() -> None:
     memory = updated_in_backward(drawn())
     assert totals(memory) == [347, 363, 400, 435, 371, 363, 335]
     assert memory.update_workspace == 25  # half of the gradients are the largest layer's
+    assert totals(updated_in_backward(replace(drawn(), gradients_in_forward=True))) == totals(memory)
 
 
 def test_what_an_update_computes_with() -> None:
@@ -194,6 +201,7 @@ def rows(draw: st.DrawFn, name: str) -> LayerMemory:
         name, activations, draw(SIZES), draw(SIZES), workspace, kept_input=draw(st.integers(0, activations)),
         full_precision=draw(st.integers(0, activations)), input=draw(SIZES),
         fixed_workspace=draw(st.integers(0, workspace)), weights=draw(SIZES), copied=draw(SIZES),
+        scores=draw(st.integers(0, activations)),
     )  # fmt: skip
 
 
@@ -241,13 +249,10 @@ def test_a_larger_batch_never_takes_less(memory: Memory, factor: float) -> None:
 
 @given(memories(), st.lists(st.sampled_from(["a", "b", "c", "d", "b.1"]), unique=True))
 def test_identities_and_bounds(memory: Memory, names: list[str]) -> None:
-    assert compressed(memory, dict.fromkeys(names, 1.0)) == memory
-    assert offloaded(memory, []) == checkpointed(memory, []) == memory
-    assert compressed(memory, dict.fromkeys(names, 0.0)) == offloaded(memory, names)
-    for ratio in (0.0, 0.3):
-        small = compressed(memory, dict.fromkeys(names, ratio))
-        assert small.activations <= memory.activations
-        assert peak(small).total <= peak(memory).total + 1
+    assert checkpointed(memory, []) == memory
+    assert peak(without_scores(memory)).total <= peak(memory).total
+    assert without_scores(without_scores(memory)) == without_scores(memory)
+    assert in_half(in_half(memory)).activations == in_half(memory).activations
     assert peak(accumulated(memory)).total >= peak(replace(memory, gradients_stay=False)).total
     assert peak(updated_in_backward(memory)).total <= peak(memory).total
     # Of two segments, one inside the other, the outer one counts; nothing becomes negative.
@@ -318,6 +323,8 @@ def test_a_gpu_tells_what_it_holds_beside_the_model(tmp_path: Path) -> None:
     memory = read_events(tmp_path, two_linear_layers(device_type=1, held=5000), whatif=METADATA).info.memory
     assert memory is not None
     assert memory.inputs == 5000 - 240 - 480
+    # All but the batch of 80 stays when that grows.
+    assert with_batch(memory, 2).inputs == memory.inputs + 80
     assert peak(memory).total == 5000 + 1280
 
 
@@ -361,6 +368,49 @@ def test_a_compiled_step_is_told_by_allocations_alone(tmp_path: Path) -> None:
     assert read_events(tmp_path, [*two_linear_layers(), region], whatif=METADATA).info.memory is not None
 
 
+def test_what_a_gpu_holds_does_not_grow_with_the_batch_where_nobody_tells_parameters(tmp_path: Path) -> None:
+    memory = read_events(tmp_path, two_linear_layers(device_type=1, held=5000)).info.memory
+    assert memory is not None
+    assert (memory.parameters, memory.inputs) == (0, 5000)
+    assert peak(with_batch(memory, 2)).total == 5000 + 2 * (peak(memory).total - 5000)
+
+
+def attention(*, taken: bool = True) -> list[Event]:
+    """Two heads of 3 x 4 and a softmax of 3 x 3, with dropout, in one layer; then what takes it, or something else.
+
+    ::
+
+        keeps   bmm: two of 96    softmax 72    dropout 18 (a byte each)    bmm: 72 and 96
+    """
+    product = shaped([2, 3, 3], [2, 3, 4]) if taken else shaped([2, 9, 3], [2, 3, 4])
+    forward = [
+        ("aten::bmm", shaped([2, 3, 4], [2, 4, 3])), ("aten::_softmax", shaped([1, 2, 3, 3], [])),
+        ("aten::native_dropout", shaped([1, 2, 3, 3], [], [])), ("aten::bmm", product),
+    ]  # fmt: skip
+    events = []
+    for at in (0, 1000, 2000):
+        events += [mark(f"ProfilerStep#{at}", at, 1000), mark("whatif::layer::attention", at + 5, 95)]
+        for number, (name, shapes) in enumerate(forward):
+            seq = {"Sequence number": at + number}
+            events.append(op(name, at + 10 + 20 * number, 15, **seq, **shapes))
+            back = {**seq, "Fwd thread id": 1}
+            events.append(op(NODE + f"Node{number}Backward0", at + 400 - 20 * number, 15, **back))
+    return events
+
+
+def test_scores_of_an_attention_are_told_by_shapes(tmp_path: Path) -> None:
+    memory = read_events(tmp_path, attention()).info.memory
+    assert memory is not None
+    assert [(row.activations, row.scores) for row in memory.layers] == [(3 * 96 + 72 + 18 + 72, 72 + 18 + 72)]
+    assert [row.activations for row in without_scores(memory).layers] == [3 * 96]
+
+
+def test_a_softmax_that_no_product_takes_makes_no_scores(tmp_path: Path) -> None:
+    memory = read_events(tmp_path, attention(taken=False)).info.memory
+    assert memory is not None
+    assert [row.scores for row in memory.layers] == [0]
+
+
 @pytest.mark.parametrize(
     ("name", "dims", "concrete", "kept"),
     [
@@ -373,6 +423,10 @@ def test_a_compiled_step_is_told_by_allocations_alone(tmp_path: Path) -> None:
         ("aten::split", [[4, 6, 9]], ["", "3", "2"], Kept((864,), parts=3, source=864)),
         ("aten::_to_copy", [[4, 6]], ["", "15"], Kept(output=48, reads=(96,), source=96)),
         ("aten::embedding", [[100, 8], [3, 5]], [], Kept(output=480, table=3200, source=3200, half=False)),
+        ("aten::_safe_softmax", [[2, 5, 5], []], ["", "-1"],
+         Kept(keeps_output=True, output=200, input_gradients=200, source=200, half=False, scores=True)),
+        ("aten::_softmax", [[5, 5], []], ["", "-1"],
+         Kept(keeps_output=True, output=100, input_gradients=100, source=100, half=False)),
         ("aten::mm", [[4, 6]], [], None),
         ("aten::mm", [[4], [6]], [], None),
         ("aten::frobnicate", [[4, 6]], [], None),
@@ -408,7 +462,9 @@ def test_damaged_allocations_are_counted(tmp_path: Path, field: str) -> None:
     assert any("1 event was not read: allocation" in quirk for quirk in graph.info.quirks)
 
 
-ODD = st.sampled_from([None, True, -1, 0, 2**44, 2**63, -(2**70), 1.5, "7", "x", [], {}, [[]], "NaN"])
+ODD = st.sampled_from(
+    [None, True, -1, 0, 2**44, 2**63, -(2**70), 1.5, float("nan"), -math.inf, "7", "x", [], {}, [[]], "NaN"]
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -536,7 +592,9 @@ def test_what_ifs_change_the_memory_of_a_real_recording(own_traces: Path, name: 
 Effect = Callable[[Memory], Memory]
 
 
-@pytest.mark.parametrize("effect", [accumulated, in_half, updated_in_backward, lambda memory: with_batch(memory, 0.5)])
+@pytest.mark.parametrize(
+    "effect", [accumulated, in_half, updated_in_backward, without_scores, lambda memory: with_batch(memory, 0.5)]
+)
 def test_effects_leave_parameters_alone(effect: Effect) -> None:
     memory = effect(drawn())
     assert (memory.parameters, memory.optimizer_state) == (100, 200)

@@ -15,10 +15,10 @@ Model:  gradients finish in the recorded order, with the last backward work of t
 Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torchrun, a DistributedSampler, machines.
 """
 
-from whatif import TaskGraph, TaskKind, WhatifError
+from whatif import TaskGraph, WhatifError
 from whatif.buckets import bucket_of, step_gradients
 from whatif.cluster.links import LATENCY_US
-from whatif.collective_tasks import link_of, recorded_workers
+from whatif.collective_tasks import communicates, link_of
 from whatif.data_parallel import all_reduce_buckets
 from whatif.units import Bandwidth
 
@@ -41,7 +41,7 @@ def transform(
         raise WhatifError(f"distributed: expected from 1 to 100,000 workers, got {workers}.")
     if not 0 <= latency_us <= 1e6:
         raise WhatifError(f"distributed: expected latency_us from 0 to 1,000,000, got {latency_us}.")
-    if graph.select(kind=TaskKind.COMMUNICATION).any() or (not graph.on_gpu.any() and recorded_workers(graph)):
+    if communicates(graph):
         return graph.note(
             "distributed: the steps communicate already, so they are of one worker of several; nothing changes"
         )

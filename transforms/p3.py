@@ -17,10 +17,10 @@ Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS,
 
 import numpy as np
 
-from whatif import Frontier, TaskGraph, TaskKind, WhatifError
+from whatif import Frontier, TaskGraph, WhatifError
 from whatif.buckets import step_gradients
 from whatif.cluster.links import LATENCY_US
-from whatif.collective_tasks import link_of, recorded_workers
+from whatif.collective_tasks import communicates, link_of
 from whatif.parameter_server import push_and_pull, server_arrays, server_slices, without_update
 from whatif.priority import by_priority
 from whatif.units import Bandwidth, Size
@@ -44,7 +44,7 @@ def transform(
         raise WhatifError(f"p3: expected from 2 to 100,000 workers and 1 or more servers, got {workers} and {servers}.")
     if not 0 <= latency_us <= 1e6:
         raise WhatifError(f"p3: expected latency_us from 0 to 1,000,000, got {latency_us}.")
-    if graph.select(kind=TaskKind.COMMUNICATION).any() or (not graph.on_gpu.any() and recorded_workers(graph)):
+    if communicates(graph):
         return graph.note("p3: the steps exchange their gradients already; nothing changes")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, "p3")

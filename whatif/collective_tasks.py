@@ -28,6 +28,8 @@ FAMILY = int(KernelFamily.COMMUNICATION)
 OVERLAPPED, SYNCHRONISED = 1.34, 1.34 * (1 - 0.228)
 # The median c10d::allreduce_ in the recording of a ResNet under DDP on an MI300X (TraceLens), profiler included.
 CALL_NS = 55_000
+# Without the profiler, on a faster CPU: our estimate.
+CALL_LOW_NS = 20_000
 
 
 def link_of(graph: TaskGraph, bandwidth: Bandwidth, latency_us: float) -> Link:
@@ -73,11 +75,19 @@ def workers_of(graph: TaskGraph) -> Int64:
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
+def communicates(graph: TaskGraph) -> bool:
+    """Say whether the steps exchange gradients: by their tasks, or, where a CPU sends beside them, by the recorder."""
+    return bool((graph.kind == TaskKind.COMMUNICATION).any()) or _world_size(graph.info.metadata.get("ddp")) is not None
+
+
 def recorded_workers(graph: TaskGraph) -> int | None:
     """Give the number of workers of a recording of data parallel training; None where it does not tell."""
-    told = graph.info.metadata.get("ddp")
-    size = told.get("world_size") if isinstance(told, dict) else graph.info.workers
-    return size if isinstance(size, int) and 1 < size < 10**6 else None
+    return _world_size(graph.info.metadata.get("ddp")) or _world_size({"world_size": graph.info.workers})
+
+
+def _world_size(told: Any) -> int | None:
+    size = told.get("world_size") if isinstance(told, dict) else None
+    return size if type(size) is int and 1 < size < 10**6 else None
 
 
 def all_reduces(graph: TaskGraph) -> Bool:

@@ -23,6 +23,8 @@ NO_LAYER = "(no layer)"
 ALL_PARTS = 10**9
 # Fewer operations that both have say nothing of the pace at which a machine runs them.
 PACE_OPERATIONS = 10
+# Counts of one step differ by no more than this where what is done is the same: a window cuts tasks at its ends.
+SAME_COUNT = 0.1
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,12 @@ def _layers(explanation: Explanation) -> list[Part]:
 
 
 def _pace(operations: tuple[PartChange, ...]) -> float | None:
-    """The median of the time of one call, B over A, of the operations that both have equally often."""
+    """The median of the time of one call, B over A, of the operations that both have about equally often."""
     both = [(change.before, change.after) for change in operations if change.before and change.after]
     times = [
-        work_ms(after) / work_ms(before)
+        work_ms(after) / after.tasks / (work_ms(before) / before.tasks)
         for before, after in both
-        if before.tasks > 0 and abs(after.tasks / before.tasks - 1) < 0.01 and work_ms(before) > 0
+        if before.tasks > 0 and abs(after.tasks / before.tasks - 1) <= SAME_COUNT and work_ms(before) > 0
     ]
     return float(np.median(times)) if len(times) >= PACE_OPERATIONS else None
 

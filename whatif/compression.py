@@ -34,9 +34,12 @@ def exchange_sparse(
     Before, ``compress_kernels`` kernels read and write ``compress_accesses`` times the bytes of the gradients; behind,
     two clear the buffer and add up the entries of all workers.
     """
+    # What was called before the recording begins stays as it was.
+    tasks = tasks[tasks > int(np.argmax(graph.on_cpu))]
     size = graph.size_bytes[tasks]
     sources, users = _neighbours_of(graph, tasks)
-    before = _inserted(graph, COMPRESS, sources, compress_accesses * size, compress_kernels)
+    stream = graph.thread[np.where(graph.on_cpu[sources] & graph.on_gpu.any(), tasks, sources)]
+    before = _inserted(graph, COMPRESS, sources, stream, compress_accesses * size, compress_kernels)
     graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
     users = np.where(users >= 0, before.moved[users], -1)
     graph = _as_gather(graph, tasks, workers, share, entry_bytes)
@@ -44,7 +47,8 @@ def exchange_sparse(
     places = graph.neighbours[0][users[needed]].astype(np.int64)
     # Cleared (one access), then each entry is read, and its value read and written.
     gathered_bytes = size[needed] * (1 + share * workers * (entry_bytes / 4 + 2))
-    behind = _inserted(graph, DECOMPRESS, np.where(places >= 0, places, users[needed]), gathered_bytes, 2)
+    places = np.where(places >= 0, places, users[needed])
+    behind = _inserted(graph, DECOMPRESS, places, graph.thread[places], gathered_bytes, 2)
     moved = behind.moved
     return behind.graph.add_dependencies(
         np.concatenate([moved[before.ids], moved[tasks[needed]]]),
@@ -62,20 +66,25 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     np.maximum.at(source, d.target[into], d.source[into])
     user = np.full(len(graph), len(graph), dtype=np.int64)
     np.minimum.at(user, d.source[out], d.target[out])
-    sources, users = source[tasks], user[tasks]
+    # A collective on the stream of the other kernels waits for the one ahead, and the one behind for it.
+    ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
+    sources = np.maximum(source[tasks], np.where((ahead >= 0) & worker[ahead], ahead, -1))
+    users = np.minimum(user[tasks], np.where((following >= 0) & worker[following], following, len(graph)))
     if (sources < 0).any():
         calls = calls_of(graph, tasks)
-        sources = np.where(sources >= 0, sources, last_gpu_before(graph, calls) if graph.on_gpu.any() else calls)
+        latest = last_gpu_before(graph, calls) if graph.on_gpu.any() else calls
+        # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
+        sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
     return sources, np.where(users < len(graph), users, -1)
 
 
-def _inserted(graph: TaskGraph, name: str, after: Int64, size_bytes: Array, kernels: int) -> Inserted:
+def _inserted(graph: TaskGraph, name: str, after: Int64, thread: Array, size_bytes: Array, kernels: int) -> Inserted:
     times = moving(graph, size_bytes)
     on_gpu = bool(graph.on_gpu.any())
     inserted = graph.insert(
         NewTasks(
             after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
-            low_ns=times.low_ns * LOW, high_ns=times.high_ns * HIGH, phase=Phase.BACKWARD,
+            thread=thread, low_ns=times.low_ns * LOW, high_ns=times.high_ns * HIGH, phase=Phase.BACKWARD,
             size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
             launched_after=calls_of(graph, after) if on_gpu else None,
             launch_ns=kernels * operator_cost_ns(graph) if on_gpu else 0,

@@ -16,7 +16,17 @@ from whatif.buckets import StepGradients, step_of
 from whatif.calls import calls_of
 from whatif.cluster.collectives import ring_all_reduce
 from whatif.cluster.links import Link
-from whatif.collective_tasks import CALL_NS, FAMILY, OVERLAPPED, SYNCHRONISED, add_channel, estimated, named, tell
+from whatif.collective_tasks import (
+    CALL_LOW_NS,
+    CALL_NS,
+    FAMILY,
+    OVERLAPPED,
+    SYNCHRONISED,
+    add_channel,
+    estimated,
+    named,
+    tell,
+)
 from whatif.edit import add_dependencies
 from whatif.estimator import Estimates, combined, mark, moving
 from whatif.graph import TaskGraph
@@ -175,7 +185,8 @@ def _put_in(
         return np.repeat([copy, reduce, copy], [n, b, back])
 
     # Behind one task come its copies, then the calls, then what these start; a copy back runs where the work ended.
-    call_ns = column(_copy_call_ns(graph) if on_gpu else 0, CALL_NS)[called]
+    copy_call_ns = _copy_call_ns(graph) if on_gpu else 0
+    call_ns, call_low_ns = (column(copy_call_ns, reduce_ns)[called] for reduce_ns in (CALL_NS, CALL_LOW_NS))
     streams = np.concatenate([graph.thread[behind[:n]], np.full(b, channel), graph.thread[behind[n + b :]]])
     size = np.concatenate([2 * gradients.size_bytes, buckets.size_bytes, 2 * gradients.size_bytes[:back]])
     kind = column(TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, TaskKind.COMMUNICATION)
@@ -189,7 +200,7 @@ def _put_in(
         NewTasks(
             rows(np.maximum(behind, calls), calls[called]), ALL_REDUCE, rows(kind, int(TaskKind.RUNTIME)),
             rows(every.duration_ns, call_ns), thread=rows(streams, graph.thread[calls[called]]),
-            low_ns=rows(every.low_ns, call_ns), high_ns=rows(every.high_ns, call_ns), phase=Phase.BACKWARD,
+            low_ns=rows(every.low_ns, call_low_ns), high_ns=rows(every.high_ns, call_ns), phase=Phase.BACKWARD,
             size_bytes=rows(size, -1), family=rows(column(int(KernelFamily.OPTIMIZER), FAMILY), -1),
         )
     )  # fmt: skip

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from whatif.baseline import Baseline
-from whatif.candidates import installed
+from whatif.change_candidates import candidates_between
 from whatif.composition import compose, is_unchanged, single_schedule, spelled
 from whatif.differences import BATCH, OPTIMIZER, Difference
 from whatif.errors import WhatifError
 from whatif.simulator import simulate
-from whatif.step_profile import StepProfile, flops_of_step, profile, tasks_in_phase
+from whatif.step_profile import StepProfile, profile
 from whatif.told_changes import told_changes
-from whatif.transform import Transform, load_transform
+from whatif.transform import Transform
 from whatif.two_recordings import TwoRecordings
-from whatif.types import Phase, TaskKind
+from whatif.types import TaskKind
 from whatif.validate import BOUND_PCT
 
 # Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of
@@ -34,11 +34,6 @@ PAIR_LEFT = 0.5
 ALIKE = 0.03
 # A spread that no recording tells is taken for this, percent of the step.
 UNKNOWN_NOISE_PCT = 2.0
-# How near a ratio of FLOPs or tasks must be to one that people choose.
-NEAR = 0.02
-
-# Whose options the two recordings themselves tell, so that no default is tried in their place.
-FROM_FACTS = ("batch_size", "gradient_accumulation", "data_loading")
 
 Progress = Callable[[int, int], None]
 
@@ -140,13 +135,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     )
     bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
     told = told_changes(two.before.graph.info, two.after.graph.info)
-    candidates = [
-        (
-            way,
-            [transform for transform in candidates_between(way.start, way.end) if transform.name not in told.ruled_out],
-        )
-        for way in ways
-    ]
+    candidates = [(way, candidates_between(way.start, way.end, told.ruled_out)) for way in ways]
     # Another batch is one question, asked in one direction.
     singles = [
         (way, (transform,))
@@ -161,6 +150,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     together = []
     for way, found in candidates:
         firsts = [fit.transforms for fit in alone if fit.undone == way.undone and fit.left <= HELPS][:FIRSTS]
+        # Of a change that is told, its what-if may hide in the other half of the difference.
         firsts += [(transform,) for transform in found if transform.name == "batch_size" and told.asked_for]
         for (first,) in firsts:
             pairs = [(first, second) for second in found if second.name != first.name]
@@ -182,52 +172,6 @@ def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Prog
         if progress is not None:
             progress(done + 1, len(tries))
     return sorted(best.values(), key=lambda fit: (fit.left, fit.undone, fit.spelled))
-
-
-def candidates_between(before: Baseline, after: Baseline) -> list[Transform]:
-    """Give the what-ifs worth trying on ``before`` towards ``after``: all installed ones, options by what both tell."""
-    found = [transform for transform in installed().transforms if transform.name not in FROM_FACTS]
-    specs = ["data_loading"]
-    loading = after.graph.info.metadata.get("data_loading")
-    workers = loading.get("workers") if isinstance(loading, dict) else None
-    if isinstance(workers, int) and 0 < workers < 1000:
-        specs.insert(0, f"data_loading:workers={workers}")
-    factor = batch_factor(before, after)
-    if factor is not None:
-        specs.append(f"batch_size:factor={factor:g}")
-    passes = accumulated_passes(before, after)
-    if passes is not None:
-        specs.append(f"gradient_accumulation:passes={passes}")
-    return found + [load_transform(spec) for spec in specs]
-
-
-def batch_factor(before: Baseline, after: Baseline) -> float | None:
-    """Give how many times the batch grew: told, or seen in the FLOPs of equally many operators; None where it did not.
-
-    FLOPs tell it where they grew by a ratio that batches have: a multiple of a half, or one over it.
-    """
-    told = before.graph.info.batch_size, after.graph.info.batch_size
-    if told[0] and told[1]:
-        return told[1] / told[0] if told[0] != told[1] else None
-    flops = [flops_of_step(side.graph, side.clock) for side in (before, after)]
-    if min(flops) <= 0:
-        return None
-    ratio = flops[1] / flops[0]
-    grown = max(ratio, 1 / ratio)
-    nice = round(2 * grown) / 2
-    if nice == 1 or abs(grown / nice - 1) > NEAR or accumulated_passes(before, after) is not None:
-        return None
-    return nice if ratio > 1 else 1 / nice
-
-
-def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
-    """Give how many passes a step has in ``after``, where its forward pass has so many times the tasks."""
-    tasks = [tasks_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
-    if min(tasks) <= 0:
-        return None
-    ratio = tasks[1] / tasks[0]
-    passes = round(ratio)
-    return passes if passes >= 2 and abs(ratio / passes - 1) <= NEAR else None
 
 
 def _no_what_if(difference: Difference) -> bool:

@@ -39,6 +39,7 @@ _ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
 # Inductor's config.max_fusion_size.
 LONGEST_CHAIN = 64
 # Tensors whose sizes differ by more are not walked by one loop; a mask beside a tensor, or two operands, stay below.
+# Our estimate.
 LARGEST_SIZE_RATIO = 4
 # Of the traffic of a chain's other kernels, beside its largest: nothing is left of a unary one (its input and output
 # are the chain's own), a third of a binary one (its other operand), half where the backward pass needs the result.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from whatif.collective_tasks import CALL_NS, FAMILY, OVERLAPPED, add_channel, latency_of, named, tell
+from whatif.collective_tasks import CALL_LOW_NS, CALL_NS, FAMILY, OVERLAPPED, add_channel, latency_of, named, tell
 from whatif.graph import TaskGraph
 from whatif.insert import NewTasks
-from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind
+from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind, among
 
 Float64 = npt.NDArray[np.float64]
 SCATTER, GATHER = "reduce-scatter", "all-gather"
@@ -45,8 +45,12 @@ def decompose(
         channels.append(channel)
     thread = np.array(channels)[levels]
 
-    # The first stage takes the place of the all-reduce, so that it waits for what that one waited for.
+    # The first stage takes the place of the all-reduce, so that it waits for what that one waited for. Its stream held
+    # it back, and what is no collective behind it.
     launch = graph.launch_of[tasks]
+    ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
+    held = (ahead >= 0) & (graph.kind[ahead] != TaskKind.COMMUNICATION)
+    holds = (following >= 0) & ~among(graph.kind[following], (TaskKind.COMMUNICATION, TaskKind.WAIT))
     more = 2 * k - 1
     inserted = graph.insert(
         NewTasks(
@@ -56,7 +60,9 @@ def decompose(
             launch_name="stage of an all-reduce", launch_ns=CALL_NS,
         )
     )  # fmt: skip
-    graph, first = inserted.graph, inserted.moved[tasks]
+    calls, first = inserted.launches, inserted.moved[tasks]
+    call_ns = np.full(len(calls), CALL_NS)
+    graph = inserted.graph.with_duration(calls, call_ns, low_ns=np.full(len(calls), CALL_LOW_NS), high_ns=call_ns)
     stage_ids = np.concatenate([first[:, None], inserted.ids.reshape(n, more)], axis=1)
     told = {f"{SCATTER} among {p}": stage_ids[:, [i for i in range(k) if factors[i] == p]] for p in factors}
     told |= {f"{GATHER} among {p}": stage_ids[:, [2 * k - 1 - i for i in range(k) if factors[i] == p]] for p in factors}
@@ -67,8 +73,11 @@ def decompose(
     last = np.arange(len(graph), dtype=np.int32)
     last[first] = stage_ids[:, -1]
     graph = graph.replace(dependencies=Dependencies(last[old.source], old.target, old.kind, old.lag_ns, old.anchor))
+    moved = inserted.moved
     return graph.add_dependencies(
-        stage_ids[:, :-1].ravel(), stage_ids[:, 1:].ravel(), kind=DependencyKind.COMMUNICATION
+        np.concatenate([stage_ids[:, :-1].ravel(), moved[ahead[held]], stage_ids[holds, -1]]),
+        np.concatenate([stage_ids[:, 1:].ravel(), first[held], moved[following[holds]]]),
+        kind=DependencyKind.COMMUNICATION,
     )
 
 

@@ -194,6 +194,16 @@ def memory_of(graph: TaskGraph) -> Memory:
     )
 
 
+def largest_that_fits(memory: Memory, batch: int, capacity_bytes: int) -> int:
+    """Give the largest batch whose peak fits, at most ``MOST_TIMES`` the recorded one of ``batch``; 0 for none."""
+
+    def peak_bytes(samples: int) -> int:
+        return peak(with_batch(memory, samples / batch)).total
+
+    # A larger batch never takes less.
+    return bisect_right(range(1, MOST_TIMES * batch + 1), capacity_bytes, key=peak_bytes)
+
+
 def _memory_under(graph: TaskGraph, found: Trial | Refused) -> Memory | None:
     """What the step under what-ifs keeps."""
     return compose(graph, found.transforms).info.memory if isinstance(found, Trial) else None
@@ -216,16 +226,12 @@ def _layers(memory: Memory) -> tuple[LayerPart, ...]:
 def _largest_batch(trier: Trier, memory: Memory, batch: int | None, capacity: int) -> LargestBatch:
     """Search the number of samples (hundredths of the recorded batch where it is not known) at which the peak fits."""
     unit = batch or 100
-
-    def peak_of(count: int) -> int:
-        return peak(with_batch(memory, count / unit)).total
-
-    # A larger batch never takes less.
-    fits = bisect_right(range(1, MOST_TIMES * unit + 1), capacity, key=peak_of)
+    fits = largest_that_fits(memory, unit, capacity)
+    peak_bytes = peak(with_batch(memory, max(fits, 1) / unit)).total
     if not fits:
-        return LargestBatch(0 if batch else None, 0.0, peak_of(1), None)
+        return LargestBatch(0 if batch else None, 0.0, peak_bytes, None)
     larger = load_transform(f"batch_size:factor={fits / unit!r}")
-    return LargestBatch(fits if batch else None, fits / unit, peak_of(fits), trier.attempt([larger]))
+    return LargestBatch(fits if batch else None, fits / unit, peak_bytes, trier.attempt([larger]))
 
 
 def _moment(moment: Moment) -> dict[str, Any]:

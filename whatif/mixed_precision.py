@@ -202,7 +202,13 @@ def update_begins(graph: TaskGraph) -> Int64:
     # Between a backward pass and its update lies no other phase.
     last_backward = np.flatnonzero(is_backward)[n_backward[begins] - 1]
     n_forward = np.cumsum(main & (graph.phase == Phase.FORWARD), dtype=np.int32)
-    return np.asarray(begins[n_forward[begins] == n_forward[last_backward]], dtype=np.int64)
+    begins = begins[n_forward[begins] == n_forward[last_backward]]
+    # What a CUDA graph has launched with the passes does not begin behind it.
+    n_calls = np.zeros(len(graph) + 1, dtype=np.int32)
+    n_calls[graph.launch_of[graph.on_gpu & (graph.phase == Phase.UPDATE)]] = 1  # -1 is the last entry
+    n_calls = np.cumsum(n_calls[:-1])
+    until = np.append(n_calls[begins[1:] - 1], n_calls[-1:])[: len(begins)]
+    return np.asarray(begins[until > n_calls[begins - 1]], dtype=np.int64)
 
 
 def operator_cost_ns(graph: TaskGraph) -> int:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers import launched, mark, need, op, write_trace
 from tests.memory_traces import METADATA, NODE, two_linear_layers
+from tests.test_memory import drawn
 from whatif.cli.main import main
+from whatif.memory import peak
+from whatif.memory_effects import with_batch
+from whatif.memory_summary import largest_that_fits
 
 KEYS = {
-    "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "layers", "timeline",
+    "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers", "timeline",
     "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch",
 }  # fmt: skip
 
@@ -107,6 +114,55 @@ def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
     path = str(write_trace(tmp_path / "drawn.json", two_linear_layers(), whatif=metadata))
     largest = report(capsys, path, "amp", "--capacity", "2720B")["largest_batch"]
     assert (largest["batch_size"], largest["factor"], largest["peak_bytes"]) == (None, 1.5, 2720)
+    assert main(["memory", path, "amp", "--capacity", "900B"]) == 0
+    assert "Not even a hundredth of the recorded batch would" in capsys.readouterr().out
+
+
+def test_no_batch_is_searched_without_end(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,280 bytes of a batch of 5 grow with it: of 65,536 times as large 80 MiB."""
+    largest = report(capsys, trace, "amp", "--capacity", "1TB")["largest_batch"]
+    assert (largest["factor"], largest["peak_bytes"]) == (2**16, 800 - 80 + 2**16 * (80 + 1280))
+    assert largest["step_ms"] > 0
+    assert main(["memory", trace, "amp", "--capacity", "1TB"]) == 0
+    assert "has at least 327,680 samples" in " ".join(capsys.readouterr().out.split())
+
+
+@given(st.integers(1, 60_000))
+def test_the_largest_batch_is_the_largest_that_fits(capacity_bytes: int) -> None:
+    """Beside a search that tries one batch after the other."""
+    memory = drawn()
+    found = largest_that_fits(memory, 5, capacity_bytes)
+    assert found == max((n for n in range(301) if n == 0 or peak(with_batch(memory, n / 5)).total <= capacity_bytes))
+
+
+def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = report(capsys, trace, "compile", "batch_size:factor=2")["what_ifs"]
+    assert [row["memory_not_modelled"] for row in rows] == [["compile"], [], ["compile"]]
+    assert main(["memory", trace, "compile", "batch_size:factor=2"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"compile +2\.03 KiB +not modelled", out)
+    assert re.search(r"compile \+ batch_size:factor=2 +3\.28 KiB +\+61\.5 % without compile", out)
+
+
+@pytest.mark.parametrize(
+    ("device", "caveat"),
+    [
+        ({}, "The recording does not tell its parameters, gradients and optimizer state: they are not counted."),
+        ({"device_type": 1, "held": 5000}, "they are part of what the allocator holds all the while"),
+        ({"shapes": True}, "they are the weights that its operators use, and the state is what SGD keeps unless"),
+    ],
+)
+def test_unknown_parameters_are_told(
+    tmp_path: Path, device: dict[str, Any], caveat: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = two_linear_layers(**device)
+    if "held" in device:
+        for number in range(3):
+            events += launched("gemm", 1000 * number + 15, 5, 1000 * number + 30, 20, number + 1)
+    path = write_trace(tmp_path / "plain.json", events, deviceProperties=[{"id": 0, "name": "Tesla V100-SXM2-32GB"}])
+    assert main(["memory", str(path), "batch_size:factor=2"]) == 0
+    assert caveat in " ".join(capsys.readouterr().out.split())
+    assert len(report(capsys, str(path), "batch_size:factor=2")["caveats"]) == 1
 
 
 def test_without_names_every_what_if_about_memory_is_tried(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,9 +212,14 @@ def test_a_plot(trace: str, tmp_path: Path, words: list[str], capsys: pytest.Cap
 
 
 def test_bad_arguments(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected a size of 1 byte or more with its unit" in refused(capsys, trace, "--capacity", "16")
+    for size in ("16", "", "0", "0GiB", "abc", "1e999", "1e999GiB", "nanGiB"):
+        wrong = refused(capsys, trace, "--capacity", size)
+        assert "memory: --capacity: expected a size of 1 byte or more with its unit" in wrong
+    assert "--capacity" in refused(capsys, trace, "--capacity", "-1GiB")
     assert "expected a number from 1 on" in refused(capsys, trace, "--top", "0")
-    assert "ends in .png" in refused(capsys, trace, "--plot", str(tmp_path / "memory.txt"))
+    for plot in (str(tmp_path / "memory.txt"), "", str(tmp_path)):
+        assert "ends in .png" in refused(capsys, trace, "--plot", plot)
+    assert "create it first" in refused(capsys, trace, "--plot", str(tmp_path / "none" / "memory.png"))
     assert "activation_chekpoint" in refused(capsys, trace, "activation_chekpoint")
     assert "the trace comes first; try `whatif memory" in refused(capsys, "amp", trace)
 

@@ -721,3 +721,42 @@ def test_latencies_of_slices_may_overlap() -> None:
     assert set(graph.duration_ns[sent].tolist()) == {300_000}
     assert set(graph.low_ns[sent].tolist()) == {200_000}
     assert set(graph.high_ns[sent].tolist()) == {402_000}
+
+
+def test_calls_of_collectives_may_be_cheaper_than_under_the_profiler() -> None:
+    for specs in ([RING], [EIGHT, "blueconnect"]):
+        graph = apply(two_layers(), *specs)
+        calls = graph.select(name=r"^c10d::allreduce_$|^stage of an all-reduce$")
+        assert set(graph.low_ns[calls].tolist()) == {20_000}
+        assert set(graph.high_ns[calls].tolist()) == set(graph.duration_ns[calls].tolist()) == {55_000}
+        assert int(calls.sum()) == (2 if len(specs) == 1 else 4)
+
+
+def test_collectives_on_the_stream_of_the_other_kernels() -> None:
+    """Nobody records who waits for whom within a stream; dgc leaves what was called before the recording alone.
+
+    ::
+
+        CPU       |forward|call|
+        stream 7  |all-reduce|b2|all-reduce|u|
+    """
+    name, sent = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", {"size_bytes": GRADIENT, "phase": Phase.BACKWARD}
+    build = Build(CPU, STREAM, gpu=V100)
+    build.task(1, 1_000, name, TaskKind.COMMUNICATION, **sent)
+    build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD)
+    build.task(1, 10_000, "b2", phase=Phase.BACKWARD)
+    call = build.task(0, 1_000, "launch all-reduce", phase=Phase.BACKWARD)
+    build.edge(call, build.task(1, 50_000, name, TaskKind.COMMUNICATION, **sent), 0, whatif.DependencyKind.LAUNCH)
+    build.task(1, 5_000, "u", phase=Phase.UPDATE)
+    stages = simulate(apply(build.graph(), "blueconnect:factors=2x2"))
+    starts, ends = ({name: task[at] for task in drawn(stages, "stream 7") for name in task[:1]} for at in (1, 2))
+    inner = drawn(stages, "network, stage 1 of 2 workers")
+    assert inner[0][1] == 0
+    assert starts["b2"] >= inner[1][2]  # the gather of the first one
+    assert inner[2][1] >= ends["b2"]
+    assert starts["u"] >= inner[3][2]
+    changed = apply(build.graph(), "dgc:workers=8")
+    assert [task[0] for task in drawn(simulate(changed), "stream 7")] == [
+        name, "b2", "compress gradients", "sparse all-gather", "decompress gradients", "u",
+    ]  # fmt: skip
+    assert (changed.thread[changed.on_cpu] == 0).all()

@@ -706,25 +706,48 @@ def test_the_update_of_real_steps_moves_as_a_whole(own_traces: Path, name: str) 
 
 
 def test_a_reduce_scatter_that_leaves_step_for_a_hook(shared_traces: Path) -> None:
-    """modded-nanogpt: measured 0.12 ms a step less from the first kernel to the last one, 0.14 by marks.
+    """modded-nanogpt, predicted from the recording before the change alone; a step takes 60 ms. Change in ms a step:
 
-    Predicted from the recording before the change alone. Its marks tell when the launch queue let the CPU through, so
-    the time from the first to the last kernel is compared.
+    ======================================  ========  =========
+    clock                                   measured  predicted
+    ======================================  ========  =========
+    span, first kernel to last               -0.121    -0.145
+    gpu, ends of all five steps              -0.157    -0.145
+    gpu, as reported: a step with Adam       -0.62     -0.36
+    mark, mean of five                       -0.137    +0.103
+    ======================================  ========  =========
+
+    The two clocks of the GPU tell how fast the program is. The marks are the CPU's, which a full launch queue holds
+    back a thousand kernels ahead of the GPU (1,183 calls wait for a place in it): they tell where the CPU stood when
+    it set the mark. By them the sign is missed, and the error is 0.4 % of the step as by the others.
     """
     folder = shared_traces / "modded-nanogpt-8xh100"
     current, hook = (whatif.read(folder / f"{name}.rank0.json.gz") for name in ("current", "hook"))
     script = Path(__file__).resolve().parents[2] / "examples" / "early_reduce_scatter.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 80
-    prediction = whatif.apply(current, str(script), clock="span")
-    n_steps = current.info.n_steps
-    predicted_ms = (prediction.predicted_ms - prediction.baseline_ms) / n_steps
-    measured_ms = (hook.info.measured_step_ns["span"][0] - current.info.measured_step_ns["span"][0]) / n_steps / 1e6
-    assert -0.2 < measured_ms < 0
-    assert predicted_ms < 0
-    assert abs(predicted_ms - measured_ms) < 0.1
-    assert prediction.predicted_ms == pytest.approx(hook.info.measured_step_ns["span"][0] / 1e6, rel=0.01)
-    early = prediction.graph.select(name="^early ReduceScatter$") & prediction.graph.on_gpu
-    assert np.bincount(prediction.graph.step[early], minlength=5).tolist() == [0, 6, 0, 6, 0]
+    change_ms: dict[str, tuple[float, float]] = {}
+    for clock in ("span", "gpu", "mark"):
+        prediction = whatif.apply(current, str(script), clock=clock)
+        measured_ms, before_ms = (sum(g.info.measured_step_ns[clock]) / 5e6 for g in (hook, current))
+        predicted_ms, replayed_ms = (
+            sum(timeline.step_times_ns(clock)) / 5e6 for timeline in (prediction.timeline, prediction.baseline.timeline)
+        )
+        assert abs(predicted_ms / measured_ms - 1) < 0.01
+        change_ms[clock] = (measured_ms - before_ms, predicted_ms - replayed_ms)
+    assert change_ms["span"] == pytest.approx((-0.121, -0.145), abs=0.01)
+    assert change_ms["gpu"] == pytest.approx((-0.157, -0.145), abs=0.01)
+    assert change_ms["mark"] == pytest.approx((-0.137, 0.103), abs=0.01)
+
+    reported = whatif.apply(current, str(script))
+    assert reported.baseline.clock == "gpu"
+    # Every other step updates by Adam; the median of the steady ones is such a step.
+    steps_ms = [[time / 1e6 for time in g.info.measured_step_ns["gpu"]] for g in (current, hook)]
+    assert steps_ms[1][2] - steps_ms[0][2] == pytest.approx(-0.62, abs=0.01)
+    assert reported.baseline_ms == pytest.approx(steps_ms[0][2], rel=0.001)
+    assert reported.predicted_ms - reported.baseline_ms == pytest.approx(-0.36, abs=0.01)
+    assert reported.predicted_ms == pytest.approx(steps_ms[1][2], rel=0.01)
+    early = reported.graph.select(name="^early ReduceScatter$") & reported.graph.on_gpu
+    assert np.bincount(reported.graph.step[early], minlength=5).tolist() == [0, 6, 0, 6, 0]
 
 
 def test_early_reduce_scatter_says_what_it_needs(own_traces: Path) -> None:

@@ -143,7 +143,7 @@ def _keeps_output(name: str, tensors: list[Tensor], call: Any) -> Kept:
     size = tensors[0].size_bytes
     return Kept(
         output=size, keeps_output=True, input_gradients=size, half=False if "softmax" in name else None,
-        scores=name == "_softmax" and len(tensors[0].shape) > 2,  # the softmax of a router has two
+        scores=name in ("_softmax", "_safe_softmax") and len(tensors[0].shape) > 2,  # the softmax of a router has two
     )  # fmt: skip
 
 
@@ -274,7 +274,9 @@ _RULES: dict[str, _Rule] = {
         "gelu silu mish hardswish elu leaky_relu log log1p abs sin cos pow clamp clamp_min clamp_max hardtanh"
         " log_sigmoid_forward softplus",
     ),
-    **_table(_keeps_output, "relu sigmoid tanh exp sqrt rsqrt reciprocal _softmax _log_softmax threshold"),
+    **_table(
+        _keeps_output, "relu sigmoid tanh exp sqrt rsqrt reciprocal _softmax _safe_softmax _log_softmax threshold"
+    ),
     **_table(_keeps_both, "mul div"),
     **_table(_adds, "add sub rsub"),
     **_table(_makes, "neg clone where masked_fill"),

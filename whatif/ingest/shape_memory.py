@@ -45,7 +45,8 @@ class _Tensor:
     kept: bool = False
     half: bool = False  # whether autocast would make it in 16 bits
     product: bool = False  # of an input with weights
-    scores: bool = False  # of an attention
+    # Where a softmax made it, or what came of that one by one: rows and what they keep of it, bytes.
+    scores: tuple[tuple[int, int], ...] | None = None
     used: bool = False
 
 
@@ -59,8 +60,9 @@ class _Tensors:
 
     by_size: dict[int, list[_Tensor]] = field(default_factory=dict)
 
-    def make(self, size: int, row: int, *, kept: bool, half: bool, product: bool, scores: bool = False) -> None:
-        self.by_size.setdefault(size, []).append(_Tensor(size, row, kept, half, product, scores))
+    def make(self, tensor: _Tensor) -> None:
+        """Add the newest tensor."""
+        self.by_size.setdefault(tensor.size, []).append(tensor)
 
     def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
         """The nth newest tensor of a size; one that nobody was seen to make came from before.
@@ -128,8 +130,9 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
     source = tensors.newest(kept.source, 0, row) if kept.source in tensors.by_size else None
     other = tensors.second_term(kept.source) if kept.adds and source is not None else None
     half = kept.half if kept.half is not None else source is not None and source.half
-    # What is made of scores one by one is as large; a product is not.
-    scores = kept.scores or (source is not None and source.scores and kept.half is not True)
+    scores = source.scores if source is not None and kept.half is not True else None
+    if kept.scores:
+        scores = ()
     if source is not None:
         source.used = True
     if source is not None and other is not None:
@@ -140,10 +143,12 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
         for number in range(other.row + 1, row):
             rows[number].waiting += kept.source if number != source.row else 0
     if builds:
+        _take_scores(rows, row, kept, tensors)
         _keep_inputs(rows[row], row, kept, tensors, told.inputs)
         before = rows[row].activations
         _keep_own(rows[row], row, kept, tensors)
-        rows[row].scores += rows[row].activations - before if scores else 0
+        if scores is not None:
+            scores = (*scores, (row, rows[row].activations - before))
         if 0 < kept.weight_element < told.element:  # autocast's copy of the weights
             rows[row].activations += kept.weight
             rows[row].full_precision += kept.weight
@@ -156,16 +161,31 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
         passing = sum(tensor.size for tensor in read if not tensor.kept) + (0 if kept.keeps_output else kept.output)
         rows[row].forward_workspace = max(rows[row].forward_workspace, passing)
         keeps = kept.keeps_output and builds
-        tensors.make(kept.output, row, kept=keeps, half=half, product=kept.weight > 0, scores=scores)
+        tensors.make(_Tensor(kept.output, row, keeps, half, kept.weight > 0, scores))
 
 
 def _tell_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Tensors) -> None:
     """Count a result whose size its operator did not tell: it is what the next operator takes."""
-    tensors.make(size, row, kept=False, half=kept.half is True, product=kept.weight > 0)
+    tensors.make(_Tensor(size, row, False, kept.half is True, kept.weight > 0))
     found.activations += kept.own_share * size
     found.full_precision += kept.own_share * size
     found.forward_workspace = max(found.forward_workspace, size)
     found.backward_workspace += size
+
+
+def _take_scores(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors) -> None:
+    """Count what is kept of scores when the second product of an attention takes them."""
+    if kept.half is not True or kept.weight:
+        return
+    for place, size in enumerate(kept.inputs):
+        nth = kept.inputs[:place].count(size)
+        made = tensors.by_size.get(size, [])
+        taken = made[-1 - nth] if nth < len(made) else None
+        if taken is None or taken.scores is None:
+            continue
+        for number, kept_bytes in (*taken.scores, (row, 0 if taken.kept else taken.size)):
+            rows[number].scores += kept_bytes
+        taken.scores = None
 
 
 def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batch_bytes: int) -> None:
@@ -180,7 +200,6 @@ def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batc
             continue
         tensor.kept = True
         found.activations += tensor.size
-        found.scores += tensor.size if tensor.scores else 0
         found.kept_input += tensor.size if tensor.row < row else 0
         found.full_precision += tensor.size if kept.half is False else 0
 

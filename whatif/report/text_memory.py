@@ -16,6 +16,7 @@ SOURCES = {
     "allocations": "from its recorded allocations",
     "shapes": "from the shapes of its operators: allocations were not recorded",
 }
+REST = "inputs, buffers and the rest"
 _KIB = 1024
 
 
@@ -45,7 +46,7 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
             ("optimizer state", most.optimizer_state),
             ("activations", most.activations),
             ("workspace", most.workspace),
-            ("inputs, buffers and the rest", most.inputs),
+            (REST, most.inputs),
         ]
         print_title(out, "At the peak")
         rows = [(label, size(part), f"{pct(part, most.total)} %", bar(part, most.total)) for label, part in parts]
@@ -70,7 +71,7 @@ def _at(most: Moment) -> tuple[str, str, str]:
         "gradients": most.gradients,
         "parameters": most.parameters,
         "optimizer state": most.optimizer_state,
-        "inputs": most.inputs,
+        REST: most.inputs,
     }
     largest = max(parts, key=lambda name: parts[name])
     where = "update" if most.phase == Phase.UPDATE else f"{most.phase.name.lower()}, {most.layer or '(no layer)'}"
