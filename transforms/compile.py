@@ -7,9 +7,10 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         to half; half on a CPU), because what one hands to the next stays in registers. The others' launches go, and
         what the CPU does for each launch that stays takes 5 us (2 to 10) at most; entering a region costs 40 us and 1
         us a layer for guards. Where the CPU waits for the GPU the region breaks in two. Products, convolutions,
-        attention, look-ups, collectives, copies and the update stay. `mode=reduce-overhead` puts each region into a
-        CUDA graph as well. Ignored: the time to compile, templates that Inductor tunes for products, recomputation
-        that it chooses, and memory.
+        attention, look-ups, collectives, copies and the update stay, and so does start-up work (calls of over 1 ms, in
+        steps that are mostly such). `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a
+        graph launches already enters no region. Ignored: the time to compile, templates that Inductor tunes for
+        products, recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 

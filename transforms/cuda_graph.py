@@ -8,7 +8,8 @@ Model:  the launches of a step and the CPU's work between them become one call t
         Where the CPU waits for the GPU in between (loss.item(), a GradScaler, a blocking copy) the graph ends and
         another one begins behind it; the prediction says how often. `capture=passes` leaves the update out. The step
         has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says
-        so. Ignored: memory of the graph's own pool, and the optimizer's capturable=True.
+        so. Start-up work (calls of over 1 ms, in steps that are mostly such) stays and splits the graph as a wait does.
+        Ignored: memory of the graph's own pool, and the optimizer's capturable=True.
 Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes and buffers and nothing that waits.
 """
 

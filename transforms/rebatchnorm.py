@@ -7,7 +7,8 @@ Model:  the kernels of a ReLU that directly follows a batch normalization go, fo
         Algorithm 5 prints that every ReLU goes, also one behind an addition or a convolution, which has no
         normalization to be fused with: `activations=all` is that reading. The range holds what Daydream §6.4 reports
         for DenseNet-121: 12.7 % predicted, 17.5 % claimed by the authors of the method, 7 % measured, because of new
-        kernels, copies and allocations. Ignored: convolutions get slower by what is fused into them (within the range).
+        kernels, copies and allocations. Ignored: convolutions get slower by what is fused into them (within the
+        range), and memory.
 Effort: large: convolution kernels of one's own that normalize what they read and sum up what they write.
 """
 
@@ -19,6 +20,7 @@ from whatif import Phase, TaskGraph
 from whatif.estimator import Estimates, Source, put
 from whatif.kernels import KernelFamily
 from whatif.layer_calls import Role, layer_calls
+from whatif.memory_effects import not_modelled
 
 NORM_RATIO = 1 / 2
 # Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).
@@ -49,5 +51,5 @@ def transform(graph: TaskGraph, *, activations: Literal["after_norm", "all"] = "
     saved = 1 - NORM_RATIO
     high_ns = high_ns * (1 - saved * LEAST) + doubt_ns[norm]
     estimates = Estimates.of(duration_ns * NORM_RATIO, Source.PAPER, low_ns * (1 - saved * MOST), high_ns)
-    graph = put(graph, norm, estimates).attach(**{DONE: norm}).remove(gone)
+    graph = not_modelled(put(graph, norm, estimates).attach(**{DONE: norm}).remove(gone), "rebatchnorm")
     return graph.note(f"rebatchnorm: {behind_norm.sum()} of {relu.sum()} activations directly follow a normalization")

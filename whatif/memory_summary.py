@@ -92,8 +92,9 @@ class MemorySummary:
                 "The recording does not tell its parameters: they are the weights that its operators use, and the "
                 f"state is what {info.optimizer or 'an unknown optimizer'} keeps unless told otherwise.",
             )
-        counted = "they are part of what the allocator holds all the while" if info.gpu else "they are not counted"
-        return (f"The recording does not tell its parameters, gradients and optimizer state: {counted}.",)
+        # Only a GPU's allocator tells what it holds beside what the step takes.
+        counted = "with gradients that stay they are part of the rest" if self.memory.inputs else "they are not counted"
+        return (f"The recording does not tell its parameters and optimizer state: {counted}.",)
 
     def to_dict(self) -> dict[str, Any]:
         """Give what is reported as one JSON object; sizes in bytes, times in ms."""

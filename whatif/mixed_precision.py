@@ -122,10 +122,9 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
     around = np.concatenate([forward, forward[fp32]])
     of_weight = np.arange(len(around)) < len(forward)
-    if len(backward):
-        # Spread over the backward operators, of which there are about two for each forward one.
-        around = np.concatenate([around, backward[np.linspace(0, len(backward) - 1, len(around)).astype(np.int64)]])
-        cast_ns, of_weight = np.tile(cast_ns, 2), np.tile(of_weight, 2)
+    back, of = _spread(graph, around, backward)
+    around = np.concatenate([around, back])
+    cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])
     high_ns = cast_ns
     if graph.on_gpu.any():
         cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
@@ -139,6 +138,22 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
             graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
         )
     ]
+
+
+def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, Int64]:
+    """Give a task of ``backward`` for each of ``forward`` in a step that has both, and which of ``forward`` it is for.
+
+    They are spread evenly over those of their step, of which there are about two for each forward one, in their order.
+    """
+    of = np.lexsort((forward, graph.step[forward]))
+    backward = backward[np.argsort(graph.step[backward], kind="stable")]
+    step, step_of_backward = graph.step[forward[of]], graph.step[backward]
+    begin, end = (np.searchsorted(step_of_backward, step, side) for side in ("left", "right"))
+    first, last = (np.searchsorted(step, step, side) for side in ("left", "right"))
+    way = (np.arange(len(step)) - first) / np.maximum(last - first - 1, 1)
+    place = begin + ((end - begin - 1) * way).astype(np.int64)
+    both = end > begin
+    return backward[place[both]], of[both]
 
 
 def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> list[Lot]:
@@ -204,11 +219,11 @@ def update_begins(graph: TaskGraph) -> Int64:
     n_forward = np.cumsum(main & (graph.phase == Phase.FORWARD), dtype=np.int32)
     begins = begins[n_forward[begins] == n_forward[last_backward]]
     # What a CUDA graph has launched with the passes does not begin behind it.
-    n_calls = np.zeros(len(graph) + 1, dtype=np.int32)
-    n_calls[graph.launch_of[graph.on_gpu & (graph.phase == Phase.UPDATE)]] = 1  # -1 is the last entry
-    n_calls = np.cumsum(n_calls[:-1])
-    until = np.append(n_calls[begins[1:] - 1], n_calls[-1:])[: len(begins)]
-    return np.asarray(begins[until > n_calls[begins - 1]], dtype=np.int64)
+    calls = graph.launch_of[graph.on_gpu & (graph.phase == Phase.UPDATE)]
+    calls = calls[calls >= 0]
+    last = np.full(int(graph.step.max(initial=-1)) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, graph.step[calls] + 1, calls)
+    return np.asarray(begins[last[graph.step[begins] + 1] >= begins], dtype=np.int64)
 
 
 def operator_cost_ns(graph: TaskGraph) -> int:

@@ -121,18 +121,18 @@ def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
 def test_no_batch_is_searched_without_end(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """1,280 bytes of a batch of 5 grow with it: of 65,536 times as large 80 MiB."""
     largest = report(capsys, trace, "amp", "--capacity", "1TB")["largest_batch"]
-    assert (largest["factor"], largest["peak_bytes"]) == (2**16, 800 - 80 + 2**16 * (80 + 1280))
+    assert (largest["factor"], largest["peak_bytes"]) == (2**16, 800 + 2**16 * 1280)
     assert largest["step_ms"] > 0
     assert main(["memory", trace, "amp", "--capacity", "1TB"]) == 0
     assert "has at least 327,680 samples" in " ".join(capsys.readouterr().out.split())
 
 
-@given(st.integers(1, 60_000))
+@given(st.integers(1, 7000))
 def test_the_largest_batch_is_the_largest_that_fits(capacity_bytes: int) -> None:
     """Beside a search that tries one batch after the other."""
     memory = drawn()
     found = largest_that_fits(memory, 5, capacity_bytes)
-    assert found == max((n for n in range(301) if n == 0 or peak(with_batch(memory, n / 5)).total <= capacity_bytes))
+    assert found == max(n for n in range(301) if n == 0 or peak(with_batch(memory, n / 5)).total <= capacity_bytes)
 
 
 def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,14 +141,14 @@ def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytes
     assert main(["memory", trace, "compile", "batch_size:factor=2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"compile +2\.03 KiB +not modelled", out)
-    assert re.search(r"compile \+ batch_size:factor=2 +3\.28 KiB +\+61\.5 % without compile", out)
+    assert re.search(r"compile \+ batch_size.* 3\.28 KiB +\+61\.5 % without compile", out)
 
 
 @pytest.mark.parametrize(
     ("device", "caveat"),
     [
-        ({}, "The recording does not tell its parameters, gradients and optimizer state: they are not counted."),
-        ({"device_type": 1, "held": 5000}, "they are part of what the allocator holds all the while"),
+        ({}, "The recording does not tell its parameters and optimizer state: they are not counted."),
+        ({"device_type": 1, "held": 5000}, "with gradients that stay they are part of the rest."),
         ({"shapes": True}, "they are the weights that its operators use, and the state is what SGD keeps unless"),
     ],
 )

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - behind the check that torch is there
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import whatif  # noqa: E402
@@ -140,10 +140,15 @@ def test_a_fused_attention_keeps_what_that_of_products_keeps_but_for_scores(tmp_
         model.zero_grad()
         model(batch).sum().backward()
 
-    fused = recorded(tmp_path / "fused.json", model, batch, step)
+    def loss() -> Any:
+        return model(batch).sum()
+
+    fused, saved_by_fused = recorded(tmp_path / "fused.json", model, batch, step), saved_bytes(model, batch, loss)
     with sdpa_kernel(SDPBackend.MATH):
         products = recorded(tmp_path / "products.json", model, batch, step)
-    scores, row_sums = 2 * 6 * 2 * 10 * 10 * 4, 2 * 6 * 2 * 10 * 4
-    assert sum(row.scores for row in products.layers) == scores
-    assert sum(row.scores for row in fused.layers) == 0
-    assert without_scores(products).activations == pytest.approx(fused.activations - row_sums, abs=64)
+        saved_by_products = saved_bytes(model, batch, loss)
+    row_sums = 2 * 6 * 2 * 10 * 4
+    scores = products.activations - without_scores(products).activations
+    assert scores == 2 * 6 * 2 * 10 * 10 * 4
+    assert saved_by_products - scores == saved_by_fused - row_sums
+    assert without_scores(fused) == fused

@@ -11,9 +11,12 @@ import pytest
 
 from tests.opdb.builders import T4, V100, database, origin, own_cache, some_rows, timed
 from tests.opdb.test_importers import NCCL
+from whatif.cli import opdb as cli
 from whatif.cli.main import main
 from whatif.errors import WhatifError
 from whatif.opdb.asking import parse_operator
+from whatif.opdb.chain import ALL_RUNGS
+from whatif.opdb.importing import KINDS
 from whatif.opdb.location import default_database
 from whatif.opdb.shard import parquet
 
@@ -117,6 +120,11 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
     assert "in range" in text(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
 
 
+def test_the_words_of_the_command_are_those_of_the_library() -> None:
+    assert cli._KINDS == KINDS
+    assert cli._RUNGS == tuple(rung.name.lower() for rung in ALL_RUNGS)
+
+
 def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected an op database" in complaint(capsys, "list", "--db", tmp_path / "none")
     assert "expected an op database" in complaint(capsys, "merge", tmp_path / "none", "--db", db)
@@ -139,7 +147,8 @@ def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "spec",
     ["", "mm", "mm:m", "mm:m=1,n=1", "mm:m=1,m=2,n=1,k=1", "mm:m=1,n=1,k=1.5", "mm:m=1,n=1,k=-1", "mm:m=1,n=1,k=x",
-     "mm:m=1,n=1,k=99999999999999999", "mm:m=1,n=1,k=1,dtype=fp7", "mm:m=1,n=1,k=1,phase=up", "mm:q=1", "mm:m=\u0661"],
+     "mm:m=1,n=1,k=99999999999999999", "mm:m=1,n=1,k=1,dtype=fp7", "mm:m=1,n=1,k=1,phase=up", "mm:q=1", "mm:m=\u0661",
+     "mm:m=0,n=1,k=1", "conv2d:batch=1,in_channels=1,out_channels=1,in_h=3,kernel_h=9", "add:elements=1,tensors=0"],
 )  # fmt: skip
 def test_operators_that_are_none(spec: str) -> None:
     with pytest.raises(WhatifError, match="expected"):

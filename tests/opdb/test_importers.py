@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,57 @@ def test_importing_twice_adds_nothing(tmp_path: Path) -> None:
     second = add_found(read_foreign("nccl-tests", path), store)
     assert (len(first.added), first.rows) == (1, 3)
     assert (second.added, second.present, second.rows) == ([], first.added, 0)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("m", "x", "no device can have"), ("m", None, "no device can have"), ("m", 1.5, "no device can have"),
+     ("m", float("inf"), "no device can have"), ("k", 2**63 - 1, "no device can have"),
+     ("latency", "a", "no device can have"), ("device", None, "no device or framework"),
+     ("framework", None, "no device or framework"), ("gemm_dtype", 3, "no word for")],
+)  # fmt: skip
+def test_a_table_of_aiconfigurator_with_a_wrong_cell_is_counted(
+    tmp_path: Path, column: str, value: object, reason: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row: dict[str, object] = {
+        "framework": "X", "device": "NVIDIA H100 80GB HBM3", "op_name": "gemm", "gemm_dtype": "bfloat16", "m": 1,
+        "n": 2, "k": 3, "latency": 0.1,
+    }  # fmt: skip
+    pq.write_table(pa.table({k: [v] for k, v in (row | {column: value}).items()}), tmp_path / "gemm_perf.parquet")
+    with pytest.raises(WhatifError, match=f"got none: 1 rows left out: .*{reason}"):
+        read_foreign("aiconfigurator", tmp_path)
+
+
+def test_rows_without_a_device_are_counted_and_belong_to_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,dtype,m,n,k,t_us,device\nmm,fp32,1,2,3,9,T4\nmm,fp32,1,2,3,10,\n,fp32,1,2,3,10,T4\n")
+    found = read_foreign("csv", path)
+    assert [r["device"] for r in told(found)] == ["T4"]
+    assert sum(found.dropped.values()) == 2
+    path.write_text("OPName,Latency,Device,B,H\nadd,1,T4,2,3\nadd,1,,2,3\nadd,1,T4,1099511627775,549755813889\n")
+    found = read_foreign("neusight", path)
+    assert [(r["device"], r["elements"]) for r in told(found)] == [("T4", 6)]
+    assert sum(found.dropped.values()) == 2
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "9" * 30])
+def test_sizes_that_no_number_holds_are_counted(tmp_path: Path, size: str) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(NCCL + f"{size} 2 float sum -1 10 1 1 0 10 1 1 0\n")
+    assert sum(read_foreign("nccl-tests", path).dropped.values()) >= 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_never_ends_and_what_is_no_text_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WhatifError, match="expected a file or folder"):
+        read_foreign(kind, tmp_path / "pipe")
+    with pytest.raises(WhatifError, match="UTF-8"):
+        read_foreign(kind, tmp_path, author="\udcff")
 
 
 @pytest.mark.parametrize("kind", KINDS)

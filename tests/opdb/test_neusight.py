@@ -17,6 +17,7 @@ from whatif.opdb.evaluate import SEED, SHARE, estimate_rows, evaluate, split
 from whatif.opdb.importing import add_found, read_foreign
 from whatif.opdb.index import index_of, open_index, read_contributions
 from whatif.opdb.keys import held_out
+from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
 
 __all__ = ["own_cache"]
@@ -85,8 +86,10 @@ def test_nothing_held_out_is_learned_from(store: Store) -> None:
     assert tested.t_s.min() > 1000 * rows.t_s.min()
 
 
-def test_a_measured_operator_answers_with_its_measurement(store: Store, own_cache: Path) -> None:
-    index = open_index(store)
+def test_a_measured_operator_answers_with_its_measurement(store: Store, tmp_path: Path, own_cache: Path) -> None:
+    part = Store.open(tmp_path / "v100", create=True)
+    merge(store, part, device="V100-PCIE-32")
+    index = open_index(part)
     reply = ask(index, parse_operator("bmm:batch=13,m=27,n=29,k=15"), "V100-PCIE-32")
     assert reply.answered_by == "exact"
     assert reply.t_s == pytest.approx(0.04125866542259852e-3)  # the first row of its table

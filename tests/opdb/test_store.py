@@ -20,7 +20,7 @@ from whatif.opdb.merging import diff, merge
 from whatif.opdb.provenance import encode
 from whatif.opdb.rows import Rows, sound_part
 from whatif.opdb.shard import columns_of, read_shard, write_shard
-from whatif.opdb.store import MARKER, Outcome, Store
+from whatif.opdb.store import MARKER, CannotWriteError, Outcome, Store
 
 
 def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:
@@ -176,6 +176,68 @@ def test_an_interrupted_import_leaves_the_database_as_it_was(
     assert not list(store.folder.rglob("*.part"))
     assert store.add(some_rows(2), origin())[0] == Outcome.ADDED
     assert len(store.contributions()[0]) == 2
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
+@pytest.mark.parametrize("damage", [b"", b"PAR1 and then the power went", None])
+def test_what_is_damaged_is_written_anew(tmp_path: Path, suffix: str, damage: bytes | None) -> None:
+    """By the same import, or a merge with somebody who has it whole; what is there and whole stays as it is."""
+    store = database(tmp_path / "db", (some_rows(), origin()))
+    whole = database(tmp_path / "whole", (some_rows(), origin()))
+    [one], _ = store.contributions()
+    file, before = one.sidecar.with_suffix(suffix), files_of(store)
+    for again in (lambda: store.add(some_rows(), origin())[0], lambda: merge(whole, store).added):
+        if damage is None:
+            file.unlink()
+        else:
+            file.write_bytes(damage)
+        assert again() in (Outcome.ADDED, [one.provenance.contribution])
+        assert files_of(store) == before
+        assert store.contributions()[0][0].read().sha256() == one.provenance.sha256
+        assert store.add(some_rows(), origin())[0] == Outcome.PRESENT
+
+
+def test_what_cannot_be_written_ends_an_import_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where a folder has to be; and a disk that is full, which ends a merge as well."""
+    store = Store.open(tmp_path / "db", create=True)
+    (store.folder / V100).write_text("x")
+    with pytest.raises(CannotWriteError) as error:
+        store.add(some_rows(), origin())
+    sentence(error)
+    source = database(tmp_path / "source", (some_rows(1), origin(T4)), (some_rows(2), origin(T4)))
+    tried = []
+
+    def full(path: Path, _rows: Rows) -> None:
+        tried.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("whatif.opdb.store.write_shard", full)
+    with pytest.raises(CannotWriteError, match="No space left"):
+        merge(source, store)
+    assert len(tried) == 1
+    assert not list(store.folder.rglob("*.part"))
+
+
+def test_a_database_that_was_killed_at_its_birth_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    folder.mkdir()
+    (folder / f".{MARKER}.77.part").write_text('{"wha')
+    assert Store.open(folder, create=True).contributions() == ([], [])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_contribution(tmp_path: Path) -> None:
+    store = database(tmp_path / "db", (some_rows(), origin()))
+    [one], _ = store.contributions()
+    os.mkfifo(one.sidecar.with_name("0" * 24 + ".json"))
+    assert len(store.contributions()[0]) == 1
+    one.shard.unlink()
+    os.mkfifo(one.shard)
+    with pytest.raises(WhatifError) as error:
+        one.read()
+    sentence(error)
 
 
 def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ def test_the_bound_knows_caches_and_winograd() -> None:
     conv = operators("conv", sizes, name="conv2d", dtype="fp32")
     flops, _ = work(conv)
     assert bound_s(gpu, conv, cold=False) == pytest.approx(flops / 14e12 / np.array([4, 1]))
+    # 7x7 taps of stride 1 may be transformed: four FLOPs a point and pair of channels instead of 98.
+    large = operators("conv", {**sizes, "kernel_h": 7, "kernel_w": 7}, name="conv2d", dtype="fp32")
+    assert bound_s(gpu, large, cold=False) == pytest.approx(work(large)[0] / 14e12 / np.array([24.5, 1]))
 
 
 def test_attributes_of_every_family_are_told_apart() -> None:

@@ -246,3 +246,17 @@ def test_nothing_to_compile_changes_nothing(shared_traces: Path) -> None:
     prediction = whatif.apply(whatif.read(shared_traces / "hta" / "cpu_only.json.gz"), "compile")
     assert prediction.predicted_ms == prediction.baseline_ms
     assert any("nothing changes" in warning for warning in prediction.warnings)
+
+
+def test_the_casts_of_a_backward_pass_are_those_of_its_step(shared_traces: Path) -> None:
+    """They used to be spread over all steps at once: those of weights over the first ones, of results over the last."""
+    baseline = Baseline.of(
+        whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
+    )
+    after = whatif.apply(baseline, "amp", "cuda_graph")
+    casts = after.graph.on_gpu & after.graph.select(name="^cast")
+    first, last = baseline.graph.info.steady
+    for phase in (FORWARD, Phase.BACKWARD):
+        count = np.bincount(after.graph.step[casts & (after.graph.phase == phase)])[first:last]
+        assert count.min() == count.max() > 50
+    assert not any("equally many" in warning for warning in after.warnings)

@@ -14,6 +14,8 @@ from whatif.ingest.step_rows import StepRows
 from whatif.memory import LayerMemory
 from whatif.types import Int64
 
+# So many of one size are looked through: a step of a hundred thousand operators takes no more time for each.
+SEARCHED_TENSORS = 200
 # Operators of the backward pass whose last input is the space that a library's recurrent layer kept for it, in bytes.
 _KEPT_SPACE = frozenset(("aten::mkldnn_rnn_layer_backward", "aten::_cudnn_rnn_backward"))
 
@@ -61,8 +63,10 @@ class _Tensors:
     by_size: dict[int, list[_Tensor]] = field(default_factory=dict)
 
     def make(self, tensor: _Tensor) -> None:
-        """Add the newest tensor."""
-        self.by_size.setdefault(tensor.size, []).append(tensor)
+        """Add the newest tensor of its size."""
+        found = self.by_size.setdefault(tensor.size, [])
+        found.append(tensor)
+        del found[:-SEARCHED_TENSORS]
 
     def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
         """The nth newest tensor of a size; one that nobody was seen to make came from before.
@@ -86,7 +90,9 @@ class _Tensors:
     def share(self, size: int, parts: int, row: int) -> None:
         """Make parts of the newest tensor of a size: views, which keep all of it."""
         whole = self.newest(size, 0, row)
-        self.by_size.setdefault(size // max(parts, 1), []).extend([whole] * parts)
+        found = self.by_size.setdefault(size // max(parts, 1), [])
+        found.extend([whole] * min(parts, SEARCHED_TENSORS))
+        del found[:-SEARCHED_TENSORS]
 
 
 def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowShapes] | None:

@@ -23,6 +23,7 @@ from whatif.opdb.schema import (
     TWO_TENSORS,
     default_of,
 )
+from whatif.opdb.work import work
 
 _TEXTS = ("dtype", "phase", "layout")
 _REASONS = {
@@ -57,7 +58,10 @@ def parse_operator(text: str) -> Operators:
         if word not in known:
             raise WhatifError(f"opdb: {name}: expected one of {', '.join(known)}, got {word!r}.")
     integers = {attribute: _integer(name, attribute, told) for attribute in FAMILIES[family].attributes}
-    return operators(family, integers, name=name, dtype=dtype, phase=phase, layout=told.get("layout", ""))
+    ops = operators(family, integers, name=name, dtype=dtype, phase=phase, layout=told.get("layout", ""))
+    if not ops.possible().all() or (family in ("matmul", "conv") and not work(ops)[0].all()):
+        raise WhatifError(f"opdb: {name}: expected sizes that leave something to compute, got {text[:200]!r}.")
+    return ops
 
 
 def _integer(name: str, attribute: str, told: dict[str, str]) -> int:

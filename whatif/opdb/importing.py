@@ -9,16 +9,10 @@ from whatif.errors import WhatifError
 from whatif.opdb.importers.found import Found
 from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Method
-from whatif.opdb.store import Outcome, Store, in_shards
+from whatif.opdb.store import CannotWriteError, Outcome, Store, in_shards
 
-# What `whatif opdb import` reads, in the words of its help.
-KINDS = {
-    "neusight": "NeuSight's collect folder, or the archive of it",
-    "nccl-tests": "the output of nccl-tests or rccl-tests",
-    "recording": "a recording: its operators by shape, and those measured alone",
-    "csv": "a table whose columns are called as the database's",
-    "aiconfigurator": "the folder systems/data of the package aiconfigurator-core",
-}
+# What `whatif opdb import` reads.
+KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
 
 
 def read_foreign(
@@ -31,9 +25,13 @@ def read_foreign(
     author: str | None = None,
     licence: str | None = None,
 ) -> Found:
-    """Read measurements of a ``kind`` (a key of ``KINDS``). Raises WhatifError where ``path`` holds none."""
+    """Read measurements of a ``kind`` (one of ``KINDS``). Raises WhatifError where ``path`` holds none to keep."""
     if not path.exists():
         raise WhatifError(f"{path}: expected measurements to import, got no such file or folder.")
+    if not path.is_file() and not path.is_dir():  # a pipe or a device may never end
+        raise WhatifError(f"{path}: expected a file or folder of measurements, got something else; copy it to a file.")
+    for text in (device, operator, author, licence):
+        _check_text(text)
     readers: dict[str, Callable[[], Found]] = {
         "neusight": lambda: _neusight(path, author),
         "nccl-tests": lambda: _nccl_tests(path, operator, device, author),
@@ -41,11 +39,15 @@ def read_foreign(
         "csv": lambda: _csv(path, device, method, author, licence),
         "aiconfigurator": lambda: _aiconfigurator(path, author),
     }
-    return readers[kind]()
+    found = readers[kind]()
+    if not found.contributions:
+        said = "; ".join(found.warnings()) or "it is empty"
+        raise WhatifError(f"{path}: expected measurements that can be kept, got none: {said}.")
+    return found
 
 
 def add_found(found: Found, store: Store, progress: Callable[[int, int], None] | None = None) -> Merged:
-    """Write what a reader found. Raises WhatifError where nothing of it can be kept."""
+    """Write what a reader found. Raises WhatifError where nothing of it can be kept, or a file cannot be written."""
     done = Merged()
     known = store.devices_by_times()
     for place, (rows, origin) in enumerate(found.contributions):
@@ -54,6 +56,8 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
         for part in in_shards(rows):
             try:
                 outcome, name = store.add(part, origin, known=known)
+            except CannotWriteError:
+                raise  # so it will be for the next ones
             except WhatifError as error:
                 done.refused.append(str(error))
                 continue
@@ -62,6 +66,13 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
     if done.refused and not done.added and not done.present:
         raise WhatifError(done.refused[0])
     return done
+
+
+def _check_text(text: str | None) -> None:
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error
 
 
 def _neusight(path: Path, author: str | None) -> Found:

@@ -10,7 +10,7 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.opdb.provenance import Basis, Provenance
-from whatif.opdb.store import Contribution, Outcome, Store
+from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
 
 Progress = Callable[[int, int], None] | None
 
@@ -36,7 +36,7 @@ def merge(
 
     Every shard is read, checked and written anew, so that nothing foreign travels on. Contributions that are damaged,
     or whose times are there under another device's name, are refused, each with a sentence. Raises WhatifError where
-    all of them are.
+    all of them are, or a file cannot be written.
     """
     contributions, wrong = source.contributions()
     chosen = [c for c in contributions if _chosen(c, device, family)]
@@ -48,6 +48,8 @@ def merge(
         try:
             rows = contribution.read()
             outcome, name = target.add(rows, contribution.provenance.origin, known=known)
+        except CannotWriteError:
+            raise  # so it will be for the next ones
         except WhatifError as error:
             done.refused.append(str(error))
             continue

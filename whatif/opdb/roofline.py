@@ -14,7 +14,10 @@ Float64 = npt.NDArray[np.float64]
 
 # Winograd's F(4x4, 3x3) multiplies a quarter as often (Lavin and Gray, "Fast Algorithms for Convolutional Neural
 # Networks", CVPR 2016, section 4.2); larger tiles lose too many digits to be used.
-WINOGRAD_SAVING = 4.0
+WINOGRAD_SAVING, _WINOGRAD_TAPS = 4.0, 9
+# Larger kernels are transformed (FFT): a tile of T x T points costs four FLOPs a point and pair of channels, and yields
+# less than T x T outputs of 2 kh kw FLOPs each.
+FFT_SAVING_A_TAP = 0.5
 # F(2x2, 3x3), the same paper: what libraries mostly use.
 WINOGRAD_USUAL = 2.25
 # Formats of which a data sheet tells a rate; others compute at that of the format named here.
@@ -43,11 +46,14 @@ def memory_s(gpu: Gpu, ops: Operators) -> Float64:
 def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
     """Give the time that no kernel undercuts, seconds, shape (n,): peaks in the fastest format that is allowed.
 
-    What fits the second-level cache may lie there already, unless it was measured ``cold``. A 3x3 convolution of
-    stride 1 may save multiplications.
+    What fits the second-level cache may lie there already, unless it was measured ``cold``. A convolution of stride 1
+    and 3x3 or more may save multiplications.
     """
     compute = compute_s(gpu, ops, tf32=ops.family == "conv")
-    compute = np.where(_may_save(ops), compute / WINOGRAD_SAVING, compute)
+    if ops.family == "conv":
+        taps = ops.integers["kernel_h"] * ops.integers["kernel_w"]
+        saving = np.maximum(WINOGRAD_SAVING, FFT_SAVING_A_TAP * np.where(taps > _WINOGRAD_TAPS, taps, 0))
+        compute = np.where(_may_save(ops), compute / saving, compute)
     memory = memory_s(gpu, ops)
     if not cold:
         memory = np.where(work(ops)[1] > gpu.l2_mbyte * 1e6, memory, 0.0)

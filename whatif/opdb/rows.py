@@ -94,6 +94,14 @@ class Operators:
         texts = {name: column.take(rows) for name, column in self.texts.items()}
         return Operators(self.family, texts, {name: column[rows] for name, column in self.integers.items()})
 
+    def possible(self) -> Bool:
+        """Mask of the operators whose integers a tensor can have, shape (n,)."""
+        good = np.ones(len(self), dtype=np.bool_)
+        for name in FAMILIES[self.family].attributes:
+            smallest = 0 if name.startswith("padding") or name == "causal" else 1
+            good &= (self.integers[name] >= smallest) & (self.integers[name] <= LARGEST_ATTRIBUTE)
+        return good
+
     def described(self, row: int) -> dict[str, str | int]:
         """One operator as a person reads it."""
         said: dict[str, str | int] = {"family": self.family}
@@ -157,10 +165,7 @@ class Rows:
         # A range that does not hold its own time is damage; one that is not told is none.
         good &= ~(self.t_low_s > self.t_s) & ~(self.t_high_s < self.t_s) & ~(self.t_low_s < 0)
         good &= ~np.isinf(self.t_high_s) & ~np.isinf(self.t_low_s) & (self.repeats >= 0)
-        for name in FAMILIES[self.family].attributes:
-            column = self.ops.integers[name]
-            smallest = 0 if name.startswith("padding") or name == "causal" else 1
-            good &= (column >= smallest) & (column <= LARGEST_ATTRIBUTE)
+        good &= self.ops.possible()
         for texts in (*self.ops.texts.values(), self.kernels):
             good &= np.array([len(text) <= LONGEST_TEXT for text in texts.table] or [True])[texts.codes]
         return np.asarray(good, dtype=np.bool_)

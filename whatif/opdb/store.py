@@ -31,6 +31,10 @@ MARKER = "opdb.json"
 FEWEST_ROWS_THAT_TELL = 8
 
 
+class CannotWriteError(WhatifError):
+    """A file of the database could not be written: no space, or no permission."""
+
+
 class Outcome(Enum):
     """What became of rows that were added."""
 
@@ -52,6 +56,8 @@ class Contribution:
 
     def read(self) -> Rows:
         """Read the rows. Raises WhatifError, one sentence, where they are not those that the sidecar tells of."""
+        if not self.shard.is_file():
+            raise WhatifError(f"{self.shard}: expected the shard of a sidecar, got no such file; fetch it again.")
         rows = read_shard(self.shard, self.provenance.family)
         if len(rows) != self.provenance.rows or rows.sha256() != self.provenance.sha256:
             raise WhatifError(
@@ -81,7 +87,7 @@ class Store:
                     f"{folder}: expected an op database, got a folder without {MARKER} or none; "
                     "`whatif opdb import` makes one."
                 )
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
                 raise WhatifError(f"{folder}: expected an op database or a new folder, got other files; name another.")
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +104,8 @@ class Store:
             depth = len(Path(folder).relative_to(self.folder).parts)
             subfolders[:] = sorted(subfolders) if depth < 3 else []
             if depth == 3:
-                yield from (Path(folder, name) for name in sorted(files) if name.endswith(".json"))
+                sidecars = (Path(folder, name) for name in sorted(files) if name.endswith(".json"))
+                yield from (path for path in sidecars if path.is_file())  # a pipe would never end
 
     def contributions(self) -> tuple[list[Contribution], list[str]]:
         """Give the contributions, by id, and a sentence for each sidecar that is none."""
@@ -119,7 +126,8 @@ class Store:
         """Write rows as a contribution of their own; gives what became of it, and its id.
 
         ``known`` maps the times' hash of each contribution to its device; it is brought up to date. Raises WhatifError
-        where the same times are there under the name of another device, and where rows are not sound.
+        where the same times are there under the name of another device, and where rows are not sound. What is there
+        and damaged is written anew.
         """
         rows = rows.canonical()
         if not len(rows) or len(rows) > MOST_ROWS or not rows.sound().all():
@@ -134,18 +142,26 @@ class Store:
         sha256 = rows.sha256()
         name = contribution_id(origin, rows.family, sha256)
         target = self._place(origin, rows.family) / name
-        known[times] = device
-        if target.with_suffix(".json").exists():
+        if _is_sound(target.with_suffix(".json")):
+            known[times] = device
             return Outcome.PRESENT, name
         provenance = Provenance(
             schema_version=SCHEMA_VERSION, contribution=name, family=rows.family, rows=len(rows), sha256=sha256,
             times_sha256=times, origin=origin,
         )  # fmt: skip
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target.with_suffix(".parquet")) as part:
-            write_shard(part, rows)
-        with replacing(target.with_suffix(".json")) as part:
-            part.write_bytes(encode(provenance))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target.with_suffix(".parquet")) as part:
+                write_shard(part, rows)
+            with replacing(target.with_suffix(".json")) as part:
+                part.write_bytes(encode(provenance))
+        except WhatifError as error:
+            raise CannotWriteError(str(error)) from error
+        except OSError as error:
+            raise CannotWriteError(
+                f"{target.parent}: expected a folder to write into, got '{error.strerror or error}'; choose another."
+            ) from error
+        known[times] = device
         return Outcome.ADDED, name
 
     def devices_by_times(self) -> dict[str, str]:
@@ -162,6 +178,22 @@ def in_shards(rows: Rows) -> Iterator[Rows]:
     rows = rows.canonical()
     for start in range(0, len(rows), MOST_ROWS):
         yield rows.take(np.arange(start, min(start + MOST_ROWS, len(rows))))
+
+
+def _is_sound(sidecar: Path) -> bool:
+    """Whether a contribution is there, whole and as its sidecar tells."""
+    if not sidecar.is_file():
+        return False
+    try:
+        Contribution(read_sidecar(sidecar), sidecar).read()
+    except WhatifError:
+        return False
+    return True
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file in a folder without a mark is another than a mark that somebody has begun to write."""
+    return not path.name.startswith(f".{MARKER}.")
 
 
 def _check_marker(marker: Path) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from whatif.errors import WhatifError
 from whatif.opdb.devices import device_called
-from whatif.opdb.importers.found import Found, file_sha256
+from whatif.opdb.importers.found import Found, file_sha256, integers, numbers
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, measurements, operators
 from whatif.opdb.schema import MOST_ROWS
@@ -59,6 +59,10 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     if not is_gemm and any(part in _BROKEN_COLLECTIVES for part in file.parts):
         found.dropped["a table of collectives that is known to be broken"] += len(table)
         return
+    told_of = ["device", "framework"] if is_gemm else ["device"]
+    nameless = table[told_of].isna().any(axis=1)
+    if nameless.any():
+        found.dropped["no device or framework is named"] += int(nameless.sum())
     version = file.parent.name
     for told, part in table.groupby("device", sort=True):
         for framework, rows in part.groupby("framework", sort=True) if is_gemm else [("nccl", part)]:
@@ -76,7 +80,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
                 ),
             )  # fmt: skip
             for ops, chosen in _operators(rows, is_gemm=is_gemm, found=found):
-                found.keep(measurements(ops, np.asarray(chosen["latency"], dtype=np.float64) * 1e-3), origin)
+                found.keep(measurements(ops, numbers(chosen, "latency") * 1e-3), origin)
 
 
 def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
@@ -106,12 +110,12 @@ def _operators(table: pd.DataFrame, *, is_gemm: bool, found: Found) -> Iterator[
         return
     dtypes = [_DTYPES[name] for name in told[known]]
     if is_gemm:
-        sizes = {name: np.asarray(chosen[name], dtype=np.int64) for name in ("m", "n", "k")}
+        sizes = {name: integers(chosen, name) for name in ("m", "n", "k")}
         yield operators("matmul", {"batch": 1, **sizes}, name="linear", dtype=dtypes), chosen
     else:
         element = np.array([_ELEMENT_BYTES.get(name, 1) for name in told[known]])
-        moved = np.asarray(chosen["message_size"], dtype=np.int64) * element
+        moved = integers(chosen, "message_size") * element
         yield operators(
-            "collective", {"bytes": moved, "ranks": np.asarray(chosen["num_gpus"]), "nodes": 1},
+            "collective", {"bytes": moved, "ranks": integers(chosen, "num_gpus"), "nodes": 1},
             name=[_COLLECTIVES[name] for name in chosen["op_name"]], dtype=dtypes,
         ), chosen  # fmt: skip

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from whatif.errors import WhatifError
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
+from whatif.opdb.schema import LARGEST_ATTRIBUTE
+from whatif.types import Int64
 
 # No table of measurements that people share as text is larger.
 LARGEST_TEXT_BYTES = 2_000_000_000
@@ -50,6 +54,20 @@ def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.
     if missing:
         raise WhatifError(f"{where}: expected the columns {', '.join(needed)}, got none called {', '.join(missing)}.")
     return table
+
+
+def numbers(table: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
+    """Give a column as numbers, shape (n,); NaN where there is none: such rows are counted and left out."""
+    if column not in table:
+        return np.full(len(table), np.nan)
+    return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
+
+
+def integers(table: pd.DataFrame, column: str) -> Int64:
+    """Give a column as integers, shape (n,); -1 where it says nothing sensible: no operator has such a size."""
+    values = numbers(table, column)
+    sane = np.isfinite(values) & (np.abs(values) <= LARGEST_ATTRIBUTE) & (values == np.rint(values))
+    return np.where(sane, values, -1).astype(np.int64)
 
 
 def read_text(path: Path) -> str:

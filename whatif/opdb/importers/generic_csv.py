@@ -15,7 +15,7 @@ import pandas as pd
 
 from whatif.errors import WhatifError
 from whatif.opdb.devices import device_called
-from whatif.opdb.importers.found import Found, file_sha256, read_table
+from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.provenance import Method, Origin, Source
 from whatif.opdb.rows import measurements, operators
 from whatif.opdb.schema import DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES, default_of
@@ -40,24 +40,25 @@ def read_csv(
         raise WhatifError(f"{path}: expected a column 'device', got none; name the device with --device.")
     found = Found()
     table = table.assign(
-        device=device if device is not None else table["device"].astype(str), dtype=table["dtype"].astype(str),
-        name=table["name"].astype(str), family=_families(table), phase=_texts(table, "phase", "fwd"),
+        device=device if device is not None else _texts(table, "device", ""), dtype=_texts(table, "dtype", ""),
+        name=_texts(table, "name", ""), family=_families(table), phase=_texts(table, "phase", "fwd"),
         layout=_texts(table, "layout", ""),
     )  # fmt: skip
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
+    known &= (table["name"] != "") & (table["device"].str.strip() != "")
     if (~known).any():
-        found.dropped["an operator, number format or phase that is not known"] += int((~known).sum())
+        found.dropped["an operator, number format, phase or device that is not known"] += int((~known).sum())
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
     for (told, family), part in table[known].groupby(["device", "family"], sort=True):
         origin = Origin(device=device_called(str(told)), method=method or Method(), source=source)
-        integers = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}
+        attributes = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}
         ops = operators(
-            str(family), integers, name=part["name"].tolist(), dtype=part["dtype"].tolist(),
+            str(family), attributes, name=part["name"].tolist(), dtype=part["dtype"].tolist(),
             phase=part["phase"].tolist(), layout=part["layout"].tolist(),
         )  # fmt: skip
         scale, unit = _UNITS[units[0]], units[0].removeprefix("t_")
-        t, low, high = (_numbers(part, c) * scale for c in (units[0], f"t_low_{unit}", f"t_high_{unit}"))
-        repeats = np.nan_to_num(_numbers(part, "repeats"), nan=0, posinf=-1, neginf=-1)
+        t, low, high = (numbers(part, c) * scale for c in (units[0], f"t_low_{unit}", f"t_high_{unit}"))
+        repeats = np.nan_to_num(numbers(part, "repeats"), nan=0, posinf=-1, neginf=-1)
         found.keep(
             measurements(
                 ops,
@@ -89,12 +90,6 @@ def _texts(table: pd.DataFrame, column: str, default: str) -> list[str]:
     return [str(text) if isinstance(text, str) else default for text in table[column]]
 
 
-def _numbers(table: pd.DataFrame, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    if column not in table:
-        return np.full(len(table), np.nan)
-    return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
-
-
 def _integers(table: pd.DataFrame, attribute: str, path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if attribute not in table:
         default = default_of(attribute)
@@ -103,6 +98,4 @@ def _integers(table: pd.DataFrame, attribute: str, path: Path) -> np.ndarray[tup
         if default is None or default not in table:
             raise WhatifError(f"{path}: expected a column {attribute!r}, which its operators need, got none.")
         return _integers(table, default, path)
-    values = _numbers(table, attribute)
-    sane = np.isfinite(values) & (np.abs(values) < 2.0**53) & (values == np.rint(values))
-    return np.where(sane, values, -1).astype(np.int64)
+    return integers(table, attribute)

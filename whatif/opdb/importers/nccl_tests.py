@@ -26,6 +26,8 @@ _OPERATORS = {
 }  # fmt: skip
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
+# A size of more is no number of bytes.
+_MOST_DIGITS = 15
 _LIBRARY = re.compile(r"nccl-library=(\d+)")
 # The printed rate is rounded to hundredths of GB/s; a wider gap means that size or time is of another unit.
 _RATE_TOLERANCE, _RATE_ROUNDING = 0.02, 0.006
@@ -79,8 +81,8 @@ def _rows(text: str, path: Path, name: str, ranks: int, nodes: int, found: Found
             continue
         if not columns or not words or not words[0].isdecimal():
             continue
-        if len(words) != len(columns):
-            found.dropped["lines of the table with another number of columns"] += 1
+        if len(words) != len(columns) or len(words[0]) > _MOST_DIGITS:
+            found.dropped["lines of the table with another number of columns, or a size that none can have"] += 1
             continue
         dtype = _TYPES.get(words[columns.index("type")], "unknown") if "type" in columns else "unknown"
         size = int(words[0])

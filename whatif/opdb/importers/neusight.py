@@ -16,7 +16,7 @@ import pandas as pd
 
 from whatif.errors import WhatifError
 from whatif.opdb.devices import device_called
-from whatif.opdb.importers.found import Found, file_sha256, read_table
+from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 
@@ -42,6 +42,10 @@ def read_neusight(path: Path, *, author: str | None = None) -> Found:
     if not tables:
         raise WhatifError(f"{path}: expected NeuSight's tables OPERATOR/VERSION/DEVICE.csv, got none.")
     everything = pd.concat(tables, ignore_index=True)
+    nameless = everything["Device"].isna()
+    if nameless.any():
+        found.dropped["no device is named"] += int(nameless.sum())
+        everything = everything[~nameless].copy()
     for column in ("Torch Version", "CUDNN Version", "CUDA Version"):
         everything[column] = everything[column].astype(str) if column in everything else ""
     sha256 = file_sha256(path) if path.is_file() else None
@@ -112,13 +116,13 @@ def _families(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
     ):
         if chosen.any():
             part = table[chosen]
-            yield measurements(build(part), _column(part, "Latency") * 1e-3, kernels=_kernels(part))
+            yield measurements(build(part), numbers(part, "Latency") * 1e-3, kernels=_kernels(part))
 
 
 def _matmul(table: pd.DataFrame) -> Operators:
     sizes = {"batch": "B", "m": "M", "n": "K", "k": "N"}
     return operators(
-        "matmul", {ours: _integers(table, theirs) for ours, theirs in sizes.items()}, name=table["OPName"].tolist(),
+        "matmul", {ours: integers(table, theirs) for ours, theirs in sizes.items()}, name=table["OPName"].tolist(),
         dtype="fp32",
     )  # fmt: skip
 
@@ -129,7 +133,7 @@ def _conv(table: pd.DataFrame) -> Operators:
         "in_w": "Input_Size", "kernel_h": "Kernel_Szie", "kernel_w": "Kernel_Szie", "stride_h": "Stride",
         "stride_w": "Stride", "padding_h": "Padding", "padding_w": "Padding",
     }  # fmt: skip
-    columns = {ours: _integers(table, name) for ours, name in theirs.items()}
+    columns = {ours: integers(table, name) for ours, name in theirs.items()}
     once = np.ones(len(table), dtype=np.int64)
     return operators(
         "conv", {**columns, "dilation_h": once, "dilation_w": once, "groups": once}, name="conv2d", dtype="fp32",
@@ -139,31 +143,20 @@ def _conv(table: pd.DataFrame) -> Operators:
 
 def _elementwise(table: pd.DataFrame) -> Operators:
     ours = [_ELEMENTWISE[name] for name in table["OPName"]]
+    sides = [integers(table, name) for name in ("B", "H")]
+    sane = np.all([(side > 0) & (side < 2**31) for side in sides], axis=0)  # so that their product is a number
     return operators(
         "elementwise",
-        {"elements": _integers(table, "B") * _integers(table, "H"), "tensors": np.array([n for _, n in ours])},
+        {"elements": np.where(sane, sides[0] * sides[1], -1), "tensors": np.array([n for _, n in ours])},
         name=[name for name, _ in ours], dtype="fp32",
     )  # fmt: skip
 
 
 def _normalization(table: pd.DataFrame) -> Operators:
     return operators(
-        "normalization", {"rows": _integers(table, "B"), "columns": _integers(table, "H")},
+        "normalization", {"rows": integers(table, "B"), "columns": integers(table, "H")},
         name=[_NORMALIZATION[name] for name in table["OPName"]], dtype="fp32",
     )  # fmt: skip
-
-
-def _column(table: pd.DataFrame, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A column as numbers, NaN where there is none: such rows are counted and left out."""
-    empty = pd.Series(np.nan, index=table.index)
-    return np.asarray(pd.to_numeric(table.get(name, empty), errors="coerce"), dtype=np.float64)
-
-
-def _integers(table: pd.DataFrame, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A column as integers, -1 where it says nothing sensible: no operator has such a size."""
-    values = _column(table, name)
-    sane = np.isfinite(values) & (np.abs(values) < 2.0**40) & (values == np.rint(values))
-    return np.where(sane, values, -1).astype(np.int64)
 
 
 def _kernels(table: pd.DataFrame) -> list[str]:
