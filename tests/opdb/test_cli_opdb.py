@@ -122,7 +122,7 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
 
 def test_the_words_of_the_command_are_those_of_the_library() -> None:
     assert cli._KINDS == KINDS
-    assert cli._RUNGS == tuple(rung.name.lower() for rung in ALL_RUNGS)
+    assert tuple(rung.name.lower() for rung in ALL_RUNGS) == cli._RUNGS
 
 
 def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
