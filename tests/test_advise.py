@@ -17,20 +17,20 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from tests.test_edit import traced
 from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
-from whatif.advise import Advice, Ranked, advise
-from whatif.batch import with_batch_size
-from whatif.candidates import VARIANTS, Candidates, installed
-from whatif.effort import Effort, EffortSize
+from whatif.advice.advise import Advice, Ranked, advise
+from whatif.advice.candidates import VARIANTS, Candidates, installed
+from whatif.advice.effort import Effort, EffortSize
+from whatif.advice.trial import Refusal, Trier
+from whatif.advice.warm_up import warm_up
 from whatif.graph import GraphInfo
 from whatif.kernels import DTYPES, KernelFamily
 from whatif.memory import LayerMemory, Memory
-from whatif.memory_effects import change_memory, checkpointed, with_batch
+from whatif.models.batch import with_batch_size
+from whatif.models.memory_effects import change_memory, checkpointed, with_batch
 from whatif.predict import Baseline, apply
 from whatif.report.text import print_prediction
 from whatif.report.text_advise import print_advice
 from whatif.transform import built_in_names, load_transform
-from whatif.trial import Refusal, Trier
-from whatif.warm_up import warm_up
 
 MS = 1_000_000
 GIB = 2**30
@@ -531,7 +531,7 @@ def test_a_trial_is_what_apply_predicts(own_traces: Path) -> None:
 def test_kept_graphs_are_few(own_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
     amp, fused, batch = (load_transform(spec) for spec in ("amp", "fused_adam", "batch_size:factor=2"))
-    monkeypatch.setattr("whatif.trial.KEPT_TASKS", 2 * len(baseline.graph))
+    monkeypatch.setattr("whatif.advice.trial.KEPT_TASKS", 2 * len(baseline.graph))
     trier = Trier(baseline)
     for composition in ([amp], [amp, fused], [amp, fused, batch], [amp, batch], [batch]):
         trier.attempt(composition)

@@ -15,19 +15,19 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import DependencyKind, GraphInfo, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.baseline import Baseline
-from whatif.change_candidates import accumulated_passes, batch_factor
-from whatif.compare import Comparison, compare
-from whatif.describe_change import describe_change
-from whatif.differences import without_wrappers
+from whatif.comparison.change_candidates import accumulated_passes, batch_factor
+from whatif.comparison.compare import Comparison, compare
+from whatif.comparison.describe_change import describe_change
+from whatif.comparison.differences import without_wrappers
+from whatif.comparison.measured_step import MeasuredStep, noise_ms
+from whatif.comparison.part_changes import part_changes
+from whatif.comparison.regression import Status, check_regression
+from whatif.comparison.step_profile import profile
+from whatif.comparison.told_changes import told_changes
+from whatif.comparison.two_recordings import TwoRecordings, common_clock
 from whatif.explain import Part
 from whatif.kernels import KernelFamily
-from whatif.measured_step import MeasuredStep, noise_ms
-from whatif.part_changes import part_changes
-from whatif.regression import Status, check_regression
 from whatif.simulator import simulate
-from whatif.step_profile import profile
-from whatif.told_changes import told_changes
-from whatif.two_recordings import TwoRecordings, common_clock
 
 US, MS = 1_000, 1_000_000
 Kernel = tuple[str, int, str, KernelFamily]

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
-from whatif.batch import at_batch, batch_tasks
-from whatif.computing import Share, computing, recorded_share
-from whatif.estimator import (
+from whatif.ingest.kineto_columns import _Warps
+from whatif.insert import NewTasks, insert_all
+from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
+from whatif.models.batch import at_batch, batch_tasks
+from whatif.models.computing import Share, computing, recorded_share
+from whatif.models.estimator import (
     Estimates,
     Source,
     combined,
@@ -28,12 +31,9 @@ from whatif.estimator import (
     scaled,
     sources,
 )
-from whatif.ingest.kineto_columns import _Warps
-from whatif.insert import NewTasks, insert_all
-from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
-from whatif.precision import in_precision
+from whatif.models.precision import in_precision
+from whatif.models.roofline import filled, latency_ns, matrix_flops_per_ns, roofline_ns
 from whatif.report.text import print_prediction
-from whatif.roofline import filled, latency_ns, matrix_flops_per_ns, roofline_ns
 
 A100, V100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "Tesla T4"
 F = KernelFamily

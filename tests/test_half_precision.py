@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.half_precision import half_precision_ratio
 from whatif.hardware import Gpu, find_gpu, gpu_names, load_gpu
 from whatif.kernels import DTYPES, KernelFamily, classify_kernel
+from whatif.models.half_precision import half_precision_ratio
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 F = KernelFamily

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.transforms.layer_graphs import Call, network
 from tests.transforms.test_rebatchnorm import layers
-from whatif.layer_calls import Role, layer_calls
+from whatif.models.layer_calls import Role, layer_calls
 
 
 def test_a_layer_that_is_called_twice_has_two_calls_each_with_its_backward_work() -> None:

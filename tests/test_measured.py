@@ -11,7 +11,7 @@ import pytest
 import whatif
 from tests.helpers import Event, mark, op, read_events
 from whatif import TaskGraph
-from whatif.measured import OperatorTimes, form_ratio, task_batch_ratio, with_form
+from whatif.models.measured import OperatorTimes, form_ratio, task_batch_ratio, with_form
 
 SHAPES: dict[str, Any] = {
     "Input Dims": [[8, 3, 4, 4], [5, 3, 3, 3]],

@@ -27,7 +27,7 @@ from whatif.ingest.allocation_memory import blocks_of
 from whatif.ingest.events import Allocations
 from whatif.ingest.kept_tensors import Kept, kept_by
 from whatif.memory import LayerMemory, Memory, moments, peak
-from whatif.memory_effects import (
+from whatif.models.memory_effects import (
     accumulated,
     change_memory,
     checkpointed,

@@ -12,8 +12,8 @@ import pytest
 import whatif
 from tests.helpers import Event, call, copy, kernel, launched, mark, op, read_events
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
+from whatif.models.segments import RECOMPUTED_NAME, repeated_blocks, segments
 from whatif.predict import Baseline
-from whatif.segments import RECOMPUTED_NAME, repeated_blocks, segments
 
 RESNET = "resnet18_cifar_cpu.json.gz"
 

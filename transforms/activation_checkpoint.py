@@ -10,8 +10,8 @@ Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=Fal
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.memory_effects import change_memory, checkpointed
-from whatif.segments import are_classes, recompute, segments
+from whatif.models.memory_effects import change_memory, checkpointed
+from whatif.models.segments import are_classes, recompute, segments
 
 
 def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:

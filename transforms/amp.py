@@ -1,13 +1,14 @@
 """AMP: train an fp32 step in mixed precision (autocast, and a loss scaler for fp16).
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; Daydream (USENIX ATC 2020) §5.1 and Algorithm 3.
-Model:  each kernel by its kind and its own roofline in half precision on the recorded GPU (whatif/half_precision.py);
-        kernels that are half already, the update and communication stay. Given `matrix_speedup` or `memory_speedup`
-        (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter: every GPU task, update and communication
-        included. Added: casts of weights and of fp32 results, forward and backward, with their launches, and for fp16
-        the unscaling of the gradients and the CPU's wait for it. On a CPU recording always bf16: operators that were
-        measured alone (`whatif collect --measure-operators`) take the ratio of their two times, the others follow the
-        recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a larger batch that fits afterwards.
+Model:  each kernel by its kind and its own roofline in half precision on the recorded GPU
+        (whatif/models/half_precision.py); kernels that are half already, the update and communication stay. Given
+        `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter: every
+        GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and backward,
+        with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU recording
+        always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio of their
+        two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a larger batch
+        that fits afterwards.
 Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler.
 """
 
@@ -16,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.autocast import autocast_on_cpu
-from whatif.estimator import device, put
-from whatif.half_precision import runs_half_already
-from whatif.memory_effects import change_memory, in_half
-from whatif.mixed_precision import add_casts, is_matrix
-from whatif.precision import in_precision, with_dtype
+from whatif.models.autocast import autocast_on_cpu
+from whatif.models.estimator import device, put
+from whatif.models.half_precision import runs_half_already
+from whatif.models.memory_effects import change_memory, in_half
+from whatif.models.mixed_precision import add_casts, is_matrix
+from whatif.models.precision import in_precision, with_dtype
 
 
 def transform(

@@ -11,7 +11,7 @@ Effort: none: a hypothetical question.
 import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.collective_tasks import latency_of, workers_of
+from whatif.models.collective_tasks import latency_of, workers_of
 
 
 def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:

@@ -13,9 +13,9 @@ Effort: medium: eval() of the batch normalizations after train(); then check tha
 import numpy as np
 
 from whatif import Phase, TaskGraph
-from whatif.estimator import Source, put, scaled
 from whatif.kernels import KernelFamily
-from whatif.measured import form_ratio, has_form, scale_measured, with_form
+from whatif.models.estimator import Source, put, scaled
+from whatif.models.measured import form_ratio, has_form, scale_measured, with_form
 
 FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
 

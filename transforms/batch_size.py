@@ -4,7 +4,7 @@ Source: Daydream (USENIX ATC 2020) §2 (kernels grow with the batch, their launc
         "Roofline", CACM 2009; the occupancy that the recording tells.
 Model:  every kernel of the forward and the backward pass has a fixed part (start-up, on a CPU the operator's call) and
         a part in proportion to the batch. A kernel that fills a share of the GPU, or is far above the time of its
-        operations and bytes, has a large fixed part (whatif/batch.py has the law). Where the recording has its
+        operations and bytes, has a large fixed part (whatif/models/batch.py has the law). Where the recording has its
         operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times decide.
         Loading and copying the batch are in proportion to it. What the CPU does to launch and the update stay, and so
         does, where operators tell it, the accumulation of gradients: a step that the CPU bounds gains throughput by a
@@ -13,9 +13,9 @@ Effort: small: the batch size of the data loader, and with it the learning rate.
 """
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.batch import at_batch, batch_tasks, launches_kernels, with_batch_size, with_work
-from whatif.estimator import put
-from whatif.memory_effects import change_memory, with_batch
+from whatif.models.batch import at_batch, batch_tasks, launches_kernels, with_batch_size, with_work
+from whatif.models.estimator import put
+from whatif.models.memory_effects import change_memory, with_batch
 
 MOST_SAMPLES = 10**9
 

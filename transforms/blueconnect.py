@@ -19,9 +19,9 @@ import math
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.collective_tasks import all_reduces, recorded_workers, workers_of
-from whatif.compression import EXCHANGE
-from whatif.hierarchy import SCATTER, decompose, flat_byte_s
+from whatif.models.collective_tasks import all_reduces, recorded_workers, workers_of
+from whatif.models.compression import EXCHANGE
+from whatif.models.hierarchy import SCATTER, decompose, flat_byte_s
 from whatif.units import Bandwidth
 
 # What NCCL counts on for PCI Express 3.0 with 16 lanes (its topo.h).

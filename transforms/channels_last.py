@@ -13,9 +13,9 @@ Effort: small: model.to(memory_format=torch.channels_last), and the input likewi
 import numpy as np
 
 from whatif import Phase, TaskGraph
-from whatif.estimator import Source, put, scaled
 from whatif.kernels import KernelFamily
-from whatif.measured import form_ratio, has_form, scale_measured, with_form
+from whatif.models.estimator import Source, put, scaled
+from whatif.models.measured import form_ratio, has_form, scale_measured, with_form
 
 # Without a measurement: cuDNN's NHWC kernels against its NCHW ones, our estimate from NVIDIA's guide (fp32 without
 # tensor cores is faster in NCHW).

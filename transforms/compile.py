@@ -17,9 +17,9 @@ Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.fusion import add_regions, fuse
-from whatif.launches import capture, note_start_up
-from whatif.memory_effects import not_modelled
+from whatif.models.fusion import add_regions, fuse
+from whatif.models.launches import capture, note_start_up
+from whatif.models.memory_effects import not_modelled
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 

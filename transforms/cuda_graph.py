@@ -16,9 +16,9 @@ Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes a
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.launches import capture as captured_in_graphs
-from whatif.launches import note_start_up
-from whatif.memory_effects import not_modelled
+from whatif.models.launches import capture as captured_in_graphs
+from whatif.models.launches import note_start_up
+from whatif.models.memory_effects import not_modelled
 
 PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 

@@ -15,9 +15,9 @@ Effort: medium: a communication hook of DDP that compresses, or Horovod with the
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.collective_tasks import all_reduces, recorded_workers, workers_of
-from whatif.compression import EXCHANGE, exchange_sparse
-from whatif.hierarchy import SCATTER
+from whatif.models.collective_tasks import all_reduces, recorded_workers, workers_of
+from whatif.models.compression import EXCHANGE, exchange_sparse
+from whatif.models.hierarchy import SCATTER
 
 # u = m u + g and v = v + u: three reads and two writes; a sample; mask: a read and a byte; pack: a read and that byte;
 # clearing u and v: two reads and two writes where masked, and the mask. Rounded up to whole accesses.

@@ -16,10 +16,10 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.buckets import bucket_of, step_gradients
 from whatif.cluster.links import LATENCY_US
-from whatif.collective_tasks import communicates, link_of
-from whatif.data_parallel import all_reduce_buckets
+from whatif.models.buckets import bucket_of, step_gradients
+from whatif.models.collective_tasks import communicates, link_of
+from whatif.models.data_parallel import all_reduce_buckets
 from whatif.units import Bandwidth
 
 ETHERNET = Bandwidth("25Gbps")

@@ -6,17 +6,17 @@ Model:  a product, a softmax and a product, with what works element by element b
         do the four products around the softmax of the backward pass; their launches go. The kernel's time is that of
         the recorded operations (a fourth more backward, for the scores that are made again) at the share of the peak
         that the papers report, half-way to that of the recorded products where these are slower, as small ones are
-        (whatif/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they took: compose
-        `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out. The memory is
-        without the scores. Ignored: how large a head may be, copies that give the operands their layout.
+        (whatif/models/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they took:
+        compose `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out. The
+        memory is without the scores. Ignored: how large a head may be, copies that give the operands their layout.
 Effort: small: scaled_dot_product_attention in the model, or attn_implementation="sdpa" where a library offers it.
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.attention import fuse, fused_attention, unfused_attention
-from whatif.half_precision import is_half
 from whatif.kernels import KernelFamily
-from whatif.memory_effects import change_memory, without_scores
+from whatif.models.attention import fuse, fused_attention, unfused_attention
+from whatif.models.half_precision import is_half
+from whatif.models.memory_effects import change_memory, without_scores
 
 
 def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:

@@ -3,22 +3,22 @@
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA Transformer Engine, "Using FP8 with
         Transformer Engine" (linear layers only, delayed scaling).
 Model:  the products of the forward and the backward pass, but for those of an attention, by their own roofline at the
-        fp8 peak (whatif/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with their launches:
+        fp8 peak (whatif/models/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with launches:
         casts of input and weight before each forward product, of the gradient before every other backward one, each of
-        a third of the product's traffic, and once a pass the update of the scales (whatif/fp8.py). All else stays, so
-        from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that are no multiple of 16,
-        which fp8 cannot multiply; what an fp8 result would save of the memory.
+        a third of the product's traffic, and once a pass the update of the scales (whatif/models/fp8.py). All else
+        stays, so from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that are no multiple
+        of 16, which fp8 cannot multiply; what an fp8 result would save of the memory.
 Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
 """
 
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.estimator import device, put
-from whatif.fp8 import add_fp8_casts, linear_products, operand_bytes
 from whatif.kernels import DTYPES
-from whatif.memory_effects import not_modelled
-from whatif.precision import in_precision, with_dtype
+from whatif.models.estimator import device, put
+from whatif.models.fp8 import add_fp8_casts, linear_products, operand_bytes
+from whatif.models.memory_effects import not_modelled
+from whatif.models.precision import in_precision, with_dtype
 
 
 def transform(graph: TaskGraph) -> TaskGraph:

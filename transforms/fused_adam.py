@@ -15,9 +15,9 @@ Effort: small: fused=True (or foreach=True) where the optimizer is made.
 from typing import Literal
 
 from whatif import TaskGraph, WhatifError
-from whatif.estimator import Source
-from whatif.memory_effects import change_memory, updated_as
-from whatif.optimizer import (
+from whatif.models.estimator import Source
+from whatif.models.memory_effects import change_memory, updated_as
+from whatif.models.optimizer import (
     batch_update,
     fuse_update,
     implementation,
@@ -26,7 +26,7 @@ from whatif.optimizer import (
     scale_update,
     step_kernels,
 )
-from whatif.update_in_backward import PIECE_NAME
+from whatif.models.update_in_backward import PIECE_NAME
 
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.

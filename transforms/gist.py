@@ -16,9 +16,9 @@ Effort: medium: torch.autograd.graph.saved_tensors_hooks with encoding kernels o
 from typing import Literal
 
 from whatif import TaskGraph, WhatifError
-from whatif.encodings import ENCODE_NAME, encode, encodings
-from whatif.feature_maps import input_bytes, keep_less, keeps_input
-from whatif.layer_calls import layer_calls
+from whatif.models.encodings import ENCODE_NAME, encode, encodings
+from whatif.models.feature_maps import input_bytes, keep_less, keeps_input
+from whatif.models.layer_calls import layer_calls
 
 # Of values of 32 bits, of which a bit each remains for the zeros: 1 - (1 / 2.6 - 1 / 32).
 SPARSITY = 0.65

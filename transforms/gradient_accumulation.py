@@ -12,9 +12,9 @@ Effort: small: several backward passes before optimizer.step(), the loss divided
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.batch import with_batch_size, with_work
-from whatif.gradients import add_gradients, backward_ends
-from whatif.memory_effects import accumulated, change_memory
+from whatif.models.batch import with_batch_size, with_work
+from whatif.models.gradients import add_gradients, backward_ends
+from whatif.models.memory_effects import accumulated, change_memory
 
 
 def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:

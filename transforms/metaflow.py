@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from whatif import TaskGraph, WhatifError
-from whatif.change_layers import merge_layers, remove_layers, scale_layers
-from whatif.policy import FORM, Policy, Resolved
+from whatif.models.change_layers import merge_layers, remove_layers, scale_layers
+from whatif.models.policy import FORM, Policy, Resolved
 
 
 def transform(graph: TaskGraph, *, policy: Path | Mapping[str, Any] | None = None) -> TaskGraph:

@@ -12,10 +12,10 @@ Effort: small: a hook on each parameter that steps and clears; no clipping by gl
 """
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.gradients import gradients
-from whatif.memory_effects import change_memory, updated_in_backward
-from whatif.optimizer import step_kernels
-from whatif.update_in_backward import PIECE_NAME, needs_all_gradients, update_in_pieces
+from whatif.models.gradients import gradients
+from whatif.models.memory_effects import change_memory, updated_in_backward
+from whatif.models.optimizer import step_kernels
+from whatif.models.update_in_backward import PIECE_NAME, needs_all_gradients, update_in_pieces
 
 
 def transform(graph: TaskGraph) -> TaskGraph:

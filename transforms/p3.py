@@ -18,11 +18,11 @@ Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS,
 import numpy as np
 
 from whatif import Frontier, TaskGraph, WhatifError
-from whatif.buckets import step_gradients
 from whatif.cluster.links import LATENCY_US
-from whatif.collective_tasks import communicates, link_of
-from whatif.parameter_server import push_and_pull, server_arrays, server_slices, without_update
-from whatif.priority import by_priority
+from whatif.models.buckets import step_gradients
+from whatif.models.collective_tasks import communicates, link_of
+from whatif.models.parameter_server import push_and_pull, server_arrays, server_slices, without_update
+from whatif.models.priority import by_priority
 from whatif.units import Bandwidth, Size
 
 ETHERNET, SLICE = Bandwidth("25Gbps"), Size("200kB")

@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 
 from whatif import Phase, TaskGraph
-from whatif.estimator import Estimates, Source, put
 from whatif.kernels import KernelFamily
-from whatif.layer_calls import Role, layer_calls
-from whatif.memory_effects import not_modelled
+from whatif.models.estimator import Estimates, Source, put
+from whatif.models.layer_calls import Role, layer_calls
+from whatif.models.memory_effects import not_modelled
 
 NORM_RATIO = 1 / 2
 # Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).

@@ -3,7 +3,7 @@
 Source: NVIDIA, "A100 Tensor Core GPU Architecture" (TF32 reads and writes fp32); PyTorch, "CUDA semantics", section
         TensorFloat-32 on Ampere and later devices (convolutions use it by default, matrix products do not).
 Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by their own roofline at
-        the TF32 peak (whatif/precision.py): their operands stay 4 bytes, so that memory bounds them as before. A
+        the TF32 peak (whatif/models/precision.py): their operands stay 4 bytes, so that memory bounds them as before. A
         convolution whose kernel does not say fp32 runs in TF32 already on a device that has it, as cuDNN does by
         default. Nothing else changes, no cast is added. Ignored: another kernel choice.
 Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
@@ -12,8 +12,8 @@ Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cu
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.estimator import device, put
-from whatif.precision import in_precision, with_dtype
+from whatif.models.estimator import device, put
+from whatif.models.precision import in_precision, with_dtype
 
 
 def transform(graph: TaskGraph) -> TaskGraph:

@@ -15,10 +15,10 @@ Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and
 import numpy as np
 
 from whatif import Frontier, TaskGraph, WhatifError
-from whatif.feature_maps import input_bytes, keep_less, keeps_input
 from whatif.graph import matching
-from whatif.layer_calls import Role, layer_calls
-from whatif.offload import PREFETCH, held_back, offload, plan
+from whatif.models.feature_maps import input_bytes, keep_less, keeps_input
+from whatif.models.layer_calls import Role, layer_calls
+from whatif.models.offload import PREFETCH, held_back, offload, plan
 
 MOST_MB = 1e6
 

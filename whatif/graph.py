@@ -106,7 +106,7 @@ class TaskGraph:
     registers: Int32  # of each thread of a kernel; -1 where the recording does not tell
     operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
-    measured: Int32  # row of its operator in `whatif.measured.OperatorTimes`; -1 where it was not measured alone
+    measured: Int32  # row of its operator in `whatif.models.measured.OperatorTimes`; -1 where it was not measured alone
     profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
 
     dependencies: Dependencies

@@ -2,7 +2,7 @@
 
 The step is told layer by layer: the forward pass keeps each layer's activations, the backward pass goes the layers in
 reverse, needs room for what it computes with, leaves gradients and gives the activations back; then comes the update.
-What optimizations make of it is in ``whatif.memory_effects``.
+What optimizations make of it is in ``whatif.models.memory_effects``.
 """
 
 from __future__ import annotations

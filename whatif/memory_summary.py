@@ -9,14 +9,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from whatif.advice.trial import Refused, Trial, Trier
 from whatif.baseline import Baseline
 from whatif.composition import compose
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.memory import Memory, Moment, moments, peak
-from whatif.memory_effects import with_batch
+from whatif.models.memory_effects import with_batch
 from whatif.transform import load_transform
-from whatif.trial import Refused, Trial, Trier
 from whatif.types import Phase
 
 # The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.

@@ -14,8 +14,8 @@ from whatif.baseline import Baseline
 from whatif.breakdown import Breakdown, breakdown
 from whatif.composition import Composition, compose, contributions, is_without_effect, single_schedule
 from whatif.errors import WhatifError
-from whatif.estimator import described
 from whatif.graph import TaskGraph
+from whatif.models.estimator import described
 from whatif.simulator import Schedule, simulate, simulate_bounds
 from whatif.steps import step_ns
 from whatif.timeline import Timeline

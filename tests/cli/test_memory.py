@@ -16,8 +16,8 @@ from tests.memory_traces import METADATA, NODE, two_linear_layers
 from tests.test_memory import drawn
 from whatif.cli.main import main
 from whatif.memory import peak
-from whatif.memory_effects import with_batch
 from whatif.memory_summary import largest_that_fits
+from whatif.models.memory_effects import with_batch
 
 KEYS = {
     "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers", "timeline",

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import whatif  # noqa: E402
 from whatif.memory import Memory  # noqa: E402
-from whatif.memory_effects import without_scores  # noqa: E402
+from whatif.models.memory_effects import without_scores  # noqa: E402
 
 
 class Attention(nn.Module):

@@ -118,6 +118,10 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
     only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--rung", "analytic", "--db", db)
     assert set(only["answered_by"]) == {"analytic"}
     assert "in range" in text(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
+    unseen = report(capsys, "evaluate", "--unseen-device", "--db", db)
+    assert (unseen["seed"], unseen["held_out_share"], unseen["held_out"]) == (None, None, 49)
+    assert "49 of 49 rows held out (device by device)" in text(capsys, "evaluate", "--unseen-device", "--db", db)
+    assert "without --seed" in complaint(capsys, "evaluate", "--unseen-device", "--seed", "1", "--db", db)
 
 
 def test_the_words_of_the_command_are_those_of_the_library() -> None:

@@ -353,6 +353,12 @@ def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
         ("all_gather", "fp16", 1024, 5.0),
         ("all_gather", "int8", 512, 6.0),
     ]
+    sources = [where for rows_, where in found.contributions if rows_.family == "collective"]
+    assert {where.environment.nccl for where in sources} == {"2.27.3"}
+    nccl.rename(nccl.with_name("2.29.2"))  # now folder and table contradict one another
+    moved = [w for r, w in read_foreign("aiconfigurator", tmp_path).contributions if r.family == "collective"]
+    assert [w.environment.nccl for w in moved] == [None]
+    assert "2.29.2 by its folder, 2.27.3 by its table" in str(moved[0].source.note)
     [product] = [r for r in rows if r["family"] == "matmul"]
     assert (product["dtype"], product["m"], product["n"], product["k"], product["t_us"]) == (
         "bf16", 4353, 65536, 51200, 39301.023,
@@ -380,8 +386,8 @@ def test_importing_twice_adds_nothing(tmp_path: Path) -> None:
     ("column", "value", "reason"),
     [("m", "x", "no device can have"), ("m", None, "no device can have"), ("m", 1.5, "no device can have"),
      ("m", float("inf"), "no device can have"), ("k", 2**63 - 1, "no device can have"),
-     ("latency", "a", "no device can have"), ("device", None, "no device or framework"),
-     ("framework", None, "no device or framework"), ("gemm_dtype", 3, "no word for")],
+     ("latency", "a", "no device can have"), ("device", None, "no device, or"),
+     ("framework", None, "no device, or"), ("gemm_dtype", 3, "no word for")],
 )  # fmt: skip
 def test_a_table_of_aiconfigurator_with_a_wrong_cell_is_counted(
     tmp_path: Path, column: str, value: object, reason: str

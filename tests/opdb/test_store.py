@@ -79,6 +79,9 @@ def test_databases_merge_in_any_order(tmp_path_factory: pytest.TempPathFactory, 
             if files_of(source):
                 merge(source, target)
         results.append(files_of(target))
+        assert sorted(c.read().sha256() for c in target.contributions()[0]) == sorted(
+            pool[c][0].canonical().sha256() for c in {c for chosen in people for c in chosen}
+        )
     assert all(result == results[0] for result in results)
     assert len(results[0]) == len({c for chosen in people for c in chosen})
 

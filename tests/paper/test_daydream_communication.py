@@ -18,7 +18,7 @@ from tests.helpers import CPU, STREAM, Build, names
 from tests.oracle import simulate as slow_simulate
 from whatif import DependencyKind, Frontier, Phase, TaskGraph, TaskKind, simulate
 from whatif.baseline import Baseline
-from whatif.collective_tasks import all_reduces
+from whatif.models.collective_tasks import all_reduces
 
 GPU = "Tesla V100-SXM2-32GB"
 
@@ -96,7 +96,8 @@ def test_distributed_is_algorithm_6_where_copies_and_calls_are_free(
         if filled >= 2 << 20:
             number, filled = number + 1, 0
     sizes = {f"layer{i}": size for i, (_, size) in enumerate(layers)}
-    assert simulate(changed).makespan_ns == algorithm_6(graph, bucket, sizes, byte_s)
+    # Half a nanosecond may be rounded either way, once a bucket.
+    assert abs(simulate(changed).makespan_ns - algorithm_6(graph, bucket, sizes, byte_s)) <= number + 1
 
 
 def test_synchronising_recovers_what_overlap_costs(shared_traces: Path) -> None:

@@ -21,8 +21,8 @@ from tests.helpers import CPU, STREAM, Build, names
 from whatif import Frontier, Phase, TaskGraph, TaskKind, Thread, ThreadKind, Timeline, WhatifError, simulate
 from whatif.baseline import Baseline
 from whatif.breakdown import breakdown
-from whatif.collective_tasks import all_reduces
-from whatif.priority import by_priority
+from whatif.models.collective_tasks import all_reduces
+from whatif.models.priority import by_priority
 
 V100 = "Tesla V100-SXM2-32GB"
 GRADIENT = 3_600_000

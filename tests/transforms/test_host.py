@@ -16,14 +16,14 @@ from tests.helpers import CPU, OTHER, STREAM, Build, id_of, names, starts, step
 from tests.test_edit import reaches, traced
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.contract import GOES, STAYS, contract
-from whatif.estimator import Source, sources
-from whatif.fusion import FUSED_NAME, REGION_NAME
 from whatif.kernels import KernelFamily
-from whatif.launches import GRAPH_LAUNCH_NAME
 from whatif.memory import LayerMemory, Memory
+from whatif.models.estimator import Source, sources
+from whatif.models.fusion import FUSED_NAME, REGION_NAME
+from whatif.models.launches import GRAPH_LAUNCH_NAME
+from whatif.models.update_in_backward import PIECE_NAME
 from whatif.predict import Baseline
 from whatif.types import HANDOFF_NAME
-from whatif.update_in_backward import PIECE_NAME
 
 FORWARD, BACKWARD, UPDATE = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
 LATE_STREAM = dataclasses.replace(STREAM, lag_ns=1_000)

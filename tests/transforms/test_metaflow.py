@@ -155,7 +155,7 @@ def test_a_search_reads_once_and_simulates_three_times_a_policy(own_traces: Path
         return original(*arguments)
 
     monkeypatch.setattr(simulator, "_swept", counted)
-    monkeypatch.setattr("whatif.policy._read", lambda path: pytest.fail(f"a mapping is no file: {path}"))
+    monkeypatch.setattr("whatif.models.policy._read", lambda path: pytest.fail(f"a mapping is no file: {path}"))
     convolutions = [layer for layer in baseline.graph.layers if ".conv" in layer]
     policies: list[Mapping[str, Any]] = [
         {"scale": [{"layers": [layer], "factor": factor}]} for layer in convolutions for factor in (0.5, 0.75, 1.0, 1.5)

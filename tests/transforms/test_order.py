@@ -14,8 +14,8 @@ from tests.transforms.test_host import BLOCK, FORWARD, Program, layer_of, traini
 from tests.transforms.test_precision import attention_step
 from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.kernels import DTYPES, KernelFamily
-from whatif.launches import GRAPH_LAUNCH_NAME
-from whatif.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
+from whatif.models.launches import GRAPH_LAUNCH_NAME
+from whatif.models.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
 from whatif.predict import Baseline
 
 LATE_STREAM = dataclasses.replace(STREAM, lag_ns=1_000)

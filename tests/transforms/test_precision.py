@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, names, step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.attention import FUSED_NAME, unfused_attention
-from whatif.estimator import Source, described, sources
-from whatif.fp8 import CAST_NAME, SCALE_NAME
 from whatif.kernels import DTYPES, KernelFamily
+from whatif.models.attention import FUSED_NAME, unfused_attention
+from whatif.models.estimator import Source, described, sources
+from whatif.models.fp8 import CAST_NAME, SCALE_NAME
 from whatif.predict import Baseline
 from whatif.transform import load_transform
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice for a trace."""
     graph = read_trace(args.trace)
-    from whatif.advise import advise
+    from whatif.advice.advise import advise
     from whatif.predict import Baseline, apply
 
     baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; gives 0 where the recording passes, else 1."""
     baseline, changed = read_trace(args.baseline), read_trace(args.trace)
-    from whatif.regression import Status, check_regression
-    from whatif.two_recordings import TwoRecordings
+    from whatif.comparison.regression import Status, check_regression
+    from whatif.comparison.two_recordings import TwoRecordings
 
     two = TwoRecordings.of(baseline, changed, args.clock, calibrated=args.calibrated)
     found = check_regression(two, args.max_regress)

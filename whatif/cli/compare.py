@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison of two recordings."""
     before, after = read_trace(args.before), read_trace(args.after)
-    from whatif.compare import compare
-    from whatif.two_recordings import TwoRecordings
+    from whatif.comparison.compare import compare
+    from whatif.comparison.two_recordings import TwoRecordings
 
     two = TwoRecordings.of(before, after, args.clock, calibrated=args.calibrated)
     with progress_bar("trying what-ifs") as progress:

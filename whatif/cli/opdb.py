@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REST_IS_FOREIGN = True
 
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
-_RUNGS = ("exact", "interpolated", "analytic")
+_RUNGS = ("exact", "interpolated", "same_shape", "analytic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--device", help="only this one")
     evaluate.add_argument("--seed", type=_natural, help="of the split (default: 2026)")
     evaluate.add_argument("--share", type=_share, help="of the operators that is held out (default: 0.1)")
+    evaluate.add_argument(
+        "--unseen-device", action="store_true", help="hold out whole devices, each in its turn, instead of operators"
+    )
     evaluate.add_argument("--rung", action="append", choices=_RUNGS, help="only these estimators (may be repeated)")
 
 
@@ -260,15 +263,22 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    from whatif.errors import WhatifError
     from whatif.opdb.chain import ALL_RUNGS, Rung
-    from whatif.opdb.evaluate import SEED, SHARE, evaluate
+    from whatif.opdb.evaluate import SEED, SHARE, evaluate, evaluate_unseen_devices
     from whatif.report.text_opdb import print_evaluation
 
-    rungs = [Rung[name.upper()] for name in args.rung] if args.rung else ALL_RUNGS
+    if args.unseen_device and (args.seed is not None or args.share is not None):
+        raise WhatifError("opdb: expected --unseen-device without --seed and --share, which draw nothing there.")
+    rungs = sorted(Rung[name.upper()] for name in args.rung) if args.rung else ALL_RUNGS
+    store, device = _store(args), _device(args.device)
     with progress_bar("reading") as progress:
-        found = evaluate(
-            _store(args), seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, rungs=sorted(rungs),
-            device=_device(args.device), progress=progress,
-        )  # fmt: skip
+        if args.unseen_device:
+            found = evaluate_unseen_devices(store, rungs=rungs, device=device, progress=progress)
+        else:
+            found = evaluate(
+                store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, rungs=rungs,
+                device=device, progress=progress,
+            )  # fmt: skip
     print_evaluation(found, as_json=args.json)
     return 0

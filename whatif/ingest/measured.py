@@ -1,4 +1,4 @@
-"""Which task is part of which operator that was measured alone (see ``whatif.measured``)."""
+"""Which task is part of which operator that was measured alone (see ``whatif.models.measured``)."""
 
 from __future__ import annotations
 

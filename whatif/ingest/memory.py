@@ -11,7 +11,7 @@ from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows, find_step_rows
 from whatif.memory import Memory
-from whatif.memory_effects import recomputed, update_workspace
+from whatif.models.memory_effects import recomputed, update_workspace
 
 # Fewer tensors that are set to zero before the backward pass may be the user's own.
 FEWEST_PARAMETERS = 8

@@ -2,7 +2,8 @@
 
 1. exact: the operator itself was measured on the device.
 2. interpolated: operators of other sizes were; see ``whatif.opdb.interpolate``.
-3. analytic: the device's data sheet; see ``whatif.opdb.roofline``.
+3. same_shape: the operator itself was measured on two other devices or more; see ``whatif.opdb.same_shape``.
+4. analytic: the device's data sheet; see ``whatif.opdb.roofline``.
 
 Nothing falls back in silence: what nobody can answer is NaN, with the rung NONE.
 """
@@ -26,6 +27,7 @@ from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
 from whatif.opdb.roofline import analytic_s, answers_analytically, bound_s, compute_s, memory_s
 from whatif.opdb.rows import Operators
+from whatif.opdb.same_shape import Transfer, fit_transfer
 from whatif.opdb.work import work
 from whatif.types import Bool, Int8, Int32, Int64
 
@@ -37,11 +39,12 @@ class Rung(IntEnum):
 
     EXACT = 0
     INTERPOLATED = 1
-    ANALYTIC = 2
-    NONE = 3
+    SAME_SHAPE = 2
+    ANALYTIC = 3
+    NONE = 4
 
 
-ALL_RUNGS = (Rung.EXACT, Rung.INTERPOLATED, Rung.ANALYTIC)
+ALL_RUNGS = (Rung.EXACT, Rung.INTERPOLATED, Rung.SAME_SHAPE, Rung.ANALYTIC)
 # Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
 # which is what a task of a trace is.
 METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pair", "wall", "unknown")
@@ -99,14 +102,19 @@ class Estimator:
     framework: str | None = None
     launch: bool = False
     _learned: dict[tuple[str, int], Group | None] = field(default_factory=dict)
+    _taken_over: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rows: Counter[Basis] = Counter()
-        for group in (g for groups in self.index.groups.values() for g in groups if g.device == self.device):
-            rows[group.basis] += group.rows
-        # Of two frameworks the one that was measured more.
-        self.bases = tuple(sorted(rows, key=lambda basis: (METHOD_ORDER.index(basis.method), -rows[basis], basis)))
+        own: Counter[Basis] = Counter()
+        others: Counter[Basis] = Counter()
+        for group in (g for groups in self.index.groups.values() for g in groups):
+            (own if group.device == self.device else others)[group.basis] += group.rows
+        # What this device was measured by comes before what only others were.
+        ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
+        self.bases = tuple(ordered)
         self.gpu = devices.facts(self.device)
+        named = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
+        self.other_gpus = {name: gpu for name in sorted(named) if (gpu := devices.facts(name)) is not None}
 
     def estimate(self, ops: Operators) -> Answers:
         """Estimate each of n operators."""
@@ -119,6 +127,8 @@ class Estimator:
             self._exact(told, self.index.groups[ops.family], asked.keys, distinct)
         if told is not None and Rung.INTERPOLATED in self.rungs:
             self._interpolated(told, self.index.groups[ops.family], asked, distinct)
+        if told is not None and Rung.SAME_SHAPE in self.rungs:
+            self._same_shape(told, self.index.groups[ops.family], asked, distinct)
         if Rung.ANALYTIC in self.rungs:
             self._analytic(asked, distinct)
         return distinct.take(which.reshape(-1))
@@ -126,14 +136,12 @@ class Estimator:
     def _ranks(self, groups: list[GroupInfo]) -> Int64:
         """The place of each group's basis in the order of preference; -1 for groups that may not answer."""
         ranks = [
-            self.bases.index(g.basis)
-            if g.device == self.device
-            and self.method in (None, g.basis.method)
-            and self.framework in (None, g.basis.framework)
-            else -1
-            for g in groups
+            self.bases.index(g.basis) if g.device == self.device and self._may_answer(g.basis) else -1 for g in groups
         ]
         return np.array(ranks, dtype=np.int64)
+
+    def _may_answer(self, basis: Basis) -> bool:
+        return self.method in (None, basis.method) and self.framework in (None, basis.framework)
 
     def _exact(self, told: FamilyIndex, groups: list[GroupInfo], keys: UInt64, answers: Answers) -> None:
         first, last = told.find(keys)
@@ -202,6 +210,35 @@ class Estimator:
             self._learned[family, number] = fit_group(_measured(told, told.rows_of(number)))
         return self._learned[family, number]
 
+    def _same_shape(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
+        open_ = np.flatnonzero((answers.rung == Rung.NONE) & answers_analytically(self.gpu, asked))
+        if self.gpu is None or not len(open_):
+            return
+        wanted = set(asked.group_keys[open_].tolist())
+        able: dict[tuple[int, int], list[tuple[int, Gpu]]] = {}
+        for info in groups:
+            gpu = self.other_gpus.get(info.device)
+            if gpu is not None and self._may_answer(info.basis) and info.key in wanted:
+                able.setdefault((self.bases.index(info.basis), info.key), []).append((info.number, gpu))
+        for (rank, key), sources in sorted(able.items(), key=lambda item: item[0]):
+            basis = self.bases[rank]
+            launch, place = basis.launch == "with launch", (asked.family, key, basis)
+            rows = open_[(asked.group_keys[open_] == np.uint64(key)) & (answers.rung[open_] == Rung.NONE)]
+            if not len(rows):
+                continue
+            if place not in self._taken_over:
+                self._taken_over[place] = fit_transfer(asked.take(rows[:1]), told, sources, launch=launch)
+            transfer = self._taken_over[place]
+            if transfer is None:
+                continue
+            at = transfer.find(asked.keys[rows])
+            rows, at = rows[at >= 0], at[at >= 0]
+            ops = asked.take(rows)
+            t, low, high = transfer.estimate(self.gpu, ops, at, launch=launch)
+            answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
+            answers.rung[rows], answers.basis[rows] = Rung.SAME_SHAPE, rank
+            answers.evidence[rows] = transfer.devices[at]
+
     def _analytic(self, asked: Operators, answers: Answers) -> None:
         rows = np.flatnonzero((answers.rung == Rung.NONE) & answers_analytically(self.gpu, asked))
         if self.gpu is None or not len(rows):
@@ -209,6 +246,11 @@ class Estimator:
         t, low, high = analytic_s(self.gpu, asked.take(rows), launch=self.launch)
         answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
         answers.rung[rows] = Rung.ANALYTIC
+
+
+def _in_order(rows: Counter[Basis]) -> list[Basis]:
+    """The bases of so many rows each, the preferred one first: of two frameworks the one that was measured more."""
+    return sorted(rows, key=lambda basis: (METHOD_ORDER.index(basis.method), -rows[basis], basis))
 
 
 def _unanswered(size: int, bases: tuple[Basis, ...]) -> Answers:

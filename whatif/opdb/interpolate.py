@@ -94,7 +94,7 @@ def fit_group(rows: Measured) -> Group | None:
     residual = np.log(rows.t_s / law.time_s(rows.flops, rows.moved_bytes))
     probes = _spread_out(np.arange(len(residual)))
     estimate, spread = _planes(rows.sizes[chosen], residual[chosen], rows.sizes[probes], itself=rows.operator[probes])
-    quantile = _conformal(np.abs(residual[probes] - estimate) / spread)
+    quantile = conformal(np.abs(residual[probes] - estimate) / spread)
     most_bytes = float(rows.moved_bytes[chosen].max())
     return Group(law, rows.sizes[chosen], residual[chosen], quantile, _growth(rows), most_bytes)
 
@@ -114,7 +114,7 @@ def _growth(rows: Measured) -> float:
     outside = np.abs(sizes[outer] - clipped).max(axis=1)
     estimate, _ = _planes(sizes[inner], residual[inner], clipped)
     # Half a doubling at the least: close to the edge it is the plane that misses, not the law.
-    return max(_conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
+    return max(conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
 
 
 def _spread_out(rows: Int64) -> Int64:
@@ -122,7 +122,7 @@ def _spread_out(rows: Int64) -> Int64:
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PROBES)).astype(np.int64))]
 
 
-def _conformal(score: Float64) -> float:
+def conformal(score: Float64) -> float:
     """The finite-sample quantile of split conformal prediction; of few scores it is the largest one."""
     rank = min(int(np.ceil(COVERAGE * (len(score) + 1))) - 1, len(score) - 1)
     return float(np.sort(score)[rank])

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from whatif.composition import spelled
-from whatif.estimator import described
+from whatif.models.estimator import described
 from whatif.predict import Prediction
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
@@ -24,7 +24,7 @@ from whatif.report.layout import (
 from whatif.report.text_explain import print_explanation
 from whatif.report.text_info import print_summary
 
-# Who answered for the durations that a what-if changed or added (`whatif.estimator.Source`; docs/estimates.md).
+# Who answered for the durations that a what-if changed or added (`whatif.models.estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
     "measured": "measured alone",
     "roofline": "by roofline",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from whatif.advise import Advice, Ranked
-from whatif.reasons import memory_change
+from whatif.advice.advise import Advice, Ranked
+from whatif.advice.reasons import memory_change
+from whatif.advice.trial import Refusal
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
-from whatif.trial import Refusal
 
 
 def print_advice(advice: Advice, top: int = 10) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.padding import Padding
 
-from whatif.compare import Comparison, counted
+from whatif.comparison.compare import Comparison, counted
+from whatif.comparison.measured_step import MeasuredStep
+from whatif.comparison.part_changes import PartChange
 from whatif.explain import Part
-from whatif.measured_step import MeasuredStep
-from whatif.part_changes import PartChange
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from whatif.advice.trial import Refused, Trial
 from whatif.memory import Moment, peak
 from whatif.memory_summary import MOST_TIMES, MemorySummary, shown_moments
 from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
-from whatif.trial import Refused, Trial
 from whatif.types import Phase
 
 SOURCES = {

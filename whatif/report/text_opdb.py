@@ -18,6 +18,7 @@ from whatif.report.layout import plain, print_table, print_title, report
 _WHO = {
     "exact": "measured",
     "interpolated": "interpolated between measured sizes",
+    "same_shape": "the same operator on other devices",
     "analytic": "from the device's data sheet alone",
 }
 
@@ -165,11 +166,16 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
         print_json(found.to_dict())
         return
     with report() as out:
+        how = (
+            "device by device"
+            if found.seed is None or found.share is None
+            else f"{found.share:.0%} of the operators, seed {found.seed}"
+        )
         who = ", ".join(f"{count:,} {name}" for name, count in found.rungs.items())
         out.print(
             plain(
-                f"{found.held_out:,} of {found.rows:,} rows held out ({found.share:.0%} of the operators, "
-                f"seed {found.seed}): mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
+                f"{found.held_out:,} of {found.rows:,} rows held out ({how}): "
+                f"mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
                 f"90 % ranges hold {found.total.coverage_pct:.1f} %",
                 "bold",
             )
@@ -201,7 +207,8 @@ def _score(score: Score) -> tuple[str, ...]:
 def _who(reply: Reply) -> str:
     said = _WHO[reply.answered_by]
     if reply.evidence:
-        said += f" ({reply.evidence:,} row{'' if reply.evidence == 1 else 's'})"
+        what = "device" if reply.answered_by == "same_shape" else "row"
+        said += f" ({reply.evidence:,} {what}{'' if reply.evidence == 1 else 's'})"
     if reply.outside_doublings > 0:
         said += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
     return said

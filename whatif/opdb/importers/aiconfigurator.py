@@ -33,7 +33,7 @@ _COLLECTIVES = {
     "alltoall": "all_to_all",
 }
 _GEMM = ("framework", "device", "op_name", "gemm_dtype", "m", "n", "k", "latency")
-_NCCL = ("device", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
+_NCCL = ("version", "device", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
 _FILES = {"gemm_perf.parquet": _GEMM, "nccl_perf.parquet": _NCCL}
 # Systems whose table of collectives is broken: 8 GPUs at 1 to 2 GB/s.
 _BROKEN_COLLECTIVES = ("l40s",)
@@ -59,24 +59,27 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     if not is_gemm and any(part in _BROKEN_COLLECTIVES for part in file.parts):
         found.dropped["a table of collectives that is known to be broken"] += len(table)
         return
-    told_of = ["device", "framework"] if is_gemm else ["device"]
-    nameless = table[told_of].isna().any(axis=1)
+    library = "framework" if is_gemm else "version"
+    nameless = table[["device", library]].isna().any(axis=1)
     if nameless.any():
-        found.dropped["no device or framework is named"] += int(nameless.sum())
+        found.dropped["no device, or no framework or version, is named"] += int(nameless.sum())
     version = file.parent.name
     for told, part in table.groupby("device", sort=True):
-        for framework, rows in part.groupby("framework", sort=True) if is_gemm else [("nccl", part)]:
+        for named, rows in part.groupby(library, sort=True):
+            # Both name NCCL's version; where they contradict one another, it is not known.
+            agreed = is_gemm or str(named) == version
             origin = Origin(
                 device=device_called(str(told)),
                 environment=Environment(
-                    framework=str(framework).lower() if is_gemm else None,
-                    framework_version=str(version) if is_gemm else None,
-                    nccl=None if is_gemm else str(version),
+                    framework=str(named).lower() if is_gemm else None,
+                    framework_version=version if is_gemm else None,
+                    nccl=None if is_gemm or not agreed else version,
                 ),
                 method=Method(name="graph_replay", includes_launch=False, cache="hot"),
                 source=Source(
                     author=author or "NVIDIA", tool="aiconfigurator-core", licence="Apache-2.0",
                     sha256=file_sha256(file), uri="https://pypi.org/project/aiconfigurator-core",
+                    note=None if agreed else f"NCCL {version} by its folder, {named} by its table",
                 ),
             )  # fmt: skip
             for ops, chosen in _operators(rows, is_gemm=is_gemm, found=found):

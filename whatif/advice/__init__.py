@@ -1,0 +1,1 @@
+"""Which what-ifs to try, what came of them, and what to do first."""

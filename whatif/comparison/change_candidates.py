@@ -1,0 +1,65 @@
+"""Which what-ifs may lie between two recordings, with their options by what the two tell."""
+
+from __future__ import annotations
+
+from whatif.advice.candidates import installed
+from whatif.baseline import Baseline
+from whatif.comparison.step_profile import flops_of_step, tasks_in_phase
+from whatif.transform import Transform, load_transform
+from whatif.types import Phase
+
+# How near a ratio of FLOPs or tasks must be to one that people choose: our choice.
+NEAR = 0.02
+
+# Whose options the two recordings tell, so that no default is tried in their place.
+FROM_FACTS = ("batch_size", "gradient_accumulation", "data_loading")
+
+
+def candidates_between(before: Baseline, after: Baseline, ruled_out: frozenset[str]) -> list[Transform]:
+    """Give the what-ifs worth trying on ``before`` towards ``after``, but for the names that are ``ruled_out``.
+
+    All that are installed and can be switched on, with their options by what the two recordings tell.
+    """
+    found = [transform for transform in installed().transforms if transform.name not in FROM_FACTS]
+    specs = ["data_loading"]
+    loading = after.graph.info.metadata.get("data_loading")
+    workers = loading.get("workers") if isinstance(loading, dict) else None
+    if isinstance(workers, int) and 0 < workers < 1000:
+        specs.insert(0, f"data_loading:workers={workers}")
+    factor = batch_factor(before, after)
+    if factor is not None:
+        specs.append(f"batch_size:factor={factor:g}")
+    passes = accumulated_passes(before, after)
+    if passes is not None:
+        specs.append(f"gradient_accumulation:passes={passes}")
+    found += [load_transform(spec) for spec in specs]
+    return [transform for transform in found if transform.name not in ruled_out]
+
+
+def batch_factor(before: Baseline, after: Baseline) -> float | None:
+    """Give how many times the batch grew: told, or seen in the FLOPs of equally many operators; None where it did not.
+
+    FLOPs tell it where they grew by a ratio that batches have: a multiple of a half, or one over it.
+    """
+    told = before.graph.info.batch_size, after.graph.info.batch_size
+    if told[0] and told[1]:
+        return told[1] / told[0] if told[0] != told[1] else None
+    flops = [flops_of_step(side.graph, side.clock) for side in (before, after)]
+    if min(flops) <= 0:
+        return None
+    ratio = flops[1] / flops[0]
+    grown = max(ratio, 1 / ratio)
+    nice = round(2 * grown) / 2
+    if nice == 1 or abs(grown / nice - 1) > NEAR or accumulated_passes(before, after) is not None:
+        return None
+    return nice if ratio > 1 else 1 / nice
+
+
+def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
+    """Give how many passes a step has in ``after``, where its forward pass has so many times the tasks."""
+    tasks = [tasks_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
+    if min(tasks) <= 0:
+        return None
+    ratio = tasks[1] / tasks[0]
+    passes = round(ratio)
+    return passes if passes >= 2 and abs(ratio / passes - 1) <= NEAR else None

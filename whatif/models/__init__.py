@@ -1,0 +1,1 @@
+"""What optimizations have in common: the models that transform scripts are written with."""

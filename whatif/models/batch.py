@@ -1,0 +1,124 @@
+"""What of a step grows with the batch, and what is the same for any number of samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph import TaskGraph
+from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.models.estimator import Estimates, Source, device
+from whatif.models.measured import task_batch_ratio
+from whatif.models.roofline import filled, latency_ns, roofline_ns
+from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
+
+Float64 = npt.NDArray[np.float64]
+
+# Operators of the backward pass that work on parameters and their gradients, whatever the batch.
+_PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
+# What a small operator takes on a CPU beside its arithmetic (dispatch, allocation): the operators of the CPU
+# recordings in traces/ that touch a few elements take 1 to 4 us.
+CPU_OPERATOR_NS = 2_000
+# Fits in an int64 with room for sums.
+MOST_WORK = 2**60
+# Of the change: products fill the machine better or worse at another size; our estimate.
+SPREAD = 0.1
+# Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
+HIDDEN_SHARE = 0.5
+
+
+def batch_tasks(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the tasks that grow with the batch."""
+    passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
+    fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
+    if graph.on_gpu.any():
+        work = graph.on_gpu & ~among(graph.kind, [TaskKind.MEMSET, TaskKind.COMMUNICATION])
+        passes = passes | graph.select(phase=Phase.DATA)
+    else:
+        work = graph.select(kind=TaskKind.CPU_OP)
+    return np.asarray(passes & work & ~fixed, dtype=np.bool_)
+
+
+class _Fixed(NamedTuple):
+    """The part of each task's time that any batch takes, at best and at least, ns; whether the device told it."""
+
+    centre_ns: Float64
+    least_ns: Float64
+    modelled: Bool
+
+
+def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
+    """Estimate how long ``tasks`` (a mask) take with ``factor`` times the samples.
+
+    Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
+    takes and a part in proportion: on a CPU the operator's call and the rest. A GPU kernel that fills a share s of the
+    device could do 1/s of the work in hardly more time, so of what it takes beyond its latency only the share s is in
+    proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
+    known all but the shortest kernel's time is in proportion.
+    """
+    ids = np.flatnonzero(tasks)
+    fixed = _fixed_on_gpu(graph, ids) if graph.on_gpu.any() else _fixed_on_cpu(ids)
+    measured = task_batch_ratio(graph, factor)[ids]
+    known = np.isfinite(measured)
+
+    def at_new_size(time_ns: Int64, fixed_ns: Float64) -> Float64:
+        kept_ns = np.minimum(time_ns, fixed_ns)
+        return np.where(known, time_ns * measured, kept_ns + (time_ns - kept_ns) * factor)
+
+    now_ns = graph.duration_ns[ids]
+    duration_ns = at_new_size(now_ns, fixed.centre_ns)
+    spread_ns = np.abs(duration_ns - now_ns) * SPREAD
+    ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
+    low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
+    source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
+    return Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
+
+
+def _fixed_on_cpu(ids: Array) -> _Fixed:
+    fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
+    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
+
+
+def _fixed_on_gpu(graph: TaskGraph, ids: Array) -> _Fixed:
+    gpu = device(graph)
+    share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
+    told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
+    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), KERNEL_FLOOR_NS), 0)
+    most_ns = np.maximum(duration_ns - KERNEL_FLOOR_NS, 0)
+    grows_ns = np.maximum(np.where(told, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
+    centre_ns = np.where(kernel, np.minimum(grows_ns, most_ns), most_ns)
+    hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)
+    fixed_ns = duration_ns - centre_ns
+    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & told)
+
+
+def launches_kernels(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the calls that launch kernels: they take what they take for any batch."""
+    launches = np.zeros(len(graph), dtype=np.bool_)
+    launch = graph.launch_of[graph.kind == TaskKind.KERNEL]
+    launches[launch[launch >= 0]] = True
+    return launches
+
+
+def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = False) -> TaskGraph:
+    """Let ``tasks`` do ``factor`` times as many operations and move as many bytes, where these are known.
+
+    ``wider``: with as many times the thread blocks at once, and not one after the other.
+    """
+
+    def grown(column: Int64) -> Int64:
+        known = tasks & (column >= 0)
+        return np.where(known, np.minimum(np.rint(column * float(factor)), MOST_WORK), column).astype(np.int64)
+
+    graph = graph.replace(flops=grown(graph.flops), size_bytes=grown(graph.size_bytes))
+    return graph.replace(warps=grown(graph.warps)) if wider else graph
+
+
+def with_batch_size(graph: TaskGraph, factor: float) -> TaskGraph:
+    """Remember the new number of samples of a step, where the old one is known."""
+    if not graph.info.batch_size:
+        return graph
+    return graph.replace(info=replace(graph.info, batch_size=max(round(graph.info.batch_size * factor), 1)))

@@ -1,0 +1,115 @@
+"""Take layers out of a step, give them another size, or let one stand for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph import TaskGraph
+from whatif.memory import Memory
+from whatif.models.layer_facts import gradient_bytes
+from whatif.models.memory_effects import change_memory
+from whatif.models.optimizer import implementation, step_kernels
+from whatif.types import Array, Bool, Int64, Phase, TaskKind
+
+
+def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
+    """Give the mask, shape (n_tasks,), of the work of ``layers`` (a mask over ``graph.layers``), forward and backward.
+
+    GPU tasks but collectives, which belong to no layer; on a CPU operators.
+    """
+    passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
+    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+    if not graph.on_gpu.any():
+        worker = graph.select(kind=TaskKind.CPU_OP)
+    return np.asarray(worker & passes & layers[graph.layer], dtype=np.bool_)
+
+
+def scale_layers(graph: TaskGraph, layers: Bool, factor: float) -> TaskGraph:
+    """Give the graph in which the work of ``layers`` takes ``factor`` of its time."""
+    return graph.scale(layer_work(graph, layers), factor)
+
+
+def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> TaskGraph:
+    """Give the graph in which the first of ``parts`` (masks over ``graph.layers``) does the work of all of them.
+
+    In each step and pass it takes ``factor`` of the time of all; the others go with their launches. Where the first has
+    no work in a pass, the others stay and take ``factor`` of their time.
+    """
+    first, others = layer_work(graph, parts[0]), layer_work(graph, np.logical_or.reduce(parts[1:]))
+    key = graph.step.astype(np.int64) * len(Phase) + graph.phase
+    key -= key.min(initial=0)
+    n_keys = int(key.max(initial=0)) + 1
+
+    def by_key(work: Bool, weights: Int64 | None = None) -> Array:
+        return np.bincount(key[work], weights=None if weights is None else weights[work], minlength=n_keys)
+
+    count = by_key(first)
+    own_ns, all_ns = by_key(first, graph.duration_ns), by_key(first | others, graph.duration_ns)
+    # Kernels that take no time share what they are given.
+    ratio = (factor * all_ns / np.where(own_ns > 0, own_ns, 1))[key[first]]
+    equal_ns = (factor * all_ns / np.maximum(count, 1))[key[first]]
+    times_ns = [
+        np.where(own_ns[key[first]] > 0, column[first] * ratio, equal_ns)
+        for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
+    ]
+    graph = graph.with_duration(first, times_ns[0], low_ns=times_ns[1], high_ns=times_ns[2])
+    replaced = count[key] > 0
+    graph = graph.scale(others & ~replaced, factor)
+    return graph.remove(_with_calls(graph, np.logical_or.reduce(parts[1:])) & replaced)
+
+
+def remove_layers(graph: TaskGraph, layers: Bool) -> TaskGraph:
+    """Give the graph without ``layers``: their work, their calls, and, where it is known, their part of the update."""
+    gone = _with_calls(graph, layers)
+    return _without_memory(_smaller_update(graph, layers), layers).remove(gone)
+
+
+def _with_calls(graph: TaskGraph, layers: Bool) -> Bool:
+    """The work of layers, and what the CPU does in them, but for waits and for launches of what stays."""
+    work = layer_work(graph, layers)
+    passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
+    calls = graph.on_cpu & passes & layers[graph.layer]
+    staying = graph.launch_of[graph.on_gpu & ~work]
+    calls[staying[staying >= 0]] = False
+    before_wait = graph.neighbours[0][graph.kind == TaskKind.WAIT]
+    calls[before_wait[before_wait >= 0]] = False
+    # Work without a call of its layer (launched before the recording) goes all the same.
+    return np.asarray(work | calls, dtype=np.bool_)
+
+
+def _smaller_update(graph: TaskGraph, layers: Bool) -> TaskGraph:
+    """The update without the parameters of ``layers``: kernels by bytes, what is done for each parameter by number."""
+    sizes = gradient_bytes(graph)
+    kernels = step_kernels(graph)
+    gone = int(sizes[layers].sum())
+    if not gone or not kernels.any():
+        return graph
+    graph = graph.scale(kernels, 1 - gone / int(sizes.sum()))
+    if implementation(graph) != "for_loop":
+        return graph
+    rows = graph.info.metadata.get("grad_ready_order")
+    names = [str(row.get("layer")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    removed = {graph.layers[code] for code in np.flatnonzero(layers).tolist()}
+    share = sum(name in removed for name in names) / max(len(names), 1)
+    return graph.scale(graph.on_cpu & graph.in_optimizer & ~kernels, 1 - share)
+
+
+def _without_memory(graph: TaskGraph, layers: Bool) -> TaskGraph:
+    removed = {graph.layers[code] for code in np.flatnonzero(layers).tolist()}
+
+    def effect(memory: Memory) -> Memory:
+        left = [row for row in memory.layers if row.name not in removed]
+        gone = sum(row.gradients for row in memory.layers if row.name in removed)
+        share = 1 - gone / max(memory.gradients, 1)
+        return replace(
+            memory,
+            parameters=max(memory.parameters - gone, 0),
+            optimizer_state=round(memory.optimizer_state * share),
+            update_workspace=round(memory.update_workspace * share),
+            layers=tuple(left),
+        )
+
+    return change_memory(graph, effect)

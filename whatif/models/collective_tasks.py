@@ -1,0 +1,96 @@
+"""Collectives as tasks: what is told of each one, how certain its time is, and what calling it costs the CPU.
+
+A transfer that a what-if put in or replaced carries two attached columns: ``LATENCY``, the part of its duration that no
+bandwidth shortens, and ``WORKERS``, how many exchange. By them a later what-if knows the model behind the duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.cluster.collectives import Cost
+from whatif.cluster.links import TCP_SHARE, Link
+from whatif.edit import add_thread
+from whatif.graph import TaskGraph
+from whatif.kernels import KernelFamily, collective_of
+from whatif.models.estimator import ESTIMATED, Estimates, Source, sources
+from whatif.types import Bool, Int64, TaskKind, Thread, ThreadKind
+from whatif.units import Bandwidth
+
+LATENCY, WORKERS = "latency ns", "workers"
+FAMILY = int(KernelFamily.COMMUNICATION)
+# Daydream §6.5 and figure 9: NCCL's all-reduces took 34 % more than theory on average beside other kernels, and next
+# to theory alone; a synchronisation before each recovered 22.8 % of their time.
+OVERLAPPED, SYNCHRONISED = 1.34, 1.34 * (1 - 0.228)
+# The median c10d::allreduce_ in the recording of a ResNet under DDP on an MI300X (TraceLens), profiler included.
+CALL_NS = 55_000
+# Without the profiler, on a faster CPU: our estimate.
+CALL_LOW_NS = 20_000
+
+
+def link_of(graph: TaskGraph, bandwidth: Bandwidth, latency_us: float) -> Link:
+    """Give the link of an option's bandwidth; over TCP, as gloo sends from a CPU, its headers take a share."""
+    return Link(bandwidth.byte_s * (1.0 if graph.on_gpu.any() else TCP_SHARE), latency_us * 1e3)
+
+
+def estimated(cost: Cost, slowest: float = OVERLAPPED) -> Estimates:
+    """Give the durations of collectives: theory, and ``slowest`` times as much at the upper end."""
+    return Estimates.of(cost.total_ns, Source.PAPER, cost.total_ns, cost.total_ns * slowest)
+
+
+def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGraph, int]:
+    """Give the graph with a channel of that name, and its code; without a fixed order it takes what is ready first."""
+    return add_thread(graph, Thread(name, ThreadKind.CHANNEL, ordered=ordered))
+
+
+def tell(graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int) -> TaskGraph:
+    """Remember the model behind the durations of the transfers ``tasks`` (ids)."""
+    latency, count = (column.copy() for column in (latency_of(graph), workers_of(graph)))
+    source = sources(graph).copy()
+    latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
+    columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
+    return graph.attach(**columns)
+
+
+def named(graph: TaskGraph, tasks: Mapping[str, npt.NDArray[Any]]) -> TaskGraph:
+    """Give the graph in which the tasks (ids) under each name are called so."""
+    table = tuple(dict.fromkeys((*graph.names, *tasks)))
+    name = graph.name.copy()
+    for text, ids in tasks.items():
+        name[ids] = table.index(text)
+    return graph.replace(names=table, name=name)
+
+
+def latency_of(graph: TaskGraph) -> Int64:
+    """Give the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if told it."""
+    return np.asarray(graph.attached.get(LATENCY, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
+
+
+def workers_of(graph: TaskGraph) -> Int64:
+    """Give how many workers each transfer of a what-if is between, shape (n_tasks,); 0 for all other tasks."""
+    return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
+
+
+def communicates(graph: TaskGraph) -> bool:
+    """Say whether the steps exchange gradients: by their tasks, or, where a CPU sends beside them, by the recorder."""
+    return bool((graph.kind == TaskKind.COMMUNICATION).any()) or _world_size(graph.info.metadata.get("ddp")) is not None
+
+
+def recorded_workers(graph: TaskGraph) -> int | None:
+    """Give the number of workers of a recording of data parallel training; None where it does not tell."""
+    return _world_size(graph.info.metadata.get("ddp")) or _world_size({"world_size": graph.info.workers})
+
+
+def _world_size(told: Any) -> int | None:
+    size = told.get("world_size") if isinstance(told, dict) else None
+    return size if type(size) is int and 1 < size < 10**6 else None
+
+
+def all_reduces(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the all-reduces: recorded kernels, and those that ``distributed`` put in."""
+    named = np.array([collective_of(name, "") == "all_reduce" for name in graph.names], dtype=np.bool_)
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & named[graph.name], dtype=np.bool_)

@@ -1,0 +1,110 @@
+"""Gradients compressed before they are exchanged, and decompressed behind: kernels around every all-reduce."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph import TaskGraph
+from whatif.insert import Inserted, NewTasks
+from whatif.kernels import KernelFamily
+from whatif.models.calls import calls_of
+from whatif.models.collective_tasks import latency_of, named, tell, workers_of
+from whatif.models.estimator import mark, moving
+from whatif.models.mixed_precision import last_gpu_before, operator_cost_ns
+from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, TaskKind
+
+COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"
+# Our estimate, for kernels that nobody measured here: fused passes, or twice as many as counted.
+LOW, HIGH = 0.6, 2.0
+
+
+def exchange_sparse(
+    graph: TaskGraph,
+    tasks: Int64,
+    workers: int,
+    share: float,
+    *,
+    compress_accesses: float,
+    compress_kernels: int,
+    entry_bytes: int,
+) -> TaskGraph:
+    """Give the graph in which ring all-reduces ``tasks`` (ids, of known size) gather ``share`` of the values instead.
+
+    Every worker sends its values with their places, ``entry_bytes`` each for a value of 4 bytes, to all the others.
+    Before, ``compress_kernels`` kernels read and write ``compress_accesses`` times the bytes of the gradients; behind,
+    two clear the buffer and add up the entries of all workers.
+    """
+    # What was called before the recording begins stays as it was.
+    tasks = tasks[tasks > int(np.argmax(graph.on_cpu))]
+    size = graph.size_bytes[tasks]
+    sources, users = _neighbours_of(graph, tasks)
+    stream = graph.thread[np.where(graph.on_cpu[sources] & graph.on_gpu.any(), tasks, sources)]
+    before = _inserted(graph, COMPRESS, sources, stream, compress_accesses * size, compress_kernels)
+    graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
+    users = np.where(users >= 0, before.moved[users], -1)
+    graph = _as_gather(graph, tasks, workers, share, entry_bytes)
+    needed = users >= 0
+    places = graph.neighbours[0][users[needed]].astype(np.int64)
+    # Cleared (one access), then each entry is read, and its value read and written.
+    gathered_bytes = size[needed] * (1 + share * workers * (entry_bytes / 4 + 2))
+    places = np.where(places >= 0, places, users[needed])
+    behind = _inserted(graph, DECOMPRESS, places, graph.thread[places], gathered_bytes, 2)
+    moved = behind.moved
+    return behind.graph.add_dependencies(
+        np.concatenate([moved[before.ids], moved[tasks[needed]]]),
+        np.concatenate([moved[tasks], behind.ids]),
+        kind=DependencyKind.COMMUNICATION,
+    )
+
+
+def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
+    """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
+    d: Dependencies = graph.dependencies
+    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.on_gpu.any() else graph.on_cpu
+    source = np.full(len(graph), -1, dtype=np.int64)
+    into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
+    np.maximum.at(source, d.target[into], d.source[into])
+    user = np.full(len(graph), len(graph), dtype=np.int64)
+    np.minimum.at(user, d.source[out], d.target[out])
+    # A collective on the stream of the other kernels waits for the one ahead, and the one behind for it.
+    ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
+    sources = np.maximum(source[tasks], np.where((ahead >= 0) & worker[ahead], ahead, -1))
+    users = np.minimum(user[tasks], np.where((following >= 0) & worker[following], following, len(graph)))
+    if (sources < 0).any():
+        calls = calls_of(graph, tasks)
+        latest = last_gpu_before(graph, calls) if graph.on_gpu.any() else calls
+        # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
+        sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
+    return sources, np.where(users < len(graph), users, -1)
+
+
+def _inserted(graph: TaskGraph, name: str, after: Int64, thread: Array, size_bytes: Array, kernels: int) -> Inserted:
+    times = moving(graph, size_bytes)
+    on_gpu = bool(graph.on_gpu.any())
+    inserted = graph.insert(
+        NewTasks(
+            after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
+            thread=thread, low_ns=times.low_ns * LOW, high_ns=times.high_ns * HIGH, phase=Phase.BACKWARD,
+            size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
+            launched_after=calls_of(graph, after) if on_gpu else None,
+            launch_ns=kernels * operator_cost_ns(graph) if on_gpu else 0,
+        )
+    )  # fmt: skip
+    return inserted._replace(graph=mark(inserted.graph, inserted.ids, times.source))
+
+
+def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float, entry_bytes: int) -> TaskGraph:
+    """An all-reduce sends 2 (n - 1) / n of the buffer in 2 (n - 1) steps, the gather n - 1 lists in n - 1 steps.
+
+    What of a recorded one was waiting for other workers stays: at the upper end all of it.
+    """
+    latency_ns = latency_of(graph)[tasks]
+    transfer_ns = graph.duration_ns[tasks] - latency_ns
+    ratio = workers / 2 * share * entry_bytes / 4
+    duration_ns = latency_ns / 2 + transfer_ns * ratio
+    higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
+    waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
+    graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
+    size = graph.size_bytes.copy()
+    size[tasks] = np.rint(size[tasks] * share * workers * entry_bytes / 4)
+    return tell(named(graph.replace(size_bytes=size), {EXCHANGE: tasks}), tasks, latency_ns / 2, workers)

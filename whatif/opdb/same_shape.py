@@ -1,0 +1,116 @@
+"""The same operator on other devices: how it compares with the data sheet's law there, taken over to this device.
+
+A shape that a library runs at half of what one device can do seldom runs at all of it on the next one. So the ratio of
+measured time to the analytic law (``whatif.opdb.roofline``: it holds the floor, which a bare roofline misses) is found
+on every other device, and the median of the ratios times this device's law is the estimate. How far that misses is
+learned by leaving out one of the other devices at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.opdb.index import FamilyIndex
+from whatif.opdb.interpolate import conformal
+from whatif.opdb.keys import UInt64
+from whatif.opdb.quarantine import Aside
+from whatif.opdb.roofline import analytic_s, bound_s
+from whatif.opdb.rows import Operators
+from whatif.opdb.schema import FAMILIES
+from whatif.types import Int64
+
+Float64 = npt.NDArray[np.float64]
+
+# One device alone says as much of itself as of the operator.
+FEWEST_DEVICES = 2
+# Fewer operators do not tell how far it misses: the range of the data sheet's law stands in.
+_FEWEST_THAT_TELL = 30
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What several devices say of a group's operators: ``keys``, sorted, and all columns have shape (n,)."""
+
+    keys: UInt64
+    log_ratio: Float64  # of measured time to the law, the median over the devices
+    devices: Int64  # how many those are
+    half: float | None  # of the range, log; None: too few operators tell
+
+    def find(self, keys: UInt64) -> Int64:
+        """Give the place of each asked key, shape (q,); -1 where it was not measured on enough devices."""
+        place = np.searchsorted(self.keys, keys)
+        there = place < len(self.keys)
+        there[there] = self.keys[place[there]] == keys[there]
+        return np.where(there, place, -1)
+
+    def estimate(self, gpu: Gpu, ops: Operators, place: Int64, *, launch: bool) -> tuple[Float64, Float64, Float64]:
+        """Give time, low and high end of the 90 % range of operators at ``place``, seconds, shape (q,) each."""
+        law, law_low, law_high = analytic_s(gpu, ops, launch=launch)
+        bound = bound_s(gpu, ops, cold=False)
+        ratio = np.exp(self.log_ratio[place])
+        centre = np.maximum(law * ratio, bound)
+        if self.half is None:
+            low, high = law_low * ratio, law_high * ratio
+        else:
+            low, high = centre * np.exp(-self.half), centre * np.exp(self.half)
+        return centre, np.minimum(np.maximum(low, bound), centre), np.maximum(high, centre)
+
+
+def fit_transfer(
+    like: Operators, told: FamilyIndex, sources: Sequence[tuple[int, Gpu]], *, launch: bool
+) -> Transfer | None:
+    """Learn from a group's rows on other devices; None where no operator was measured on two of them.
+
+    ``like`` is one operator of the group; ``sources`` lists the group's number on each device, and its data sheet.
+    """
+    parts = [_ratios(like, told, number, gpu, launch=launch) for number, gpu in sources]
+    if len(parts) < FEWEST_DEVICES:
+        return None
+    keys = np.unique(np.concatenate([keys for keys, _ in parts]))
+    table = np.full((len(keys), len(parts)), np.nan)
+    for column, (measured, ratio) in enumerate(parts):
+        table[np.searchsorted(keys, measured), column] = ratio
+    devices = np.isfinite(table).sum(axis=1)
+    enough = devices >= FEWEST_DEVICES
+    if not enough.any():
+        return None
+    table = table[enough]
+    return Transfer(keys[enough], np.nanmedian(table, axis=1), devices[enough], _half(table))
+
+
+def _ratios(like: Operators, told: FamilyIndex, number: int, gpu: Gpu, *, launch: bool) -> tuple[UInt64, Float64]:
+    """Sorted keys of the operators that a device measured, and the log ratio of each one's median time to the law."""
+    rows = told.rows_of(number)
+    rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
+    law, _, _ = analytic_s(gpu, _of_sizes(like, np.asarray(told.log_sizes[rows])), launch=launch)
+    keys, ratio = np.asarray(told.keys[rows]), np.log(told.t_s[rows] / law)
+    order = np.lexsort((ratio, keys))
+    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
+    return distinct, ratio[order][first + (count - 1) // 2]
+
+
+def _of_sizes(like: Operators, log_sizes: Float64) -> Operators:
+    """Give the operators of a group from one of them and the sizes of all, log2, shape (n, sizes)."""
+    ops = like.take(np.zeros(len(log_sizes), dtype=np.int64))
+    sizes = np.rint(np.exp2(log_sizes)).astype(np.int64)
+    return Operators(
+        ops.family, ops.texts, {**ops.integers, **dict(zip(FAMILIES[ops.family].sizes, sizes.T, strict=True))}
+    )
+
+
+def _half(table: Float64) -> float | None:
+    """The half-width of the range: of the devices that can be left out, the one that the others miss most."""
+    halves = []
+    for column in range(table.shape[1]):
+        others = np.delete(table, column, axis=1)
+        # With two devices one tells of the other; with more, as many have to as for an answer.
+        fewest = min(FEWEST_DEVICES, others.shape[1])
+        tells = np.isfinite(table[:, column]) & (np.isfinite(others).sum(axis=1) >= fewest)
+        if tells.sum() >= _FEWEST_THAT_TELL:
+            halves.append(conformal(np.abs(table[tells, column] - np.nanmedian(others[tells], axis=1))))
+    return max(halves) if halves else None
