@@ -10,8 +10,8 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         attention, look-ups, collectives, copies and the update stay, and so does start-up work (calls of over 1 ms, in
         steps that are mostly such). `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a
         graph launches already enters no region. Ignored: the time to compile, templates that Inductor tunes for
-        products, convolutions that it puts into channels-last (compose `channels_last` for these; docs/accuracy.md has a
-        CNN that gains by it), recomputation that it chooses, and memory.
+        products, convolutions that it puts into channels-last (compose `channels_last` for these; docs/accuracy.md has
+        a CNN that gains by it), recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 
