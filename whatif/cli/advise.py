@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
+from whatif.cli.options import add_calibration, add_clock, add_json, add_top, add_trace
 from whatif.cli.reading import progress_bar, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif advise``."""
     add_trace(parser)
-    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+    add_top(parser)
     add_clock(parser)
     add_calibration(parser)
     add_json(parser)
@@ -37,10 +37,3 @@ def run(args: argparse.Namespace) -> int:
     print_advice(advice, args.top)
     warn(warnings)
     return 0
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return number

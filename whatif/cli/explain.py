@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_calibration, add_clock, add_json, add_trace
+from whatif.cli.options import add_calibration, add_clock, add_json, add_top, add_trace
 from whatif.cli.reading import read_trace, warn
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif explain``."""
     add_trace(parser)
-    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+    add_top(parser)
     parser.add_argument(
         "--sensitivity",
         action="store_true",
@@ -79,10 +79,3 @@ def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
         print(f"\n  {printable(args.plot)}: written")
     warn(explanation.warnings)
     return 0
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, trace_then_names
+from whatif.cli.options import add_calibration, add_clock, add_json, add_top, trace_then_names
 from whatif.cli.reading import read_trace, warn
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", metavar="SIZE", help="does it fit into so much, as 16GiB (default: the recorded GPU's memory)"
     )
     parser.add_argument("--plot", metavar="FILE", help="draw the step's memory into a .png, .svg or .pdf")
-    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="layers to list (default: 10)")
+    add_top(parser, "layers to list")
     add_clock(parser)
     add_calibration(parser)
     add_json(parser)
@@ -68,10 +68,3 @@ def _capacity(text: str) -> int:
         return Size(text).size_bytes
     except WhatifError as error:
         raise WhatifError(f"memory: --capacity: {error}") from error
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return number

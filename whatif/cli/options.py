@@ -20,9 +20,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def add_top(parser: argparse.ArgumentParser) -> None:
-    """Add --top, the number of rows of each table."""
-    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of each table (default: 10)")
+def add_top(parser: argparse.ArgumentParser, what: str = "rows of each table") -> None:
+    """Add --top, how many of ``what`` are shown."""
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help=f"{what} (default: 10)")
 
 
 def _positive(text: str) -> int:
