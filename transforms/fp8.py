@@ -15,7 +15,7 @@ import numpy as np
 
 from whatif import TaskGraph, WhatifError
 from whatif.kernels import DTYPES
-from whatif.models.estimator import device, put
+from whatif.models.estimator import check_units, put
 from whatif.models.fp8 import add_fp8_casts, linear_products, operand_bytes
 from whatif.models.memory_effects import not_modelled
 from whatif.models.precision import in_precision, with_dtype
@@ -25,14 +25,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     """Switch the linear layers to fp8 and add what casts their operands."""
     if not graph.on_gpu.any():
         raise WhatifError("fp8: expected the recording of a GPU, got one of a CPU, which has no fp8 units.")
-    gpu = device(graph)
-    if gpu is None or gpu.fp8_tensor_tflops is None:
-        known = f"{graph.info.gpu}, which {'has none' if gpu else 'is not in whatif/gpus'}"
-        got = known if graph.info.gpu else "a recording that does not name its own"
-        raise WhatifError(
-            f"fp8: expected a GPU with fp8 tensor cores (Ada, Hopper or later, MI300), got {got}; "
-            "`amp` tells of half precision."
-        )
+    check_units(graph, "fp8_tensor_tflops", "fp8", "fp8 tensor cores (Ada, Hopper or later, MI300)")
     products = linear_products(graph)
     if not products.any():
         raise WhatifError(

@@ -12,7 +12,7 @@ Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cu
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.estimator import device, put
+from whatif.models.estimator import check_units, put
 from whatif.models.precision import in_precision, with_dtype
 
 
@@ -20,14 +20,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     """Let every fp32 matrix kernel multiply in TF32."""
     if not graph.on_gpu.any():
         raise WhatifError("tf32: expected the recording of a GPU, got one of a CPU, which has no TF32 units.")
-    gpu = device(graph)
-    if gpu is None or gpu.tf32_tensor_tflops is None:
-        known = f"{graph.info.gpu}, which {'has none' if gpu else 'is not in whatif/gpus'}"
-        got = known if graph.info.gpu else "a recording that does not name its own"
-        raise WhatifError(
-            f"tf32: expected a GPU with TF32 tensor cores (NVIDIA Ampere or later), got {got}; "
-            "`amp` tells of half precision."
-        )
+    check_units(graph, "tf32_tensor_tflops", "tf32", "TF32 tensor cores (NVIDIA Ampere or later)")
     work = graph.on_gpu & ~graph.select(phase=Phase.UPDATE)
     estimates = in_precision(graph, work, "tf32")
     faster = np.zeros(len(graph), dtype=np.bool_)

@@ -11,7 +11,6 @@ from typing import Any
 
 from whatif.advice.trial import Refused, Trial, Trier
 from whatif.baseline import Baseline
-from whatif.composition import compose
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.memory import Memory, Moment, moments, peak
@@ -160,7 +159,7 @@ def memory_summary(
         moments=tuple(moments(memory)),
         layers=_layers(memory),
         what_ifs=tuple(tried),
-        memories=tuple(_memory_under(graph, found) for found in tried),
+        memories=tuple(found.memory if isinstance(found, Trial) else None for found in tried),
         capacity_bytes=capacity,
         largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
     )
@@ -203,11 +202,6 @@ def largest_that_fits(memory: Memory, batch: int, capacity_bytes: int) -> int:
 
     # A larger batch never takes less.
     return bisect_right(range(1, MOST_TIMES * batch + 1), capacity_bytes, key=peak_bytes)
-
-
-def _memory_under(graph: TaskGraph, found: Trial | Refused) -> Memory | None:
-    """What the step under what-ifs keeps."""
-    return compose(graph, found.transforms).info.memory if isinstance(found, Trial) else None
 
 
 def _layers(memory: Memory) -> tuple[LayerPart, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from whatif.graph import TaskGraph
-from whatif.hardware import find_gpu
 from whatif.kernels import DTYPES, KernelFamily
+from whatif.models.estimator import device
 from whatif.predict import DOUBTFUL_WAIT_PCT, Baseline, apply
 from whatif.steps import steady
 from whatif.types import Array, Bool, Phase, TaskKind
@@ -132,7 +132,7 @@ def summarize(baseline: Baseline) -> Summary:
     graph = baseline.graph
     on_gpu = bool(graph.on_gpu.any())
     counted = graph.on_gpu if on_gpu else graph.on_cpu
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    gpu = device(graph)
     time_ns = int(graph.duration_ns[counted].sum())
     kinds = np.bincount(graph.kind, minlength=len(TaskKind))
     return Summary(

@@ -14,7 +14,7 @@ from whatif.composition import is_without_effect, single_schedule, spelled
 from whatif.errors import WhatifError
 from whatif.explain import explain
 from whatif.graph import TaskGraph
-from whatif.memory import peak
+from whatif.memory import Memory, peak
 from whatif.predict import bounds_ns
 from whatif.simulator import simulate
 from whatif.steps import step_ns
@@ -101,7 +101,8 @@ class Trial:
     work: Work
     waiting_ms: float  # what the recorded step stands still for, and nothing in the recording explains
     n_tasks: int  # of the changed graph
-    peak_bytes: int | None  # None where the recording does not tell its memory
+    memory: Memory | None  # of the changed step; None where the recording does not tell it
+    peak_bytes: int | None
     notes: tuple[str, ...]
 
     @property
@@ -198,6 +199,7 @@ class Trier:
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
             n_tasks=len(changed),
+            memory=changed.info.memory,
             peak_bytes=_peak_bytes(changed),
             notes=notes,
         )

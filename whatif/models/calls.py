@@ -1,4 +1,4 @@
-"""Behind which call of the CPU the launch of a new kernel is put."""
+"""Behind which task of its thread a new one is put, and behind which call of the CPU its launch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.types import Array, Int64
+
+
+def task_before(graph: TaskGraph, tasks: Array) -> Int64:
+    """Give the task before each of ``tasks`` (ids) on its thread, shape (n,); the task itself where it is the first."""
+    before = graph.neighbours[0][tasks]
+    return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
 def calls_of(graph: TaskGraph, tasks: Array) -> Int64:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whatif.graph import TaskGraph
 from whatif.insert import NewTasks, insert_all
 from whatif.kernels import KernelFamily
-from whatif.models.calls import calls_of
+from whatif.models.calls import calls_of, task_before
 from whatif.models.estimator import Estimates, mark, moving
 from whatif.models.half_precision import is_half
 from whatif.models.layer_calls import Calls, Role
@@ -107,8 +107,8 @@ def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
         replace(_kernels(graph, ENCODE_NAME, used, times[0]), launched_after=_launches(graph, used)),
         replace(
             _kernels(graph, DECODE_NAME, needed, times[1]),
-            after=_before(graph, needed),
-            launched_after=None if begins is None else _before(graph, begins),
+            after=task_before(graph, needed),
+            launched_after=None if begins is None else task_before(graph, begins),
         ),
     ]
     done = insert_all(graph, lots)
@@ -135,9 +135,3 @@ def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
 def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
     """The call behind which the launch of what is put beside each task comes; None on a CPU."""
     return calls_of(graph, tasks) if graph.on_gpu.any() else None
-
-
-def _before(graph: TaskGraph, tasks: Int64) -> Int64:
-    """The task before each one on its thread; the task itself where it is the first."""
-    before = graph.neighbours[0][tasks]
-    return np.where(before >= 0, before, tasks).astype(np.int64)

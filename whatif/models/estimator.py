@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.hardware import Gpu, find_gpu
 from whatif.kernels import KERNEL_FLOOR_NS
@@ -72,6 +73,19 @@ def scaled(
         graph.duration_ns[tasks] * np.asarray(factor), source,
         graph.low_ns[tasks] * np.asarray(low), graph.high_ns[tasks] * np.asarray(high),
     )  # fmt: skip
+
+
+def check_units(graph: TaskGraph, units: str, what_if: str, expected: str) -> None:
+    """Raise WhatifError where the recorded GPU has no ``units`` (a field of ``Gpu``), is not known, or is not named.
+
+    ``expected`` says what they are and who has them.
+    """
+    gpu = device(graph)
+    if gpu is not None and getattr(gpu, units) is not None:
+        return
+    known = f"{graph.info.gpu}, which {'has none' if gpu else 'is not in whatif/gpus'}"
+    got = known if graph.info.gpu else "a recording that does not name its own"
+    raise WhatifError(f"{what_if}: expected a GPU with {expected}, got {got}; `amp` tells of half precision.")
 
 
 def put(graph: TaskGraph, tasks: npt.NDArray[Any], estimates: Estimates) -> TaskGraph:

@@ -17,10 +17,11 @@ from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
 from whatif.insert import NewTasks, insert_all
 from whatif.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.models.calls import task_before
 from whatif.models.estimator import Estimates, Source, mark
 from whatif.models.half_precision import BANDWIDTH_SHARE
 from whatif.synchronize import synchronizing
-from whatif.types import Array, Bool, Int64, Phase, TaskKind, among
+from whatif.types import Bool, Int64, Phase, TaskKind, among
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8
@@ -116,7 +117,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
     cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
     weight_ns = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
-    before = _task_before(graph, forward)
+    before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
@@ -163,7 +164,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
     one. On a CPU recording it is an operator of its own.
     """
     if not graph.on_gpu.any():
-        new = NewTasks(_task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
+        new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
         return [(new, estimates.source)]
     launched = graph.launch_of[around] >= 0
     alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[graph.launch_of[around]] == 1
@@ -173,7 +174,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
             continue
         tasks, of = around[chosen], estimates.source[chosen]
         new = NewTasks(
-            _task_before(graph, tasks), name, TaskKind.KERNEL, estimates.duration_ns[chosen],
+            task_before(graph, tasks), name, TaskKind.KERNEL, estimates.duration_ns[chosen],
             thread=graph.thread[tasks], low_ns=estimates.low_ns[chosen], high_ns=estimates.high_ns[chosen],
             family=int(KernelFamily.CAST), layer=graph.layer[tasks], phase=graph.phase[tasks], step=graph.step[tasks],
         )  # fmt: skip
@@ -181,7 +182,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
         # A graph launch starts one kernel more without a call for it.
         by = {"launched_by": launch}
         if alone[chosen].all():
-            by = {"launched_after": _task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
+            by = {"launched_after": task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
         lots.append((replace(new, **by), of))
     return lots
 
@@ -192,7 +193,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
         return []
     count = parameters(graph)
     unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
-    before = _task_before(graph, begins)
+    before = task_before(graph, begins)
     last_kernel = last_gpu_before(graph, begins)
     unscale = NewTasks(
         last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
@@ -264,12 +265,6 @@ def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
     if isinstance(measured, int | float) and SLOWEST_COPY_GBYTE_S <= measured <= FASTEST_COPY_GBYTE_S:
         return float(measured)
     return CPU_COPY_GBYTE_S
-
-
-def _task_before(graph: TaskGraph, tasks: Array) -> Int64:
-    """The task before each one on its thread; the task itself where it is the first."""
-    before = graph.neighbours[0][tasks]
-    return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
 def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:

@@ -14,6 +14,7 @@ import numpy as np
 
 from whatif.graph import TaskGraph, matching
 from whatif.insert import Inserted, NewTasks
+from whatif.models.calls import task_before
 from whatif.types import Array, Bool, Int64, Phase, TaskKind
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
@@ -132,8 +133,7 @@ def _like(graph: TaskGraph, originals: Int64, inserted: Inserted) -> TaskGraph:
 def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:
     """The task before the first one of each key on its thread; that one itself where it begins its thread."""
     tasks = np.array([first[key] for key in keys.tolist()], dtype=np.int64)
-    before = graph.neighbours[0][tasks]
-    return np.where(before >= 0, before, tasks).astype(np.int64)
+    return task_before(graph, tasks)
 
 
 def _first_of_key(key: Int64, tasks: Bool) -> dict[int, int]:

@@ -9,7 +9,7 @@ from whatif.errors import WhatifError
 from whatif.opdb.importers.found import Found
 from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Method
-from whatif.opdb.store import CannotWriteError, Outcome, Store, in_shards
+from whatif.opdb.store import CannotWriteError, Store, in_shards
 
 # What `whatif opdb import` reads.
 KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
@@ -61,8 +61,7 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
             except WhatifError as error:
                 done.refused.append(str(error))
                 continue
-            (done.added if outcome == Outcome.ADDED else done.present).append(name)
-            done.rows += len(part) if outcome == Outcome.ADDED else 0
+            done.keep(name, outcome, len(part))
     if done.refused and not done.added and not done.present:
         raise WhatifError(done.refused[0])
     return done

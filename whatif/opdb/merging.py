@@ -24,6 +24,11 @@ class Merged:
     refused: list[str] = field(default_factory=list)
     rows: int = 0
 
+    def keep(self, name: str, outcome: Outcome, rows: int) -> None:
+        """Count a contribution of ``rows`` that was handed to a store."""
+        (self.added if outcome == Outcome.ADDED else self.present).append(name)
+        self.rows += rows if outcome == Outcome.ADDED else 0
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
         return {"added": self.added, "present": self.present, "rows_added": self.rows, "refused": self.refused}
@@ -53,8 +58,7 @@ def merge(
         except WhatifError as error:
             done.refused.append(str(error))
             continue
-        (done.added if outcome == Outcome.ADDED else done.present).append(name)
-        done.rows += len(rows) if outcome == Outcome.ADDED else 0
+        done.keep(name, outcome, len(rows))
     if not done.added and not done.present:
         if done.refused:
             raise WhatifError(done.refused[0])
