@@ -10,7 +10,7 @@ demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/whatif apply amp traces/resnet18_cifar_cpu.json.gz
 
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -29,7 +29,7 @@ $(DEMO_VENV)/.ready: pyproject.toml
 $(VENV)/.ready: pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --upgrade pip
-	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,test]"
+	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,test]"
 	if [ "$$(uname -s)" = Linux ]; then \
 		$(VENV)/bin/python -m pip install -q --no-deps -c tests/constraints.txt cupti-python cuda-bindings; \
 	fi

@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+# Tests that run side by side are told a width of 80; reports are as wide as they choose.
+os.environ.pop("COLUMNS", None)
 
 
 def _folder(path: Path) -> Path:

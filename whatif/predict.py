@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from whatif.simulator import Schedule, simulate, simulate_bounds
 from whatif.steps import step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
+from whatif.types import Array
 
 __all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
 
@@ -201,14 +201,24 @@ def bounds_ns(
     """
     if not predicted_ns > 0:
         return 0.0, 0.0
+    clock = baseline.clock
+    low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
+    ends = range_ns(baseline, np.array([predicted_ns]), np.array([low]), np.array([high]))
+    return float(ends[0][0]), float(ends[1][0])
+
+
+def range_ns(baseline: Baseline, predicted_ns: Array, low_ns: Array, high_ns: Array) -> tuple[Array, Array]:
+    """Give the ends of that range for n changed graphs, shape (n,): from their steps, ns, each above 0.
+
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound.
+    """
     missed = abs(baseline.replay_error_pct) / 100
     spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
-    left_open = (
-        abs(step_ns(bound.step_times_ns(baseline.clock), changed, baseline.clock) / predicted_ns - 1)
-        for bound in simulate_bounds(changed, schedule)
+    below, above = (
+        np.hypot(np.hypot(bound_ns / predicted_ns - 1, missed), by_run)
+        for bound_ns, by_run in zip((low_ns, high_ns), spread, strict=True)
     )
-    below, above = (math.hypot(by_model, missed, by_run) for by_model, by_run in zip(left_open, spread, strict=True))
-    return max(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)
+    return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)
 
 
 def _as_transform(transform: AnyTransform) -> Transform:

@@ -24,6 +24,8 @@ COMMANDS = {
     "explain": "where the step goes, what it waits for, the layers that matter",
     "apply": "predict the step under one or several what-ifs",
     "advise": "every what-if that applies, ranked, and how they go together",
+    "sweep": "a what-if at many values of its options: a table, a plot",
+    "scaling": "the step on more and more workers, and up to how many it pays",
     "memory": "peak memory: its parts, what what-ifs make of it, what fits",
     "compare": "two recordings part by part, and which what-if lies between them",
     "check": "a gate for CI: fails where a step became longer than is allowed",

@@ -51,28 +51,43 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def names_then_trace(words: list[str]) -> tuple[list[str], str]:
-    """Split ``NAME [NAME ...] TRACE``. Raises UsageError where the order is wrong or one of the two is missing."""
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --plot, which draws ``what`` into a file."""
+    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
+
+
+def add_spreading(parser: argparse.ArgumentParser) -> None:
+    """Add --jobs and --backend: where predictions run that cannot be simulated at once."""
+    parser.add_argument(
+        "--jobs", type=_positive, default=1, metavar="N", help="processes for what is predicted one by one (default: 1)"
+    )
+    parser.add_argument(
+        "--backend", choices=("dask", "ray"), help="predict on a cluster that runs already, through joblib"
+    )
+
+
+def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str], str]:
+    """Split ``NAME [NAME ...] TRACE`` of a command. Raises UsageError where the order is wrong or one is missing."""
     *names, last = words
     early = [word for word in names if _is_trace(word)]
     if early and not _is_trace(last):
         order = shlex.join([*(word for word in words if word != early[0]), early[0]])
-        raise UsageError(f"apply: the trace comes last; try `whatif apply {order}`.")
+        raise UsageError(f"{command}: the trace comes last; try `whatif {command} {order}`.")
     if early:
         raise UsageError(
-            f"apply: expected one trace, as the last argument, got another file {early[0]!r} before it; "
+            f"{command}: expected one trace, as the last argument, got another file {early[0]!r} before it; "
             "a transform script's name ends in .py."
         )
     if not names and _is_trace(last):
         raise UsageError(
-            f"apply: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
+            f"{command}: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
         )
     if _is_transform(last):
         raise UsageError(
-            f"apply: expected a trace as the last argument, got the transform {last!r}; name the trace too."
+            f"{command}: expected a trace as the last argument, got the transform {last!r}; name the trace too."
         )
     if not names:
-        raise UsageError(f"apply: expected NAME and TRACE, got only {last!r}; `whatif transforms` lists names.")
+        raise UsageError(f"{command}: expected NAME and TRACE, got only {last!r}; `whatif transforms` lists names.")
     return names, last
 
 

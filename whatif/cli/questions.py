@@ -11,11 +11,17 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Does GPU memory limit me, and will it fit?", ("whatif memory TRACE",)),
     (
         "Would a faster network, GPU or CPU help?",
-        ("whatif apply bandwidth:factor=2 TRACE", "whatif apply cpu:speedup=2 TRACE"),
+        (
+            "whatif apply bandwidth:factor=2 TRACE",
+            "whatif sweep distributed TRACE --vary bandwidth=10Gbps,25Gbps,100Gbps",
+        ),
     ),
     (
         "How does it scale with more GPUs?",
-        ("whatif apply distributed:workers=8,bandwidth=25Gbps TRACE",),
+        (
+            "whatif apply distributed:workers=8,bandwidth=25Gbps TRACE",
+            "whatif scaling TRACE --workers 1,2,4,8",
+        ),
     ),
 )
 

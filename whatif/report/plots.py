@@ -48,7 +48,7 @@ def check_plot(path: str | Path, trace: str | Path) -> None:
 
 def plot_sensitivity(found: Sensitivity, path: str | Path) -> None:
     """Draw what the step gains against how much faster each part is into a file: see ``sensitivity_figure``."""
-    _save(sensitivity_figure(found), path)
+    save(sensitivity_figure(found), path)
 
 
 def sensitivity_figure(found: Sensitivity) -> Figure:
@@ -67,7 +67,7 @@ def sensitivity_figure(found: Sensitivity) -> Figure:
         axes.set_axis_off()
     baseline, ms = found.baseline, ms_format(found.step_ms)
     what = f"{CLOCK_SUBJECTS[baseline.clock]}: {ms(found.step_ms)} ms, {CLOCK_LABELS[baseline.clock]}"
-    title = figure.suptitle(f"{_plain(Path(baseline.graph.info.path).name, TITLE_LENGTH)} ({what})", fontsize=11)
+    title = figure.suptitle(f"{drawn(Path(baseline.graph.info.path).name, TITLE_LENGTH)} ({what})", fontsize=11)
     title.set_parse_math(False)
     figure.supxlabel("each panel has a scale of its own", fontsize=8)
     return figure
@@ -95,16 +95,16 @@ def _panel(axes: Axes, curves: Sensitivity, kind: str, title: str) -> None:
     legend = axes.legend(handles, [str(n) for n in range(len(parts))], fontsize=7, loc="upper left", frameon=False)
     for text, part in zip(legend.get_texts(), parts, strict=True):
         text.set_parse_math(False)
-        text.set_text(_plain(short_name(part.name), NAME_LENGTH))
+        text.set_text(drawn(short_name(part.name), NAME_LENGTH))
 
 
-def _plain(name: str, longest: int) -> str:
+def drawn(name: str, longest: int) -> str:
     """A name of a trace as it is drawn: on one line, not too long."""
     shown = printable(name)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def _save(figure: Figure, path: str | Path) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Write a figure: whole or not at all, and the same bytes for the same figure."""
     import matplotlib
 

@@ -1,0 +1,90 @@
+"""``whatif sweep`` and ``whatif scaling`` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from whatif.cli.main import main
+
+TRACE = "resnet18_cifar_cpu.json.gz"
+
+
+@pytest.fixture
+def trace(own_traces: Path) -> str:
+    return str(own_traces / TRACE)
+
+
+def test_sweep_prints_a_table(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "distributed", trace, "--vary", "bandwidth=1Gbps,10Gbps"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].startswith("distributed: shortest with bandwidth=10Gbps: ")
+    assert any(line.split()[:1] == ["1Gbps"] and "…" in line for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+def test_sweep_as_json_and_plot(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "sweep.svg"
+    words = ["sweep", "distributed", trace, "--vary", "workers=2,4", "--vary", "bandwidth=1Gbps..8Gbps:7"]
+    assert main([*words, "--json", "--plot", str(plot)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["varied"] == ["workers", "bandwidth"]
+    assert len(told["points"]) == 14
+    assert set(told["points"][0]) == {
+        "workers", "bandwidth", "predicted_ms", "low_ms", "high_ms", "speedup", "samples_per_s",
+    }  # fmt: skip
+    assert told["plot"] == str(plot)
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+def test_a_long_sweep_is_shown_in_part(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "distributed", trace, "--vary", "bandwidth=1Gbps..8Gbps:200"]) == 0
+    out = capsys.readouterr().out
+    assert "40 of 200 values; --json and --plot have all of them" in out
+    rows = [line.split()[0] for line in out.splitlines()[4:44]]
+    assert (rows[0], rows[-1], len(set(rows))) == ("1Gbps", "8Gbps", 40)
+
+
+def test_scaling_prints_a_table(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "scaling.png"
+    words = ["scaling", trace, "distributed:bandwidth=1Gbps", "--workers", "1..64:4", "--plot", str(plot)]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "workers" in lines[0]
+    assert [line.split()[0] for line in lines[5:9]] == ["1", "4", "16", "64"]
+    assert max(map(len, lines)) <= 100
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_scaling_as_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scaling", trace, "--workers", "1,2", "--strong", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["scaling"] == "strong"
+    assert told["rows"][0]["efficiency_pct"] == pytest.approx(100.0)
+    assert told["rows"][1]["throughput"] == pytest.approx(
+        told["rows"][0]["predicted_ms"] / told["rows"][1]["predicted_ms"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "part"),
+    [
+        (["sweep", "distributed", "TRACE"], 2, "expected --vary OPTION=a,b,c"),
+        (["sweep", "TRACE", "--vary", "workers=2"], 2, "expected NAME and TRACE"),
+        (["sweep", "TRACE", "distributed", "--vary", "workers=2"], 2, "try `whatif sweep distributed "),
+        (["sweep", "distributed", "TRACE", "--vary", "worker=2"], 1, "did you mean 'workers'"),
+        (["sweep", "distributed", "TRACE", "--vary", "workers=2", "--jobs", "0"], 2, "--jobs"),
+        (["sweep", "distributed", "TRACE", "--vary", "workers=2", "--plot", "a.txt"], 1, "ends in .png"),
+        (["scaling", "TRACE", "--workers", "0"], 1, "--workers: expected numbers from 1"),
+        (["scaling", "distributed", "TRACE"], 2, "try `whatif scaling TRACE distributed`"),
+        (["scaling", "TRACE", "amp"], 1, "expected a what-if with the option workers"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(
+    words: list[str], status: int, part: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([trace if word == "TRACE" else word for word in words]) == status
+    assert part in capsys.readouterr().err.replace(trace, "TRACE")

@@ -1,0 +1,70 @@
+"""Scaling curves: throughput, efficiency, and up to how many workers it pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import whatif
+from whatif import WhatifError, load_transform
+from whatif.baseline import Baseline
+from whatif.sweep.scaling import Scaling, Workers, scaling
+
+
+@pytest.fixture(scope="module")
+def resnet(own_traces: Path) -> Baseline:
+    return Baseline.of(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"))
+
+
+def curve(baseline: Baseline, names: list[str], workers: list[int], *, strong: bool = False, jobs: int = 1) -> Scaling:
+    return scaling(baseline, [load_transform(name) for name in names], workers, strong=strong, jobs=jobs)
+
+
+def test_weak_scaling_by_hand(resnet: Baseline) -> None:
+    """One worker takes 100 ms; four take 125 ms each: they train 4 x 100 / 125 = 3.2 times as much, 80 % of 4."""
+    found = Scaling(resnet, (), False, 100.0, (Workers(1, 100.0), Workers(4, 125.0), Workers(8, 400.0)), ())
+    assert [found.throughput(row) for row in found.rows] == pytest.approx([1.0, 3.2, 2.0])
+    assert [found.efficiency_pct(row) for row in found.rows] == pytest.approx([100.0, 80.0, 25.0])
+    assert found.worth is found.rows[1]
+    assert found.verdict == "up to 4 workers keep 80 % of their throughput; 8 workers train 2.00 times as much as one"
+
+
+def test_strong_scaling_by_hand(resnet: Baseline) -> None:
+    """The batch of 100 ms shared by four, 40 ms each: 2.5 times as much, 62.5 % of 4."""
+    found = Scaling(resnet, (), True, 100.0, (Workers(1, 100.0), Workers(4, 40.0)), ())
+    assert found.throughput(found.rows[1]) == pytest.approx(2.5)
+    assert found.efficiency_pct(found.rows[1]) == pytest.approx(62.5)
+    batch = resnet.graph.info.batch_size
+    assert batch == 32
+    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * batch / 40.0)
+
+
+def test_rows_are_the_predictions(resnet: Baseline) -> None:
+    found = curve(resnet, ["amp", "distributed:bandwidth=1Gbps"], [1, 2, 8])
+    alone = whatif.apply(resnet, "amp")
+    eight = whatif.apply(resnet, "amp", "distributed:bandwidth=1Gbps,workers=8")
+    assert found.single_ms == found.rows[0].step_ms == pytest.approx(alone.predicted_ms)
+    assert found.rows[2].step_ms == pytest.approx(eight.predicted_ms)
+    assert found.rows[2].communication_ms == pytest.approx(eight.breakdown.communication_ms)
+    assert found.efficiency_pct(found.rows[1]) > found.efficiency_pct(found.rows[2])  # type: ignore[operator]
+
+
+def test_strong_scaling_shares_the_batch(resnet: Baseline) -> None:
+    found = curve(resnet, ["distributed:bandwidth=10Gbps"], [1, 4], strong=True)
+    four = whatif.apply(resnet, "batch_size:factor=0.25", "distributed:bandwidth=10Gbps,workers=4")
+    assert found.rows[1].step_ms == pytest.approx(four.predicted_ms)
+    assert found.rows[1].batch_size == 8
+
+
+def test_a_thousand_and_more_workers_are_one_simulation(resnet: Baseline) -> None:
+    found = curve(resnet, ["distributed"], [1024, 100_000])
+    assert all(row.step_ms and row.step_ms > resnet.step_ns / 1e6 for row in found.rows)
+    assert curve(resnet, ["distributed"], [1024, 100_000], jobs=2).rows == found.rows
+
+
+def test_without_workers_there_is_nothing_to_scale(resnet: Baseline) -> None:
+    with pytest.raises(WhatifError, match="expected a what-if with the option workers"):
+        curve(resnet, ["amp"], [1, 2])
+    with pytest.raises(WhatifError, match=r"blueconnect|dgc|expected"):
+        curve(resnet, ["dgc"], [2, 4])

@@ -1,0 +1,122 @@
+"""Plots of sweeps and of scaling. matplotlib is imported only where one is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, TITLE_LENGTH, drawn, save
+from whatif.sweep.scaling import Scaling
+from whatif.sweep.sweep import Point, Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# More lines than there are colours cannot be told apart.
+MOST_LINES = len(COLORS)
+# Values that grow by more than this are drawn on a logarithmic scale.
+LOGARITHMIC_FROM = 20.0
+
+
+def plot_sweep(found: Sweep, path: str | Path) -> None:
+    """Draw the step over the last option's values, with its range: a line for each value of the options before it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    last = found.varied[-1]
+    numbers = [last.number(found.transforms, value) for value in last.values]
+    is_number = all(number is not None and number > 0 for number in numbers)
+    x = [float(number or 0) for number in numbers] if is_number else [float(n) for n in range(len(numbers))]
+    length = len(last.values)
+    lines = [found.points[first : first + length] for first in range(0, len(found.points), length)][:MOST_LINES]
+    for place, points in enumerate(lines):  # the ranges of several lines would hide one another
+        label = ", ".join(
+            f"{option}={value}" for option, value in zip(found.options[:-1], points[0].values[:-1], strict=True)
+        )
+        _line(axes, x, points, place, label, with_range=len(lines) <= 2)
+    baseline_ms = found.baseline.step_ns / 1e6
+    axes.axhline(baseline_ms, color="0.4", linewidth=0.8, linestyle="--", label="recorded step, simulated")
+    if is_number and max(x) > LOGARITHMIC_FROM * min(x):
+        axes.set_xscale("log")
+    chosen = range(length) if length <= 10 else sorted({round(k * (length - 1) / 6) for k in range(7)})
+    axes.set_xticks([x[k] for k in chosen], [drawn(last.values[k], NAME_LENGTH) for k in chosen], fontsize=8)
+    axes.minorticks_off()
+    names = drawn(" ".join(transform.name for transform in found.transforms), NAME_LENGTH)
+    axes.set_xlabel(f"{last.option} of {names}")
+    axes.set_ylabel("step (ms)")
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, found.baseline.graph.info.path)
+    save(figure, path)
+
+
+def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, label: str, *, with_range: bool) -> None:
+    there = [k for k, point in enumerate(points) if point.step_ms is not None]
+    at, look = [x[k] for k in there], COLORS[place % len(COLORS)]
+    step, low, high = ([getattr(points[k], name) for k in there] for name in ("step_ms", "low_ms", "high_ms"))
+    marker = MARKERS[place % len(MARKERS)] if len(there) <= 40 else None
+    axes.plot(
+        at, step, color=look, linestyle=DASHES[place % len(DASHES)], marker=marker,
+        markersize=4, linewidth=1.4, label=label or "predicted",
+    )  # fmt: skip
+    if with_range:
+        axes.fill_between(at, low, high, color=look, alpha=0.15, linewidth=0)
+
+
+def plot_scaling(found: Scaling, path: str | Path) -> None:
+    """Draw throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rows = [row for row in found.rows if row.step_ms]
+    counts = [row.count for row in rows]
+    left.plot(counts, counts, color="0.5", linestyle="--", linewidth=0.9, label="ideal")
+    left.plot(
+        counts,
+        [found.throughput(row) or 0 for row in rows],
+        color=COLORS[0],
+        marker="o",
+        markersize=4,
+        label="predicted",
+    )
+    right.plot(counts, [row.step_ms or 0 for row in rows], color=COLORS[0], marker="o", markersize=4, label="step")
+    right.fill_between(
+        counts,
+        [row.low_ms or 0 for row in rows],
+        [row.high_ms or 0 for row in rows],
+        color=COLORS[0],
+        alpha=0.15,
+        linewidth=0,
+    )
+    right.plot(
+        counts, [row.communication_ms or 0 for row in rows], color=COLORS[1], linestyle="--", marker="s", markersize=4,
+        label="exposed communication",
+    )  # fmt: skip
+    left.set_ylabel("throughput (times one worker)")
+    right.set_ylabel("ms")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        if len(counts) > 1 and counts[-1] > LOGARITHMIC_FROM * counts[0]:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize=8)
+        axes.minorticks_off()
+        axes.set_xlabel("workers")
+    if left.get_xscale() == "log":
+        left.set_yscale("log", base=2)
+        left.set_yticks(counts, [f"{count:,}" for count in counts], fontsize=8)
+        left.minorticks_off()
+    for axes in (left, right):
+        _finish(figure, axes, found.baseline.graph.info.path)
+    save(figure, path)
+
+
+def _finish(figure: Figure, axes: Axes, path: str) -> None:
+    axes.grid(visible=True, linewidth=0.4, color="#bbbbbb")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for text in axes.legend(fontsize=8, frameon=False).get_texts():
+        text.set_parse_math(False)
+    title = figure.suptitle(drawn(Path(path).name, TITLE_LENGTH), fontsize=11)
+    title.set_parse_math(False)

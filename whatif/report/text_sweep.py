@@ -1,0 +1,104 @@
+"""The tables of ``whatif sweep`` and ``whatif scaling``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from whatif.composition import spelled
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, pct, plain, print_table, report
+from whatif.sweep.scaling import Scaling
+from whatif.sweep.sweep import Sweep
+
+# More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
+MOST_ROWS = 40
+
+
+def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
+    """Print the table of a sweep: a row a point, or where there are many evenly chosen ones."""
+    baseline_ms = found.baseline.step_ns / 1e6
+    ms = ms_format(baseline_ms)
+    shown = _shown(len(found.points), most_rows)
+    with report() as out:
+        out.print(plain(headline(found), "bold"))
+        out.print(plain(_baseline(found.baseline.graph.info.path, baseline_ms, found.baseline.clock), "dim"))
+        out.print()
+        rows: list[list[str | Text]] = []
+        for place in shown:
+            point = found.points[place]
+            if point.step_ms is None:
+                rows.append([*point.values, "–", plain("does not apply", "dim"), "", ""])
+                continue
+            rows.append(
+                [
+                    *point.values, ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
+                    f"{baseline_ms / point.step_ms:.2f}×" if point.step_ms else "–",
+                    "" if point.samples_per_s is None else f"{point.samples_per_s:,.1f}",
+                ]
+            )  # fmt: skip
+        headers = [*found.options, "step (ms)", "nominal 90 % range", "as fast", "samples/s"]
+        print_table(out, headers, rows, text_columns=0, gives_way=len(found.options) + 1)
+        out.print()
+        if len(shown) < len(found.points):
+            out.print(
+                plain(f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them", "dim")
+            )
+        for reason in dict.fromkeys(point.reason for point in found.points if point.reason):
+            out.print(plain(f"  {reason}"))
+
+
+def headline(found: Sweep) -> str:
+    """Give the sentence on top: where the step is shortest."""
+    best, baseline_ms = found.best, found.baseline.step_ns / 1e6
+    names = " ".join(spelled(transform) for transform in found.transforms)
+    if best is None or not best.step_ms:
+        return f"{names}: no step is left"
+    ms = ms_format(baseline_ms)
+    at = ", ".join(f"{option}={value}" for option, value in zip(found.options, best.values, strict=True))
+    return f"{names}: shortest with {at}: {ms(best.step_ms)} ms ({baseline_ms / best.step_ms:.2f}× as fast)"
+
+
+def print_scaling(found: Scaling) -> None:
+    """Print the table of a scaling curve, and up to how many workers it pays."""
+    ms = ms_format(found.single_ms)
+    names = " ".join(spelled(transform) for transform in found.transforms)
+    with report() as out:
+        out.print(plain(found.verdict, "bold"))
+        kind = "the recorded batch shared by all workers" if found.strong else "the recorded batch on each worker"
+        out.print(plain(f"{names}; {'strong' if found.strong else 'weak'} scaling: {kind}"))
+        path, baseline_ms = found.baseline.graph.info.path, found.baseline.step_ns / 1e6
+        out.print(plain(_baseline(path, baseline_ms, found.baseline.clock), "dim"))
+        out.print()
+        rows: list[list[str | Text]] = []
+        for row in found.rows:
+            if row.step_ms is None:
+                rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", ""])
+                continue
+            samples, efficiency = found.samples_per_s(row), found.efficiency_pct(row) or 0.0
+            rows.append(
+                [
+                    f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",
+                    ms(row.communication_ms), f"{found.throughput(row):,.2f}×",
+                    "" if samples is None else f"{samples:,.1f}", pct(efficiency),
+                ]
+            )  # fmt: skip
+        headers = [
+            "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
+        ]  # fmt: skip
+        print_table(out, headers, rows, text_columns=0, gives_way=2)
+        out.print()
+        out.print(plain("  exposed: communication that no computation hides", "dim"))
+        for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
+            out.print(plain(f"  {reason}"))
+
+
+def _baseline(path: str, baseline_ms: float, clock: str) -> str:
+    ms = ms_format(baseline_ms)
+    return f"{Path(path).name}: {CLOCK_SUBJECTS[clock]} takes {ms(baseline_ms)} ms ({CLOCK_LABELS[clock]})"
+
+
+def _shown(count: int, most: int) -> list[int]:
+    if count <= most:
+        return list(range(count))
+    return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
