@@ -1,1 +1,1 @@
-"""Links between workers, and what it costs to exchange data over them."""
+"""Clusters: links, topologies from files and presets, and what it costs to exchange data over them."""

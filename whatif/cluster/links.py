@@ -16,10 +16,14 @@ TCP_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link. Raises WhatifError on a rate that is not above 0 or a latency below 0."""
+    """One direction of a link; where it is not full duplex, both directions share the rate.
+
+    Raises WhatifError on a rate that is not above 0 or a latency below 0.
+    """
 
     byte_s: float
     latency_ns: float = 0.0
+    full_duplex: bool = True
 
     def __post_init__(self) -> None:
         """Check both numbers."""
@@ -27,3 +31,8 @@ class Link:
             raise WhatifError(f"link: expected a rate above 0 bytes a second, got {self.byte_s}.")
         if not 0 <= self.latency_ns < float("inf"):
             raise WhatifError(f"link: expected a latency of 0 ns or more, got {self.latency_ns}.")
+
+    @property
+    def exchange_byte_s(self) -> float:
+        """Give the rate of one direction while both are in use."""
+        return self.byte_s if self.full_duplex else self.byte_s / 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from whatif.errors import WhatifError
 from whatif.opdb.devices import device_called
@@ -33,6 +34,15 @@ _LIBRARY = re.compile(r"nccl-library=(\d+)")
 _RATE_TOLERANCE, _RATE_ROUNDING = 0.02, 0.006
 
 
+class Run(NamedTuple):
+    """What one run of nccl-tests says: its collective, the kinds and number of GPUs, and each size's times."""
+
+    name: str
+    gpus: list[str]
+    ranks: int
+    timed: list[Timed]
+
+
 def read_nccl_tests(
     path: Path, *, operator: str | None = None, device: str | None = None, author: str | None = None
 ) -> Found:
@@ -41,6 +51,27 @@ def read_nccl_tests(
     ``operator`` and ``device`` say what an old or cut output does not.
     """
     text = read_text(path)
+    found = Found()
+    run = parse_run(text, path, found, operator)
+    if not run.ranks or (len(run.gpus) != 1 and device is None):
+        raise WhatifError(
+            f"{path}: expected the lines 'Rank … device …' of one kind of GPU, got {run.ranks} lines of "
+            f"{len(run.gpus)} kinds; keep the head of nccl-tests' output."
+        )
+    library = _LIBRARY.search(text)
+    origin = Origin(
+        device=device_called(device or run.gpus[0]),
+        environment=Environment(nccl=_version(library[1]) if library else None),
+        method=Method(name="wall"),
+        source=Source(author=author, tool="nccl-tests", sha256=file_sha256(path)),
+    )
+    for rows in rows_of(run.timed):
+        found.keep(rows, origin)
+    return found
+
+
+def parse_run(text: str, path: Path, found: Found, operator: str | None = None) -> Run:
+    """Read the table that nccl-tests printed and the ranks above it. Raises WhatifError where there is none."""
     ranks = [match for line in text.splitlines() if (match := _RANK.search(line))]
     started = _STARTING.search(text)
     name = operator or _OPERATORS.get((started[1] if started else path.name.split("_perf")[0].split(".")[0]).lower())
@@ -49,26 +80,10 @@ def read_nccl_tests(
             f"{path}: expected the name of the collective in the output, got none that is known; name it with "
             f"--operator ({', '.join(sorted(_OPERATORS.values()))})."
         )
-    gpus = {match[3] for match in ranks}
-    if not ranks or (len(gpus) != 1 and device is None):
-        raise WhatifError(
-            f"{path}: expected the lines 'Rank … device …' of one kind of GPU, got {len(ranks)} lines of {len(gpus)} "
-            "kinds; keep the head of nccl-tests' output."
-        )
-    found = Found()
     timed = _rows(text, path, name, len(ranks), len({match[2] for match in ranks}), found)
     if not timed:
         raise WhatifError(f"{path}: expected the table of nccl-tests' output, got no row of it.")
-    library = _LIBRARY.search(text)
-    origin = Origin(
-        device=device_called(device or gpus.pop()),
-        environment=Environment(nccl=_version(library[1]) if library else None),
-        method=Method(name="wall"),
-        source=Source(author=author, tool="nccl-tests", sha256=file_sha256(path)),
-    )
-    for rows in rows_of(timed):
-        found.keep(rows, origin)
-    return found
+    return Run(name, sorted({match[3] for match in ranks}), len(ranks), timed)
 
 
 def _rows(text: str, path: Path, name: str, ranks: int, nodes: int, found: Found) -> list[Timed]:

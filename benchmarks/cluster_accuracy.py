@@ -1,0 +1,224 @@
+"""Communication predicted beside measured: writes the tables of docs/cluster.md.
+
+python benchmarks/cluster_accuracy.py [--check]
+
+NCCL's times on A100 and H100 machines (tests/data, NVIDIA's measurements): from the formulas and a preset alone, from
+every second size, and from another operation. Table 8 of Pei et al.: a ResNet-50 on 1, 2 and 4 P40.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.cluster.calibration import Curve, Table, read_table
+from whatif.cluster.cluster_file import load_cluster
+from whatif.cluster.network import Network
+from whatif.cluster.pei import Iteration, Machine, nccl_ns, parameter_server_ns
+from whatif.cluster.sigmoid import Sigmoid, fit_sigmoid
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path("docs/cluster.md")
+Float64 = npt.NDArray[np.float64]
+
+# -- NCCL ------------------------------------------------------------------------------------------------------------
+
+MEASURED = {
+    "A100": (Path("tests/data/nccl_a100.csv"), "dgx-a100"),
+    "H100": (Path("tests/data/nccl_h100.csv"), "dgx-h100"),
+}
+RANGES = {"≤ 64 KB": (0, 65_536), "64 KB to 4 MB": (65_537, 4 << 20), "> 4 MB": ((4 << 20) + 1, 1 << 60)}
+Model = Callable[[Curve, Curve, Network], Float64]
+
+
+def halves(curve: Curve) -> tuple[Curve, Curve]:
+    """Every second size to calibrate with, and the sizes between them to score; ends are never extrapolated."""
+    kept, held = (
+        Curve(curve.operation, curve.workers, curve.size_bytes[first::2], curve.time_ns[first::2]) for first in (0, 1)
+    )
+    return kept, held
+
+
+def from_formulas(_: Curve, held: Curve, network: Network) -> Float64:
+    """No measurement at all."""
+    return network.cost(held.operation, held.size_bytes).total_ns
+
+
+def from_tuner(_: Curve, held: Curve, network: Network) -> Float64:
+    """No measurement, and NCCL's own constants."""
+    return network.cost(held.operation, held.size_bytes, "nccl").total_ns
+
+
+def from_table(kept: Curve, held: Curve, network: Network) -> Float64:
+    """Between the logarithms of the sizes that were kept."""
+    return Table((kept,)).cost(held.operation, np.asarray(held.size_bytes), network).total_ns
+
+
+def from_sigmoid(kept: Curve, held: Curve, _: Network) -> Float64:
+    """Pei et al.'s curve through the sizes that were kept."""
+    return fit_sigmoid(kept.size_bytes, kept.time_ns).time_ns(held.size_bytes)
+
+
+def from_all_reduce(kept: Curve, held: Curve, network: Network) -> Float64:
+    """The all-reduce's times at the sizes that were kept, by nccl-tests' bus factors."""
+    return Table((kept,)).cost(held.operation, np.asarray(held.size_bytes), network).total_ns
+
+
+def score_nccl(
+    system: str, model: Model, operations: tuple[str, ...], source: str | None = None
+) -> tuple[Float64, Float64]:
+    """Give the absolute errors, percent, and the sizes, of every held size of the operations."""
+    path, preset = MEASURED[system]
+    table = read_table(path)
+    curves = {(curve.operation, curve.workers): curve for curve in table.curves}
+    errors, sizes = [], []
+    for (operation, workers), curve in curves.items():
+        if operation not in operations:
+            continue
+        kept, held = halves(curve)
+        if source is not None:
+            kept = halves(curves[source, workers])[0]
+        network = load_cluster(preset).network(workers)
+        predicted = model(kept, held, network)
+        errors.append(100 * np.abs(predicted / np.asarray(held.time_ns) - 1))
+        sizes.append(np.asarray(held.size_bytes))
+    return np.concatenate(errors), np.concatenate(sizes)
+
+
+REDUCING = ("all_reduce", "all_gather", "reduce_scatter")
+OPERATIONS = (*REDUCING, "all_to_all")
+MODELS: dict[str, tuple[Model, tuple[str, ...], str | None]] = {
+    "every second size, log-log": (from_table, OPERATIONS, None),
+    "every second size, sigmoid": (from_sigmoid, OPERATIONS, None),
+    "all-reduces by bus factors": (from_all_reduce, ("all_gather", "reduce_scatter"), "all_reduce"),
+    "preset and NCCL's tuner (`algorithm=nccl`)": (from_tuner, REDUCING, None),
+    "preset and formulas alone (`auto`)": (from_formulas, REDUCING, None),
+}  # fmt: skip
+
+
+def nccl_table() -> str:
+    """Give median errors by system and size, in Markdown."""
+    rows = [f"| system | from | median | mean | {' | '.join(f'median, {name}' for name in RANGES)} |", "|---" * 7 + "|"]
+    for system in MEASURED:
+        for name, (model, operations, source) in MODELS.items():
+            errors, sizes = score_nccl(system, model, operations, source)
+            parts = [np.median(errors[(sizes >= low) & (sizes <= high)]) for low, high in RANGES.values()]
+            cells = " | ".join(f"{value:.1f} %" for value in (np.median(errors), errors.mean(), *parts))
+            rows.append(f"| {system} | {name} | {cells} |")
+    return "\n".join(rows)
+
+
+# -- Pei et al., table 8 ---------------------------------------------------------------------------------------------
+
+# Their measured columns, seconds.
+TABLE_8 = {"PS": {1: 0.71388, 2: 0.36984, 4: 0.20364}, "NCCL": {1: 0.71838, 2: 0.37852, 4: 0.21069}}
+# Their own predictions, seconds: from their model of one GPU.
+THEIRS = {"PS": {1: 0.72844, 2: 0.3691, 4: 0.18937}, "NCCL": {1: 0.72891, 2: 0.37351, 4: 0.19409}}
+# What the paper does not print, and why it is assumed so (docs/cluster.md).
+IMAGES, IMAGE_BYTES = 128, 224 * 224 * 3 * 4
+PAGEABLE_BYTE_S = 8.33e9
+BACKWARD_SHARE = 2 / 3
+P40_BYTE_S, P40_SMS, HOST_BYTE_S = 346e9, 30, 76.8e9
+TO_HOST_BYTE_S, TO_GPU_BYTE_S, COPY_LATENCY_NS = 13.2e9, 11.96e9, 10_000.0
+RING_BYTE_S, RING_LATENCY_NS = {2: 9.16e9, 4: 6.18e9}, 5_700.0
+
+
+def resnet_50() -> tuple[Float64, Float64]:
+    """Give bytes of gradients and operations of one image forward, by layer from the input, shape (54,) each.
+
+    A layer is a convolution with its batch normalization, or the last one (He et al., CVPR 2016, table 1).
+    """
+    layers: list[tuple[float, float]] = []
+
+    def convolution(inputs: int, outputs: int, kernel: int, width: int) -> None:
+        weights = inputs * outputs * kernel * kernel
+        layers.append((4.0 * (weights + 2 * outputs), 2.0 * weights * width * width))
+
+    convolution(3, 64, 7, 112)
+    inputs = 64
+    for channels, blocks, width in ((64, 3, 56), (128, 4, 28), (256, 6, 14), (512, 3, 7)):
+        for block in range(blocks):
+            convolution(inputs, channels, 1, 2 * width if block == 0 and channels > 64 else width)
+            convolution(channels, channels, 3, width)
+            convolution(channels, 4 * channels, 1, width)
+            if block == 0:
+                convolution(inputs, 4 * channels, 1, width)
+            inputs = 4 * channels
+    layers.append((4.0 * (2048 * 1000 + 1000), 2.0 * 2048 * 1000))
+    gradients, operations = np.array(layers).T
+    return gradients, operations
+
+
+def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -> float:
+    """Give an iteration on so many GPUs from that on one GPU in the same mode, ns."""
+    gradients, operations = resnet_50()
+    one = TABLE_8[mode][1] * 1e9
+    if gpus == 1:
+        return one
+    read = IMAGES * IMAGE_BYTES / pageable_byte_s * 1e9
+    # On one GPU there is nothing to exchange: what NCCL's mode takes more is its calls, whatever the batch is.
+    calls = (TABLE_8["NCCL"][1] - TABLE_8["PS"][1]) * 1e9 if mode == "NCCL" else 0.0
+    update = 3 * gradients.sum() / P40_BYTE_S * 1e9
+    computing = (one - read - calls - update) / gpus
+    work = Iteration(
+        read + calls, computing * (1 - BACKWARD_SHARE), computing * BACKWARD_SHARE * operations / operations.sum(),
+        update, gradients,
+    )  # fmt: skip
+    machine = Machine(
+        to_host=Sigmoid.of(COPY_LATENCY_NS, TO_HOST_BYTE_S), to_gpu=Sigmoid.of(COPY_LATENCY_NS, TO_GPU_BYTE_S),
+        ring=Sigmoid.of(RING_LATENCY_NS, RING_BYTE_S[gpus]), host_byte_s=HOST_BYTE_S, gpu_byte_s=P40_BYTE_S,
+        multiprocessors=P40_SMS, copy_latency_ns=COPY_LATENCY_NS,
+    )  # fmt: skip
+    return parameter_server_ns(work, gpus, machine) if mode == "PS" else nccl_ns(work, gpus, machine)
+
+
+def pei_table() -> str:
+    """Give table 8's cells with several GPUs, in Markdown."""
+    rows = ["| mode | GPUs | measured | predicted here | error | predicted by the authors | error |", "|---" * 7 + "|"]
+    for mode, measured in TABLE_8.items():
+        for gpus in (2, 4):
+            ours, theirs, true = table_8_ns(mode, gpus) / 1e9, THEIRS[mode][gpus], measured[gpus]
+            rows.append(
+                f"| {mode} | {gpus} | {true * 1e3:.1f} ms | {ours * 1e3:.1f} ms | {100 * (ours / true - 1):+.1f} % "
+                f"| {theirs * 1e3:.1f} ms | {100 * (theirs / true - 1):+.1f} % |"
+            )
+    return "\n".join(rows)
+
+
+def sensitivity_table() -> str:
+    """Give the errors of table 8's cells under other rates of reading, in Markdown."""
+    cells = [(mode, gpus) for mode in TABLE_8 for gpus in (2, 4)]
+    rows = [f"| rate of reading | {' | '.join(f'{mode}, {gpus}' for mode, gpus in cells)} |", "|---" * 5 + "|"]
+    for rate in (6e9, PAGEABLE_BYTE_S, 12e9):
+        errors = [100 * (table_8_ns(mode, gpus, rate) / 1e9 / TABLE_8[mode][gpus] - 1) for mode, gpus in cells]
+        rows.append(f"| {rate / 1e9:.2f} GB/s | {' | '.join(f'{error:+.1f} %' for error in errors)} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Write the page's tables, or say whether they are what would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    os.chdir(ROOT)
+    tables = {"nccl": nccl_table(), "pei": pei_table(), "sensitivity": sensitivity_table()}
+    before = page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        page = mark.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page)
+    if page != before and not check:
+        PAGE.write_text(page, encoding="utf-8")
+    if page != before:
+        print(f"{PAGE} {'is out of date' if check else 'written'}")
+    return int(check and page != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The network that the options of a transform describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import CPU, STREAM, Build
+from whatif import TaskGraph, WhatifError
+from whatif.cluster.links import LATENCY_US, TCP_SHARE, Link
+from whatif.cluster.network import Level
+from whatif.cluster.options import network_of
+from whatif.units import Bandwidth
+
+
+def recording(thread: object) -> TaskGraph:
+    build = Build(thread)
+    build.task(0, 1)
+    return build.graph()
+
+
+GPU = recording(STREAM)
+
+
+def test_short_options_are_equal_links() -> None:
+    network = network_of(GPU, "mine", workers=16, bandwidth=Bandwidth("8Gbps"), latency_us=3)
+    assert network.levels == (Level(16, Link(1e9, 3_000)),)
+    default = network_of(GPU, "mine")
+    assert default.levels == (Level(8, Link(25e9 / 8, LATENCY_US * 1e3)),)
+    assert default.algorithm == "auto"
+
+
+def test_gloo_sends_from_a_cpu_over_tcp_around_a_ring() -> None:
+    network = network_of(recording(CPU), "mine", bandwidth=Bandwidth("8Gbps"))
+    assert network.levels[0].link.byte_s == TCP_SHARE * 1e9
+    assert network.algorithm == "ring"
+    assert network_of(recording(CPU), "mine", algorithm="hierarchical").algorithm == "hierarchical"
+    # Others of its operations have no ring.
+    assert network.cost("all_to_all", 1_000).total_ns > 0
+
+
+def test_a_cluster_tells_workers_and_links(tmp_path: Path) -> None:
+    assert network_of(GPU, "mine", cluster="dgx-a100").workers == 8
+    sixteen = network_of(GPU, "mine", cluster="dgx-a100", workers=16, bandwidth=Bandwidth("8Gbps"), latency_us=1)
+    assert [level.workers for level in sixteen.levels] == [8, 2]
+    assert sixteen.levels[0].link.byte_s == 240e9
+    assert sixteen.levels[1] == Level(2, Link(1e9, 1_000), shared=False)
+    path = tmp_path / "mine.toml"
+    path.write_text('[[level]]\nworkers = 3\nbandwidth = "1GB/s"\n')
+    assert network_of(GPU, "mine", cluster=str(path)).levels == (Level(3, Link(1e9)),)
+
+
+def test_a_table_tells_times_and_workers(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("workers,size_bytes,time_us\n4,1000,5\n")
+    network = network_of(GPU, "mine", table=str(path))
+    assert network.workers == 4
+    assert network.cost("all_reduce", 1_000).total_ns == pytest.approx(5_000)
+    assert network_of(GPU, "mine", table=str(path), workers=16).workers == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 0}, "mine: expected from 1 to 100,000 workers, got 0"),
+        ({"workers": -3}, "got -3"),
+        ({"latency_us": -1.0}, "mine: expected latency_us from 0 to 1,000,000, got -1"),
+        ({"latency_us": float("nan")}, "expected latency_us"),
+        ({"algorithm": "star"}, "mine: expected an algorithm of auto, ring, .*got 'star'"),
+        ({"cluster": "dgx-9"}, "got 'dgx-9'"),
+        ({"cluster": "pcie-4gpu", "workers": 8}, "fills equal members of 4, got 8"),
+        ({"table": "none.csv"}, "No such file"),
+        ({"table": "none.csv", "bandwidth": Bandwidth("1Gbps")}, "got both"),
+        ({"table": "none.csv", "latency_us": 3.0}, "got both"),
+    ],
+)
+def test_nonsense_is_one_sentence(options: dict[str, object], said: str) -> None:
+    with pytest.raises(WhatifError, match=said) as error:
+        network_of(GPU, "mine", **options)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
