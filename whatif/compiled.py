@@ -164,7 +164,7 @@ def _before(a: int, b: int, ready_ns: Int64) -> bool:
 
 
 @jit
-def _meld(a: int, b: int, ready_ns: Int64, child: Int32, sibling: Int32) -> int:
+def meld(a: int, b: int, ready_ns: Int64, child: Int32, sibling: Int32) -> int:
     """Join two pairing heaps ordered by (ready time, id); -1 is the empty heap."""
     if a < 0:
         return b
@@ -178,7 +178,7 @@ def _meld(a: int, b: int, ready_ns: Int64, child: Int32, sibling: Int32) -> int:
 
 
 @jit
-def _without_root(root: int, ready_ns: Int64, child: Int32, sibling: Int32) -> int:
+def without_root(root: int, ready_ns: Int64, child: Int32, sibling: Int32) -> int:
     """The heap without its root: children are paired left to right, then melded right to left."""
     paired = -1
     node = child[root]
@@ -191,14 +191,14 @@ def _without_root(root: int, ready_ns: Int64, child: Int32, sibling: Int32) -> i
         else:
             node = sibling[second]
             sibling[second] = -1
-        both = _meld(first, second, ready_ns, child, sibling)
+        both = meld(first, second, ready_ns, child, sibling)
         sibling[both] = paired
         paired = both
     heap = -1
     while paired >= 0:
         following = sibling[paired]
         sibling[paired] = -1
-        heap = _meld(heap, paired, ready_ns, child, sibling)
+        heap = meld(heap, paired, ready_ns, child, sibling)
         paired = following
     return heap
 
@@ -250,7 +250,7 @@ def frontier_simulation(
             missing[task] += 1
     for task in range(n):
         if missing[task] == 0:
-            roots[thread[task]] = _meld(roots[thread[task]], task, ready_ns, child, sibling)
+            roots[thread[task]] = meld(roots[thread[task]], task, ready_ns, child, sibling)
     leaves = 1
     while leaves < n_threads:
         leaves *= 2
@@ -265,7 +265,7 @@ def frontier_simulation(
         if t < 0 or roots[t] < 0:
             return done
         task = roots[t]
-        roots[t] = _without_root(task, ready_ns, child, sibling)
+        roots[t] = without_root(task, ready_ns, child, sibling)
         child[task] = -1
         start_ns = max(ready_ns[task], free_ns[t])
         end_ns = start_ns + duration_ns[task]
@@ -277,7 +277,7 @@ def frontier_simulation(
             after = following[task]
             missing[after] -= 1
             if missing[after] == 0:
-                roots[t] = _meld(roots[t], after, ready_ns, child, sibling)
+                roots[t] = meld(roots[t], after, ready_ns, child, sibling)
         node = (leaves + t) // 2
         while node >= 1:
             winner[node] = _sooner(winner[2 * node], winner[2 * node + 1], roots, free_ns, ready_ns)
@@ -289,7 +289,7 @@ def frontier_simulation(
             missing[target] -= 1
             if missing[target] == 0:
                 other = thread[target]
-                roots[other] = _meld(roots[other], target, ready_ns, child, sibling)
+                roots[other] = meld(roots[other], target, ready_ns, child, sibling)
                 node = (leaves + other) // 2
                 while node >= 1:
                     winner[node] = _sooner(winner[2 * node], winner[2 * node + 1], roots, free_ns, ready_ns)

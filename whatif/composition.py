@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from whatif.baseline import Baseline
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
+from whatif.sharing import USES
 from whatif.simulator import Schedule, simulate
 from whatif.steps import step_ns
 from whatif.transform import Transform
@@ -48,7 +49,8 @@ def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
     """Whether a transform left the tasks and what they wait for as they were; notes and facts may differ."""
     columns = {field.name for field in fields(TaskGraph)} - _BESIDE_THE_TIMELINE
     same_queue = before.info.queue_depth == after.info.queue_depth
-    return same_queue and all(getattr(before, column) is getattr(after, column) for column in columns)
+    same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share something slow one another
+    return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in columns)
 
 
 def is_without_effect(before: TaskGraph, after: TaskGraph, schedule: Schedule | None) -> bool:

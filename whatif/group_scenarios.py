@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
+from whatif.sharing import USES
 from whatif.simulator import plain_sweep, simulate, use_compiled
 from whatif.types import Array, Bool, Int32, Int64
 
@@ -40,7 +41,7 @@ def simulate_groups(
     parts = np.asarray(factors, dtype=np.float64)
     if not np.all((parts >= 0) & (parts <= 1)):
         raise WhatifError(f"simulate_groups: expected factors from 0 to 1, got {parts.tolist()}.")
-    if not all(thread.ordered for thread in graph.threads):
+    if USES in graph.attached or not all(thread.ordered for thread in graph.threads):
         return _one_by_one(graph, groups, n_groups, parts, observed, counted)
     if not use_compiled(len(graph) * n_groups * len(parts)):
         return _plain(graph, groups, n_groups, parts, observed, counted)

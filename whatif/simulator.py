@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.order import outgoing
+from whatif.sharing import USES, at_bounds
 from whatif.timeline import Timeline
 from whatif.types import Array, Dependencies, Int32, Int64
 
@@ -65,10 +67,13 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     """Run the graph and give its timeline.
 
     Without ``schedule`` every task starts as early as it can, ties by (start, ready time, task id). Raises WhatifError
-    on a cycle, or where ``schedule`` picks a task that is not ready.
+    on a cycle, or where ``schedule`` picks a task that is not ready. Where a transform told that tasks share what they
+    run on (``whatif.sharing``), they slow one another.
     """
     if schedule is not None:
         times = _with_schedule(graph, schedule)
+    elif USES in graph.attached:
+        times = rate_sharing().simulate_shared(graph)
     elif all(thread.ordered for thread in graph.threads):
         times = _swept(graph, graph.duration_ns)
     else:
@@ -77,10 +82,11 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
 
 
 def simulate_bounds(graph: TaskGraph, schedule: Schedule | None = None) -> tuple[Timeline, Timeline]:
-    """Give the timelines with all durations at their low and at their high bound."""
+    """Give the timelines with all durations, and what tasks slow one another by, at their low and high bounds."""
+    low, high = at_bounds(graph) if USES in graph.attached else (graph, graph)
     return (
-        simulate(graph.replace(duration_ns=graph.low_ns), schedule),
-        simulate(graph.replace(duration_ns=graph.high_ns), schedule),
+        simulate(low.replace(duration_ns=graph.low_ns), schedule),
+        simulate(high.replace(duration_ns=graph.high_ns), schedule),
     )
 
 
@@ -94,6 +100,11 @@ def simulate_scenarios(
     """
     from whatif import compiled
 
+    if USES in graph.attached:
+        raise WhatifError(
+            "simulate_scenarios: expected tasks that share nothing, got ones that slow one another; "
+            "simulate scenarios one by one."
+        )
     if not all(thread.ordered for thread in graph.threads):
         raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
@@ -127,6 +138,13 @@ def use_compiled(n_tasks: int) -> bool:
         return True
     _plain_tasks_done += n_tasks
     return False
+
+
+def rate_sharing() -> ModuleType:
+    """Give the module that simulates tasks which share what they run on; most graphs do not need it."""
+    from whatif import rate_sharing
+
+    return rate_sharing
 
 
 def _swept(graph: TaskGraph, duration_ns: Int64) -> Int64:
@@ -176,7 +194,8 @@ def plain_sweep(
     return times
 
 
-def _outgoing(graph: TaskGraph) -> tuple[Int64, Dependencies]:
+def outgoing_dependencies(graph: TaskGraph) -> tuple[Int64, Dependencies]:
+    """Give all dependencies by source, and where each task's begin among them, shape (n_tasks + 1,)."""
     dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
     offsets, rows = outgoing(len(graph), dependencies)
     return offsets, dependencies.take(rows)
@@ -188,7 +207,7 @@ def _with_free_threads(graph: TaskGraph) -> Int64:
     from whatif import compiled
 
     n = len(graph)
-    offsets, dependencies = _outgoing(graph)
+    offsets, dependencies = outgoing_dependencies(graph)
     times = np.zeros(2 * n, dtype=np.int64)
     previous, following = graph.neighbours
     done = compiled.frontier_simulation(
@@ -204,8 +223,9 @@ def _with_free_threads(graph: TaskGraph) -> Int64:
 
 def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Simulate with a schedule that somebody else wrote. Raises WhatifError, naming it, where it fails."""
+    run = rate_sharing().by_schedule if USES in graph.attached else _by_schedule
     try:
-        return _by_schedule(graph, schedule)
+        return run(graph, schedule)
     except (WhatifError, MemoryError):
         raise
     # Around the whole loop, because a handler for each pick would slow it down. What is not an int fails in the loop.
@@ -221,7 +241,7 @@ def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
 def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Algorithm 1 as the paper writes it: pick from the frontier, run, release the children."""
     n = len(graph)
-    offsets_array, dependencies = _outgoing(graph)
+    offsets_array, dependencies = outgoing_dependencies(graph)
     offsets: list[int] = offsets_array.tolist()
     # One tuple a dependency is quicker to walk than three columns.
     edges: list[tuple[int, int, int]] = list(

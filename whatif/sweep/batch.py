@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.graph import TaskGraph
+from whatif.sharing import USES
 from whatif.simulator import simulate_scenarios
 from whatif.steps import edge_tasks, edge_times_ns, span_tasks, steady
 from whatif.types import Array, Bool, Dependencies, Int64
@@ -64,7 +65,8 @@ def _pieces(numbers: Array, places: Int64, graph_at: Callable[[int], TaskGraph],
 
 
 def _can_be_batched(graph: TaskGraph) -> bool:
-    return len(graph) > 0 and all(thread.ordered for thread in graph.threads)
+    # Tasks that slow one another have no common order of events in all scenarios.
+    return len(graph) > 0 and USES not in graph.attached and all(thread.ordered for thread in graph.threads)
 
 
 def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:

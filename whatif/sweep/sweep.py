@@ -181,8 +181,8 @@ def _said(baseline: Baseline, graph: TaskGraph) -> tuple[str, ...]:
 
 
 def _samples_per_s(graph: TaskGraph, step_ms: float) -> float | None:
-    batch = graph.info.batch_size
-    return 1e3 * batch / step_ms if batch and step_ms > 0 else None
+    samples = graph.info.samples
+    return 1e3 * samples / step_ms if samples and step_ms > 0 else None
 
 
 def _predicted(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[dict[str, Any], tuple[str, ...]]:
