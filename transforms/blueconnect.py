@@ -8,8 +8,9 @@ Model:  with factors=4x2, 4 workers a node and 2 nodes, every all-reduce of the 
         stages of several buckets run at once. The first factor's links have `inner_bandwidth`, the others `bandwidth`,
         by default that of the all-reduce itself (by its size and time; a recorded one may have waited for others, and
         waiting counts as transfer). The workers of a node share its link to the others; with shared=false each has
-        one of its own. Each stage is a call of its own on the CPU (55 us in a recording, 20 at the lower end). Ignored:
-        the cost of cutting buffers. In the range: 34 % more than theory (Daydream §6.5).
+        one of its own. A `cluster` tells factors, links and what is shared. Each stage is a call of its own on the CPU
+        (55 us in a recording, 20 at the lower end). Ignored: the cost of cutting buffers. In the
+        range: 34 % more than theory (Daydream §6.5).
         Deviation from the print: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
 Effort: medium: NCCL between the nodes and within them on process groups of their own, or Horovod's hierarchical mode.
 """
@@ -19,6 +20,8 @@ import math
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
+from whatif.cluster.network import Level
+from whatif.cluster.options import network_of
 from whatif.models.collective_tasks import all_reduces, recorded_workers, workers_of
 from whatif.models.compression import EXCHANGE
 from whatif.models.hierarchy import SCATTER, decompose, flat_byte_s
@@ -35,8 +38,15 @@ def transform(
     bandwidth: Bandwidth | None = None,
     inner_bandwidth: Bandwidth = PCIE,
     shared: bool = True,
+    cluster: str | None = None,
 ) -> TaskGraph:
     """Take every all-reduce apart; the product of the factors is the number of workers."""
+    levels: list[Level] = []
+    if cluster is not None:
+        told = int(workers_of(graph).max()) or recorded_workers(graph)
+        levels = [level for level in network_of(graph, "blueconnect", workers=told, cluster=cluster).levels
+                  if level.workers > 1]  # fmt: skip
+        factors = "x".join(str(level.workers) for level in levels)
     parts = factors.lower().split("x")
     if not (len(parts) > 1 and all(part.isdecimal() and 2 <= int(part[:7]) <= 100_000 for part in parts)):
         raise WhatifError(f"blueconnect: expected factors of 2 or more as in factors=4x2, got {factors!r}.")
@@ -54,14 +64,13 @@ def transform(
     known = int(workers_of(graph)[tasks].max()) or recorded_workers(graph)
     if known and math.prod(numbers) != known:
         raise WhatifError(f"blueconnect: expected factors whose product is {known} workers, got {factors}.")
-    rate = flat_byte_s(graph, tasks, math.prod(numbers))
-    if np.isnan(rate).any():
-        if bandwidth is None:
-            raise WhatifError(
-                "blueconnect: this recording does not tell how large its all-reduces are, so not on what links they "
-                "ran; say the bandwidth of the slowest one, as in blueconnect:bandwidth=25Gbps."
-            )
-        rate = np.where(np.isnan(rate), bandwidth.byte_s, rate)
-    outer = rate if bandwidth is None else bandwidth.byte_s
-    faster = [inner_bandwidth.byte_s / rate, *[outer / rate] * (len(numbers) - 1)]
-    return decompose(graph, tasks, numbers, faster, shared=shared)
+    rate = flat_byte_s(graph, tasks, math.prod(numbers), bandwidth)
+    if cluster is not None:
+        faster = [level.link.exchange_byte_s / rate for level in levels]
+        return decompose(graph, tasks, numbers, faster, shared=[level.shared for level in levels])
+    inner, outer = (
+        None if given is None else network_of(graph, "blueconnect", bandwidth=given).levels[0].link.byte_s
+        for given in (inner_bandwidth, bandwidth)
+    )
+    faster = [(inner or rate) / rate, *[(outer or rate) / rate] * (len(numbers) - 1)]
+    return decompose(graph, tasks, numbers, faster, shared=[shared] * len(numbers))

@@ -10,40 +10,46 @@ Model:  each slice is pushed on the sending link once its layer's backward work 
         Deviations from the print: there the priority is the negative distance to the output, which prefers the layers
         that are used last; pushes to the own server are sent to itself, one for all workers, where the others send
         to it; and a slice is pulled for the layer's backward work. Ignored: the servers' own work, copies between
-        host and GPU, the worker's calls. In the range: 34 % more than theory (Daydream §6.5 measured it for NCCL), and
-        messages whose latencies overlap (in the prediction each holds its link up).
+        host and GPU, the worker's calls (on a CPU sockets take their time from the core of the step). In the range:
+        34 % more than theory (Daydream §6.5 measured it for NCCL), and messages whose latencies overlap (in the
+        prediction each holds its link up).
 Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS, in place of PyTorch's DDP.
 """
 
 import numpy as np
 
 from whatif import Frontier, TaskGraph, WhatifError
-from whatif.cluster.links import LATENCY_US
+from whatif.cluster.options import network_of
 from whatif.models.buckets import step_gradients
-from whatif.models.collective_tasks import communicates, link_of
+from whatif.models.collective_tasks import communicates
+from whatif.models.data_parallel import as_workers
 from whatif.models.parameter_server import push_and_pull, server_arrays, server_slices, without_update
 from whatif.models.priority import by_priority
 from whatif.units import Bandwidth, Size
 
-ETHERNET, SLICE = Bandwidth("25Gbps"), Size("200kB")
+# The paper's cluster has four machines.
+WORKERS, SLICE = 4, Size("200kB")
 
 
 def transform(
     graph: TaskGraph,
     *,
-    workers: int = 4,
+    workers: int | None = None,
     servers: int | None = None,
-    bandwidth: Bandwidth = ETHERNET,
+    bandwidth: Bandwidth | None = None,
+    latency_us: float | None = None,
+    cluster: str | None = None,
+    table: str | None = None,
     slice_size: Size = SLICE,
     priority: bool = True,
-    latency_us: float = LATENCY_US,
     gradient_mb: float | None = None,
 ) -> TaskGraph:
     """Push and pull every gradient; `gradient_mb` where the recording does not tell the gradients."""
-    if not 2 <= workers <= 100_000 or not (servers is None or 1 <= servers <= 100_000):
-        raise WhatifError(f"p3: expected from 2 to 100,000 workers and 1 or more servers, got {workers} and {servers}.")
-    if not 0 <= latency_us <= 1e6:
-        raise WhatifError(f"p3: expected latency_us from 0 to 1,000,000, got {latency_us}.")
+    network = network_of(graph, "p3", workers=WORKERS if workers is None and cluster is None else workers,
+                         bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table)  # fmt: skip
+    if network.workers < 2 or not (servers is None or 1 <= servers <= 100_000):
+        got = f"{network.workers} and {servers}"
+        raise WhatifError(f"p3: expected 2 workers or more and from 1 to 100,000 servers, got {got}.")
     if communicates(graph):
         return graph.note("p3: the steps exchange their gradients already; nothing changes")
     graph = without_update(graph)
@@ -52,12 +58,13 @@ def transform(
         raise WhatifError(
             "p3: expected a recording of two steps or more, since a step pulls for the next one, got one."
         )
-    places = workers if servers is None else servers
+    places = network.workers if servers is None else servers
     slices = server_slices(gradients, slice_size.size_bytes, places) if priority else server_arrays(gradients, places)
-    link = link_of(graph, bandwidth, latency_us)
     sent = int((gradients.step[slices.gradient] == gradients.step[0]).sum())
-    graph = push_and_pull(graph, gradients, slices, workers, servers, link, prioritised=priority)
-    return graph.note(f"p3: {sent:,} {'slices' if priority else 'arrays or parts of one'} a step; the servers update")
+    graph = push_and_pull(graph, gradients, slices, network, servers, prioritised=priority)
+    return as_workers(graph, network.workers, 0).note(
+        f"p3: {sent:,} {'slices' if priority else 'arrays or parts of one'} a step; the servers update"
+    )
 
 
 def schedule(frontier: Frontier) -> int:

@@ -75,7 +75,14 @@ class GraphInfo:
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
+    origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
+    ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
     metadata: dict[str, Any] = field(default_factory=dict)  # what the recorder wrote, as it wrote it
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples all workers together train in a step; None where the batch is not known."""
+        return None if self.batch_size is None else self.batch_size * (self.workers or 1)
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,13 @@ class TaskGraph:
         if step is not None:
             mask &= self.step == step
         return mask
+
+    @shared_property
+    def of_clock(self) -> Bool:
+        """Mask of the tasks of the rank whose steps are told, the first one's, shape (n_tasks,)."""
+        first = self.threads[0].rank if self.threads else 0
+        mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
+        return np.ones(len(self), dtype=np.bool_) if mine.all() else mine[self.thread]
 
     @shared_property
     def launch_of(self) -> Int32:

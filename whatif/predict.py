@@ -155,11 +155,11 @@ class Prediction:
             result["interaction_ms"] = self.composition.interaction_ms
         if self.baseline.calibration:
             result["calibration"] = self.baseline.calibration.to_dict()
-        changed_batch = self.graph.info.batch_size
-        if info.batch_size and changed_batch and self.baseline_ms and self.predicted_ms:
+        samples, changed_samples = info.samples, self.graph.info.samples
+        if samples and changed_samples and self.baseline_ms and self.predicted_ms:
             result["samples_per_s"] = {
-                "baseline": 1e3 * info.batch_size / self.baseline_ms,
-                "predicted": 1e3 * changed_batch / self.predicted_ms,
+                "baseline": 1e3 * samples / self.baseline_ms,
+                "predicted": 1e3 * changed_samples / self.predicted_ms,
             }
         return result
 

@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.cluster.collectives import Cost
-from whatif.cluster.links import TCP_SHARE, Link
 from whatif.edit import add_thread
 from whatif.graph import TaskGraph
 from whatif.kernels import KernelFamily, collective_of
 from whatif.models.estimator import ESTIMATED, Estimates, Source, sources
 from whatif.types import Bool, Int64, TaskKind, Thread, ThreadKind
-from whatif.units import Bandwidth
 
 LATENCY, WORKERS = "latency ns", "workers"
+# Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
+ACTIVATIONS = "exchanges activations"
 FAMILY = int(KernelFamily.COMMUNICATION)
 # Daydream §6.5 and figure 9: NCCL's all-reduces took 34 % more than theory on average beside other kernels, and next
 # to theory alone; a synchronisation before each recovered 22.8 % of their time.
@@ -30,11 +30,6 @@ OVERLAPPED, SYNCHRONISED = 1.34, 1.34 * (1 - 0.228)
 CALL_NS = 55_000
 # Without the profiler, on a faster CPU: our estimate.
 CALL_LOW_NS = 20_000
-
-
-def link_of(graph: TaskGraph, bandwidth: Bandwidth, latency_us: float) -> Link:
-    """Give the link of an option's bandwidth; over TCP, as gloo sends from a CPU, its headers take a share."""
-    return Link(bandwidth.byte_s * (1.0 if graph.on_gpu.any() else TCP_SHARE), latency_us * 1e3)
 
 
 def estimated(cost: Cost, slowest: float = OVERLAPPED) -> Estimates:
@@ -77,7 +72,13 @@ def workers_of(graph: TaskGraph) -> Int64:
 
 def communicates(graph: TaskGraph) -> bool:
     """Say whether the steps exchange gradients: by their tasks, or, where a CPU sends beside them, by the recorder."""
-    return bool((graph.kind == TaskKind.COMMUNICATION).any()) or _world_size(graph.info.metadata.get("ddp")) is not None
+    exchanged = (graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph)
+    return bool(exchanged.any()) or _world_size(graph.info.metadata.get("ddp")) is not None
+
+
+def of_activations(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
+    return np.asarray(graph.attached.get(ACTIVATIONS, np.zeros(len(graph), dtype=np.bool_)), dtype=np.bool_)
 
 
 def recorded_workers(graph: TaskGraph) -> int | None:

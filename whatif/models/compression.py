@@ -1,19 +1,25 @@
-"""Gradients compressed before they are exchanged, and decompressed behind: kernels around every all-reduce."""
+"""Gradients compressed before they are exchanged, and decompressed behind: work around every all-reduce."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from whatif.cluster.network import Network
 from whatif.graph import TaskGraph
 from whatif.insert import Inserted, NewTasks
 from whatif.kernels import KernelFamily
+from whatif.models import gloo
 from whatif.models.calls import calls_of
-from whatif.models.collective_tasks import latency_of, named, tell, workers_of
-from whatif.models.estimator import mark, moving
+from whatif.models.collective_tasks import all_reduces, estimated, latency_of, named, tell, workers_of
+from whatif.models.estimator import mark, moving, put
 from whatif.models.mixed_precision import last_gpu_before, operator_cost_ns
 from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, TaskKind
 
 COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"
+TO_HALF, FROM_HALF = "cast bucket to fp16", "cast bucket from fp16"
+# DDP's fp16_compress_hook casts a bucket (4 bytes read, 2 written), divides it (2 and 2), and copies the sum back (2
+# and 4); of the size of the fp32 bucket.
+TO_HALF_ACCESSES, FROM_HALF_ACCESSES = 2.5, 1.5
 # Our estimate, for kernels that nobody measured here: fused passes, or twice as many as counted.
 LOW, HIGH = 0.6, 2.0
 
@@ -57,6 +63,40 @@ def exchange_sparse(
     )
 
 
+def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
+    """Give the graph whose all-reduces, those of ``distributed`` on ``network``, send fp16 in place of fp32.
+
+    Each bucket is cast before and behind it, as DDP's fp16_compress_hook does.
+    """
+    tasks = np.flatnonzero(all_reduces(graph) & (workers_of(graph) > 0))
+    size = graph.size_bytes[tasks]
+    sources, users = _neighbours_of(graph, tasks)
+    before = _inserted(graph, TO_HALF, sources, graph.thread[sources], TO_HALF_ACCESSES * size, 2, low=1, high=1)
+    graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
+    half = size // 2
+    cost = network.cost("all_reduce", half)
+    if not graph.on_gpu.any():
+        cost = gloo.bounded_by_cpu(cost, gloo.work_ns(graph, half, network.workers, cost.total_ns))
+    times = estimated(cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
+    column = graph.size_bytes.copy()
+    column[tasks] = half
+    graph = tell(put(graph.replace(size_bytes=column), tasks, times), tasks, cost.latency_ns, network.workers)
+    # The first that waits for each sum casts it back; those that wait for the stream have no copy of their own.
+    needed = users >= 0
+    users = before.moved[users[needed]].astype(np.int64)
+    places = graph.neighbours[0][users].astype(np.int64)
+    places = np.where(places >= 0, places, users)
+    behind = _inserted(
+        graph, FROM_HALF, places, graph.thread[places], FROM_HALF_ACCESSES * size[needed], 1, low=1, high=1
+    )
+    moved = behind.moved
+    return behind.graph.add_dependencies(
+        np.concatenate([moved[before.ids], moved[tasks[needed]]]),
+        np.concatenate([moved[tasks], behind.ids]),
+        kind=DependencyKind.COMMUNICATION,
+    )
+
+
 def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
     d: Dependencies = graph.dependencies
@@ -78,13 +118,16 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     return sources, np.where(users < len(graph), users, -1)
 
 
-def _inserted(graph: TaskGraph, name: str, after: Int64, thread: Array, size_bytes: Array, kernels: int) -> Inserted:
+def _inserted(
+    graph: TaskGraph, name: str, after: Int64, thread: Array, size_bytes: Array, kernels: int, *,
+    low: float = LOW, high: float = HIGH,
+) -> Inserted:  # fmt: skip
     times = moving(graph, size_bytes)
     on_gpu = bool(graph.on_gpu.any())
     inserted = graph.insert(
         NewTasks(
             after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
-            thread=thread, low_ns=times.low_ns * LOW, high_ns=times.high_ns * HIGH, phase=Phase.BACKWARD,
+            thread=thread, low_ns=times.low_ns * low, high_ns=times.high_ns * high, phase=Phase.BACKWARD,
             size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
             launched_after=calls_of(graph, after) if on_gpu else None,
             launch_ns=kernels * operator_cost_ns(graph) if on_gpu else 0,

@@ -2,22 +2,26 @@
 
 As DistributedDataParallel does it (torch/csrc/distributed/c10d/reducer.cpp): every finished gradient is divided and
 copied into its bucket, a full bucket is all-reduced once those before it have been, and at the end of the backward
-pass each sum is waited for and copied back.
+pass each sum is waited for and copied back. From a CPU gloo exchanges, whose threads take their time from the core of
+the step (``whatif.models.gloo``), and the forward pass begins with a broadcast of the buffers.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from whatif.cluster.collectives import ring_all_reduce
-from whatif.cluster.links import Link
+from whatif.cluster.collectives import Cost
+from whatif.cluster.network import Network
 from whatif.edit import add_dependencies
 from whatif.graph import TaskGraph
 from whatif.insert import NewTasks
 from whatif.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.memory import Memory
+from whatif.models import gloo
 from whatif.models.buckets import StepGradients, step_of
 from whatif.models.calls import calls_of
 from whatif.models.collective_tasks import (
@@ -31,11 +35,13 @@ from whatif.models.collective_tasks import (
     named,
     tell,
 )
-from whatif.models.estimator import Estimates, combined, mark, moving
-from whatif.types import Array, Bool, Dependencies, DependencyKind, Int32, Int64, Phase, TaskKind
+from whatif.models.estimator import Estimates, Source, combined, later, mark, moving
+from whatif.models.memory_effects import change_memory
+from whatif.types import Anchor, Array, Bool, Dependencies, DependencyKind, Int32, Int64, Phase, TaskKind
 
 COPY_IN, COPY_OUT = "copy gradient into bucket", "copy bucket into gradient"
 ALL_REDUCE, CALL, LAUNCH, CHANNEL = "all-reduce", "c10d::allreduce_", "cudaLaunchKernel", "network"
+FORWARD, BROADCAST = "DistributedDataParallel.forward", "broadcast of buffers"
 
 # What DDP's own copies cost the CPU over the launch in them: 4.7 and 3.7 us for launches of 3.3 and 3.0 in the
 # recording of a ResNet under DDP on an MI300X (TraceLens). Where no launch is known: a usual one.
@@ -62,29 +68,40 @@ def all_reduce_buckets(
     graph: TaskGraph,
     gradients: StepGradients,
     bucket: Int64,
-    workers: int,
-    link: Link,
+    network: Network,
     *,
+    overlap: bool = True,
     synchronised: bool = False,
     bucket_view: bool = False,
 ) -> TaskGraph:
-    """Give the graph of one of ``workers`` whose steps all-reduce their gradients in a ring, bucket by bucket.
+    """Give the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
 
-    ``bucket`` (n,): of each row of ``gradients``, numbered in the order of sending. ``synchronised``: the CPU waits for
-    the stream before each all-reduce. ``bucket_view``: gradients live in their bucket, so that none is copied back.
+    ``bucket`` (n,): of each row of ``gradients``, numbered in the order of sending. ``overlap``: a bucket is sent when
+    it is full, else all of them behind the backward pass. ``synchronised``: the CPU waits for the stream before each
+    all-reduce. ``bucket_view``: gradients live in their bucket, so that none is copied back.
     """
     order = np.lexsort((gradients.row, gradients.task, bucket, gradients.step))
     gradients = StepGradients(*(column[order] for column in gradients))
     buckets, ends = _buckets(gradients, bucket[order]), _backward_ends(graph)
+    if not overlap:
+        buckets = buckets._replace(ready=np.maximum(buckets.ready, ends.work[buckets.step]))
     graph, channel = add_channel(graph, CHANNEL, ordered=True)
-    cost = ring_all_reduce(buckets.size_bytes, workers, link)
+    cost = network.cost("all_reduce", buckets.size_bytes)
+    work_ns = np.zeros(len(buckets.step))
+    if not graph.on_gpu.any():
+        work_ns = gloo.work_ns(graph, buckets.size_bytes, network.workers, cost.total_ns)
+        cost = gloo.bounded_by_cpu(cost, work_ns)
     times = estimated(cost, SYNCHRONISED if synchronised else OVERLAPPED)
     waiting = _first_behind(graph, ends, buckets)
 
-    new = _put_in(graph, gradients, buckets, ends, times, channel, bucket_view)
-    changed, moved = tell(new.graph, new.reduced, cost.latency_ns, workers), new.moved
+    new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
+    changed, moved = tell(new.graph, new.reduced, cost.latency_ns, network.workers), new.moved
     changed = _handed_off_later(changed, moved[ends.cpu], new.cpu_end)
     last_copy = _in_order(np.maximum.reduceat(new.copies, buckets.first), buckets.step)
+    if not overlap:
+        every_copy = np.zeros(len(ends.cpu), dtype=np.int64)
+        np.maximum.at(every_copy, buckets.step, last_copy)
+        last_copy = every_copy[buckets.step]
     last_sum = np.full(len(ends.cpu), -1, dtype=np.int64)
     np.maximum.at(last_sum, buckets.step, new.reduced)
     sums = buckets.first[: len(new.back)]  # none where nothing is copied back
@@ -94,7 +111,23 @@ def all_reduce_buckets(
         DependencyKind.COMMUNICATION,
     )
     changed = add_dependencies(changed, Dependencies.concatenate([new.launches, exchanged]))
+    if not graph.on_gpu.any():
+        changed = _with_forward(gloo.with_slowest(changed, network.workers), network, channel)
     return _synchronised(changed) if synchronised else changed
+
+
+def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view: bool = False) -> TaskGraph:
+    """Give the graph as that of one of ``workers``, whose memory holds DDP's buckets from step to step.
+
+    With ``bucket_view`` a layer's gradient of its own lives until it is copied into its bucket.
+    """
+
+    def with_buckets(memory: Memory) -> Memory:
+        held = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
+        return replace(held, gradients_leave=True, gradients_in_forward=False) if bucket_view else held
+
+    graph = change_memory(graph, with_buckets)
+    return graph.replace(info=replace(graph.info, workers=workers))
 
 
 def _buckets(gradients: StepGradients, bucket: Int64) -> _Buckets:
@@ -162,6 +195,7 @@ def _put_in(
     buckets: _Buckets,
     ends: _Ends,
     times: Estimates,
+    work_ns: npt.NDArray[np.float64],
     channel: int,
     bucket_view: bool,
 ) -> _New:
@@ -170,7 +204,8 @@ def _put_in(
     n, b, back = len(gradients.task), len(buckets.step), 0 if bucket_view else len(gradients.task)
     # Read and written once; as large for any batch and format, like what the optimizer moves.
     copying = moving(graph, 2 * gradients.size_bytes)
-    every = combined([copying, times, *([] if bucket_view else [copying])])
+    copied_in = copying if on_gpu else later(copying, gloo.HOOK_NS, gloo.SPREAD)
+    every = combined([copied_in, times, *([] if bucket_view else [copying])])
     end, cpu_end = ends.work.copy(), ends.cpu.copy()
     np.maximum.at(end, buckets.step, buckets.ready)
     behind = np.concatenate([gradients.task, buckets.ready])
@@ -187,6 +222,10 @@ def _put_in(
     # Behind one task come its copies, then the calls, then what these start; a copy back runs where the work ended.
     copy_call_ns = _copy_call_ns(graph) if on_gpu else 0
     call_ns, call_low_ns = (column(copy_call_ns, reduce_ns)[called] for reduce_ns in (CALL_NS, CALL_LOW_NS))
+    if not on_gpu:
+        # What gloo's threads take from this core is taken right behind the call: it delays what this thread still has
+        # to do, and passes while it waits where there is nothing left.
+        call_ns, call_low_ns = call_ns + work_ns.astype(np.int64), call_low_ns + work_ns.astype(np.int64)
     streams = np.concatenate([graph.thread[behind[:n]], np.full(b, channel), graph.thread[behind[n + b :]]])
     size = np.concatenate([2 * gradients.size_bytes, buckets.size_bytes, 2 * gradients.size_bytes[:back]])
     kind = column(TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, TaskKind.COMMUNICATION)
@@ -216,7 +255,45 @@ def _put_in(
     if not on_gpu:
         np.maximum.at(new_end, step[~is_sum], ids[~is_sum])
     launches = Dependencies.of(starts, ids[called], DependencyKind.LAUNCH, graph.info.launch_lag_ns)
+    if not on_gpu:
+        launches = Dependencies.of(starts, ids[called], DependencyKind.COMMUNICATION, CALL_NS, Anchor.START)
     return _New(changed, ids[:n], ids[n : n + b], ids[n + b :], launches, inserted.moved, new_end)
+
+
+def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph:
+    """Let each forward pass on a CPU begin with DDP's own work, and wait for rank 0's buffers."""
+    steps = step_of(graph)
+    tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.FORWARD) & (steps >= 0))
+    first = tasks[np.unique(steps[tasks], return_index=True)[1]]
+    if not len(first):
+        return graph
+    count, size_bytes = gloo.buffers(graph)
+    own_ns = float(gloo.STEP_NS + count * gloo.BUFFER_NS)
+    inserted = graph.insert(
+        NewTasks(
+            first, FORWARD, TaskKind.CPU_OP, own_ns, low_ns=own_ns / gloo.SPREAD, high_ns=own_ns * gloo.SPREAD,
+            phase=Phase.FORWARD,
+        )
+    )  # fmt: skip
+    graph, own = mark(inserted.graph, inserted.ids, Source.ASSUMED), inserted.ids
+    following = graph.neighbours[1][own]
+    if not count or (following < 0).any():
+        return graph
+    cost = network.cost("broadcast", size_bytes)
+    # One message for the numbers and one for the counts of batches.
+    cost = gloo.bounded_by_cpu(Cost(2 * cost.latency_ns, cost.transfer_ns), np.full(1, 2.0 * gloo.MESSAGE_NS))
+    times = estimated(cost)
+    sent = graph.insert(
+        NewTasks(
+            own, BROADCAST, TaskKind.COMMUNICATION, times.duration_ns[0], thread=channel, high_ns=times.high_ns[0],
+            size_bytes=size_bytes, family=FAMILY, phase=Phase.FORWARD,
+        )
+    )  # fmt: skip
+    graph = tell(sent.graph, sent.ids, cost.latency_ns[0], network.workers)
+    return graph.add_dependencies(
+        np.concatenate([sent.moved[own], sent.ids]), np.concatenate([sent.ids, sent.moved[following]]),
+        kind=DependencyKind.COMMUNICATION,
+    )  # fmt: skip
 
 
 def _first_behind(graph: TaskGraph, ends: _Ends, buckets: _Buckets) -> _Waiting:

@@ -188,3 +188,11 @@ def combined(parts: Sequence[Estimates]) -> Estimates:
     """Estimates of several lists of work, one behind the other."""
     columns: list[Array] = [np.concatenate([getattr(part, name) for part in parts]) for name in Estimates.__slots__]
     return Estimates(*columns)
+
+
+def later(estimates: Estimates, more_ns: float, spread: float) -> Estimates:
+    """Estimates of work that takes ``more_ns`` longer, our estimate: from 1 / ``spread`` to ``spread`` times that."""
+    return Estimates.of(
+        estimates.duration_ns + more_ns, Source.ASSUMED,
+        estimates.low_ns + more_ns / spread, estimates.high_ns + more_ns * spread,
+    )  # fmt: skip

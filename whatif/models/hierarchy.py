@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.insert import NewTasks
 from whatif.models.collective_tasks import (
@@ -21,27 +22,37 @@ from whatif.models.collective_tasks import (
     tell,
 )
 from whatif.types import Dependencies, DependencyKind, Int32, Int64, TaskKind, among
+from whatif.units import Bandwidth
 
 Float64 = npt.NDArray[np.float64]
 SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 
-def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int) -> Float64:
-    """Give the rate of the links by size and time of ring all-reduces, bytes/s; NaN where the size is not known."""
+def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwidth | None) -> Float64:
+    """Give the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
+
+    Raises WhatifError where neither tells it.
+    """
     transfer_ns = np.maximum(graph.duration_ns[tasks] - latency_of(graph)[tasks], 1)
     size = np.where(graph.size_bytes[tasks] >= 0, np.maximum(graph.size_bytes[tasks], 1), np.nan)
-    return np.asarray(2 * (workers - 1) / workers * size / transfer_ns * 1e9, dtype=np.float64)
+    rate = np.asarray(2 * (workers - 1) / workers * size / transfer_ns * 1e9, dtype=np.float64)
+    if np.isnan(rate).any() and bandwidth is None:
+        raise WhatifError(
+            "blueconnect: this recording does not tell how large its all-reduces are, so not on what links they ran; "
+            "say the bandwidth of the slowest one, as in blueconnect:bandwidth=25Gbps."
+        )
+    return rate if bandwidth is None else np.where(np.isnan(rate), bandwidth.byte_s, rate)
 
 
 def decompose(
-    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: bool
+    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
 ) -> TaskGraph:
     """Give the graph in which each ring all-reduce of ``tasks`` (ids) goes through groups of ``factors`` workers.
 
     Stage i reduces and scatters what stage i - 1 left, 1 / p of it, among p workers on its own channel; then as many
     stages gather, in reverse. ``faster``: for each factor how many times the rate of the flat ring its links have, one
-    number or one a task. ``shared``: the workers below a stage share its links, which then carry as much as if nothing
-    had been scattered.
+    number or one a task. ``shared``, for each factor: the workers below a stage share its links, which then carry as
+    much as if nothing had been scattered.
     """
     workers, n, k = math.prod(factors), len(tasks), len(factors)
     levels = [*range(k), *reversed(range(k))]
@@ -91,7 +102,7 @@ def decompose(
 
 
 def _costs(
-    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: bool
+    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
 ) -> tuple[Float64, Float64, Int64]:
     """Latency and transfer of a stage of each factor, ns, and the bytes that its group begins with, (n_factors, n)."""
     workers = math.prod(factors)
@@ -104,8 +115,8 @@ def _costs(
     return (
         np.stack([(p - 1) * hop_ns for p in factors]),
         np.stack([
-            (p - 1) / p * whole_ns / rate / (1 if shared else parts)
-            for p, rate, parts in zip(factors, faster, below, strict=True)
+            (p - 1) / p * whole_ns / rate / (1 if together else parts)
+            for p, rate, parts, together in zip(factors, faster, below, shared, strict=True)
         ]),
         np.stack([np.where(size >= 0, size // parts, -1) for parts in below]),
     )  # fmt: skip

@@ -1,0 +1,140 @@
+"""``p3`` and its schedule on steps drawn by hand, and as properties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import whatif
+from tests.transforms.communication_graphs import (
+    SERVERS,
+    SLICED,
+    apply,
+    drawn,
+    kept_order,
+    overhead_ns,
+    rows,
+    training,
+    two_layers,
+)
+from whatif import Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.models.priority import by_priority
+
+
+def used(graph: TaskGraph, spec: str) -> dict[str, int]:
+    """The starts of the second step's forward kernels under the schedule of ``spec``."""
+    transform = whatif.load_transform(spec)
+    timeline = simulate(transform(graph).check(), transform.schedule)
+    kernels = drawn(timeline, "stream 7")
+    return {name: start for name, start, _ in kernels[len(kernels) // 2 :] if name.startswith("f")}
+
+
+def test_p3_by_hand() -> None:
+    """Slices of 200,000 ns; a server beside each of two workers has every other slice.
+
+    ::
+
+        us        301       401       501       701       901      1001      1101
+        stream  b2-|b1-------|                             |f1-------|        |f2---
+        send       |push 2b----------|push 1b---|pull 1a---|pull 2a-----------|
+        receive    |push 2a----------|push 1a---|pull 1b---|pull 2b-----------|
+    """
+    graph = two_layers(2, kernel_ns=100_000, **SLICED)
+    durations = np.where(graph.select(name="^b"), 100_000, graph.duration_ns)
+    graph = graph.with_duration(np.ones(len(graph), dtype=np.bool_), durations)
+    assert used(graph, SERVERS) == {"f1": 901_000, "f2": 1_101_000}
+    # The baseline: whole gradients in turn; layer 2's lies here (301 to 1101), layer 1's there (401 to 801 to 1201).
+    assert used(graph, f"{SERVERS},priority=false") == {"f1": 1_201_000, "f2": 1_301_000}
+    # Two machines of their own: nothing but pushes is sent and nothing but pulls received, 1.6 MB in all.
+    alone = apply(graph, f"{SERVERS},servers=2")
+    send = alone.duration_ns[alone.thread == len(alone.threads) - 2]
+    assert send.tolist() == [200_000] * 8
+    # One machine for two workers takes twice as long for a slice.
+    assert set(apply(graph, f"{SERVERS},servers=1").duration_ns[alone.kind == TaskKind.COMMUNICATION]) == {400_000}
+
+
+def test_servers_update_the_weights() -> None:
+    graph = apply(two_layers(2, **SLICED), SERVERS)
+    assert not graph.select(name="^u$|^launch u$").any()
+
+
+def test_big_arrays_are_split_over_the_servers() -> None:
+    """MXNet's rule: an array of more than a million parameters has a part on each server, a small one a place."""
+    graph = apply(two_layers(2, grad_ready_order=rows(8_000_001, 400_000)), "p3:workers=4,priority=false")
+    pushes = graph.size_bytes[graph.select(name="^push$") & (graph.step == 0)]
+    assert sorted(pushes.tolist()) == [400_000, 2_000_000, 2_000_000, 2_000_000, 2_000_001]
+
+
+def test_each_link_carries_as_much_as_in_a_ring() -> None:
+    """Daydream §6.6's cluster of four: 2 (n - 1) / n of the gradients over each link, in either direction."""
+    four = SERVERS.replace("workers=2", "workers=4")
+    graph = apply(two_layers(2, grad_ready_order=rows(4_000_000, 4_000_000)), f"{four},slice_size=100kB")
+    for channel in (len(graph.threads) - 2, len(graph.threads) - 1):
+        carried = graph.duration_ns[(graph.thread == channel) & (graph.step == 0)].sum()
+        assert carried == 2 * 3 / 4 * 8_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(training(), st.sampled_from(["", ",servers=1", ",servers=3"]), st.booleans())
+def test_p3_keeps_the_step_and_gains_with_bandwidth(graph: TaskGraph, servers: str, priority: bool) -> None:
+    spec = f"p3:workers=3{servers},priority={priority},bandwidth="
+    changed = apply(graph, f"{spec}1Gbps")
+    kept_order(graph, changed)
+    updates = graph.select(phase=Phase.UPDATE)
+    without = graph.remove(updates) if updates.any() else graph
+    slow, fast, free = (overhead_ns(graph, f"{spec}{link}") for link in ("1Gbps", "4Gbps", "900TB/s,latency_us=0"))
+    # A link that is free sooner may begin a slice just before a more urgent one is there: at most that slice is lost.
+    largest = int(changed.duration_ns[changed.kind == TaskKind.COMMUNICATION].max())
+    assert fast <= slow + largest
+    assert free <= fast
+    # On a CPU what sockets take of the core is left.
+    core_ns = int(changed.duration_ns[changed.select(name="^sending and receiving$")].sum())
+    assert free <= simulate(without).makespan_ns + core_ns + 1_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 4_000_000), min_size=1, max_size=1), st.integers(0, 3))
+def test_a_larger_slice_never_lowers_the_overhead_of_a_gradient(sizes: list[int], doublings: int) -> None:
+    """Without latency: the pull of a slice runs beside the push of the next one, so that small slices fill the pipe."""
+    graph = two_layers(2, grad_ready_order=[{**row, "layer": "layer1"} for row in rows(*sizes)])
+    spec = "p3:workers=2,servers=2,latency_us=0,bandwidth=1GB/s,slice_size={}B"
+    small, large = (overhead_ns(graph, spec.format(50_000 * 2**n)) for n in (doublings, doublings + 1))
+    assert small <= large + 1_000  # whole nanoseconds of every slice
+
+
+def slowly(frontier: Frontier) -> int:
+    """Algorithm 7's Schedule as a search: the earliest start, channels last and the lowest first, the most urgent."""
+    threads, urgency = frontier.graph.threads, frontier.graph.attached["priority"]
+
+    def key(task: int) -> tuple[int, int, int, int, int]:
+        start, ready, thread = frontier.start_ns(task), frontier.ready_ns[task], frontier.thread[task]
+        free = not threads[thread].ordered
+        return start, 1 + thread if free else 0, -int(urgency[task]) if free else ready, ready, task
+
+    return min(frontier.ready_ns, key=key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(training(), st.sampled_from(["", ",servers=2", ",slice_size=900kB"]), st.data())
+def test_the_schedule_is_algorithm_7s(graph: TaskGraph, options: str, data: st.DataObject) -> None:
+    changed = apply(graph, f"p3:bandwidth=10Gbps{options}")
+    urgency = np.array(data.draw(st.lists(st.integers(-3, 3), min_size=len(changed), max_size=len(changed))))
+    changed = changed.attach(priority=urgency)
+    fast, slow = simulate(changed, by_priority), simulate(changed, slowly)
+    np.testing.assert_array_equal(fast.start_ns, slow.start_ns)
+
+
+def test_p3_wants_a_step_that_follows() -> None:
+    with pytest.raises(WhatifError, match="two steps or more"):
+        apply(two_layers(1), "p3")
+
+
+def test_latencies_of_slices_may_overlap() -> None:
+    """Four slices a step of 200,000 each way, 100,000 of latency each: at the lower end only the bytes take time."""
+    graph = apply(two_layers(2, **SLICED), SERVERS.replace("latency_us=0", "latency_us=100") + ",servers=2")
+    sent = graph.kind == TaskKind.COMMUNICATION
+    assert set(graph.duration_ns[sent].tolist()) == {300_000}
+    assert set(graph.low_ns[sent].tolist()) == {200_000}
+    assert set(graph.high_ns[sent].tolist()) == {402_000}
