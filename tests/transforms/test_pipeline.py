@@ -1,0 +1,494 @@
+"""Pipelines: steps drawn by hand with exact nanoseconds, the papers' bubbles, schedules and cuts, real recordings.
+
+A layer of ``equal_layers`` takes 2,000 ns and 2,000,000 more for the whole batch forward, twice the latter backward, so
+with m micro-batches 2,000 + 2,000,000 / m. Its launches take 1,000, a call to send or receive 55,000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import whatif
+from tests.helpers import CPU, STREAM
+from tests.transforms.layer_graphs import Call, network
+from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
+from whatif.memory import LayerMemory, Memory, peak
+from whatif.models.pipeline_memory import stage_memories
+from whatif.models.pipeline_schedule import SCHEDULES, Pass, in_possible_order, most_in_flight, needed, order
+from whatif.models.stage_work import at_micro_batch, work_of
+from whatif.models.stages import balanced, model_of
+from whatif.predict import Baseline
+
+# A byte a nanosecond and no latency; activations of 200,000 bytes a batch.
+LINK = "bandwidth=1GB/s,latency_us=1,activation_mb=0.2"
+# Nothing to send.
+FREE = "latency_us=0,activation_mb=0"
+
+
+def equal_layers(count: int, *, launch_ns: int = 1_000, steps: int = 1, on_cpu: bool = False, work_ns: int = 2_000_000,
+                 **info: Any) -> TaskGraph:  # fmt: skip
+    calls = [Call(f"Linear_{i}", 2_000 + work_ns, 2_000 + 2 * work_ns, 1_000) for i in range(count)]
+    return network(calls, launch_ns=launch_ns, steps=steps, on_cpu=on_cpu, **info)
+
+
+def changed(graph: TaskGraph, spec: str) -> TaskGraph:
+    return load_transform(f"pipeline:{spec}")(graph).check()
+
+
+def tasks_of(graph: TaskGraph, thread: str) -> list[tuple[str, int, int]]:
+    """Name, start and end of each task of a thread, in order."""
+    timeline = simulate(graph)
+    (code,) = [number for number, found in enumerate(graph.threads) if found.name == thread]
+    ids = np.flatnonzero(graph.thread == code).tolist()
+    return [(graph.names[graph.name[i]], int(timeline.start_ns[i]), int(timeline.end_ns[i])) for i in ids]
+
+
+def test_two_stages_in_turn_by_hand() -> None:
+    """Of a micro-batch: forward (F) 1,002,000, backward (B) 2,002,000, message 1,000 + 100,000; times in us.
+
+    ::
+
+        stage 0: GPU      1|F0 1003|F1 2005|          4209|B0 6211|  7213|B1 9215|u 9217.5
+        stage 0 to 1               1003|s0 1104|  2005|s1 2106|
+        stage 1: GPU                    1104|F0 2106|B0 4108|F1 5110|B1 7112|u
+        stage 1 to 0                                        4108|b0 4209|  7112|b1 7213|
+        stage 0: CPU      |F0|send|F1|send|recv|B0|recv|B1|u
+    """
+    graph = changed(equal_layers(2), f"stages=2,micro_batches=2,schedule=1f1b,{LINK}")
+    assert tasks_of(graph, "stage 0: GPU") == [
+        ("forward 0", 1_000, 1_003_000), ("forward 1", 1_003_000, 2_005_000), ("backward 0", 4_209_000, 6_211_000),
+        ("backward 1", 7_213_000, 9_215_000), ("update", 9_215_000, 9_217_500),
+    ]  # fmt: skip
+    assert tasks_of(graph, "stage 1: GPU") == [
+        ("forward 0", 1_104_000, 2_106_000), ("backward 0", 2_106_000, 4_108_000), ("forward 1", 4_108_000, 5_110_000),
+        ("backward 1", 5_110_000, 7_112_000), ("update", 7_112_000, 7_114_500),
+    ]  # fmt: skip
+    assert tasks_of(graph, "network: stage 0 to 1") == [("send", 1_003_000, 1_104_000), ("send", 2_005_000, 2_106_000)]
+    assert tasks_of(graph, "network: stage 1 to 0") == [("send", 4_108_000, 4_209_000), ("send", 7_112_000, 7_213_000)]
+    assert tasks_of(graph, "stage 0: CPU") == [
+        ("forward 0", 0, 1_000), ("c10d::send", 1_000, 56_000), ("forward 1", 56_000, 57_000),
+        ("c10d::send", 57_000, 112_000), ("c10d::recv_", 112_000, 167_000), ("backward 0", 167_000, 168_000),
+        ("c10d::recv_", 168_000, 223_000), ("backward 1", 223_000, 224_000), ("update", 224_000, 224_500),
+    ]  # fmt: skip
+    assert simulate(graph).step_times_ns("span") == (9_216_500,)
+
+
+def test_all_forward_passes_first_by_hand() -> None:
+    """As above: the last micro-batch comes back first.
+
+    ::
+
+        stage 0: GPU      1|F0 1003|F1 2005|               5211|B1 7213|B0 9215|u
+        stage 1: GPU              1104|F0 2106|F1 3108|B1 5110|B0 7112|u
+    """
+    graph = changed(equal_layers(2), f"stages=2,micro_batches=2,schedule=gpipe,{LINK}")
+    assert tasks_of(graph, "stage 1: GPU")[:4] == [
+        ("forward 0", 1_104_000, 2_106_000), ("forward 1", 2_106_000, 3_108_000), ("backward 1", 3_108_000, 5_110_000),
+        ("backward 0", 5_110_000, 7_112_000),
+    ]  # fmt: skip
+    assert tasks_of(graph, "stage 0: GPU")[2:4] == [
+        ("backward 1", 5_211_000, 7_213_000), ("backward 0", 7_213_000, 9_215_000),
+    ]  # fmt: skip
+
+
+def test_recomputing_comes_before_each_backward_pass() -> None:
+    graph = changed(equal_layers(2), f"stages=2,micro_batches=2,schedule=gpipe,recompute=true,{FREE}")
+    lengths = {(name, end - start) for name, start, end in tasks_of(graph, "stage 1: GPU")}
+    assert lengths == {
+        ("forward 0", 1_002_000), ("forward 1", 1_002_000), ("backward 0", 3_004_000), ("backward 1", 3_004_000),
+        ("update", 2_500),
+    }  # fmt: skip
+
+
+def test_a_host_bound_stage_takes_its_launches() -> None:
+    """Kernels of 2 us, launches of 2,000: one micro-batch after the other leaves the CPU; times in us.
+
+    ::
+
+        stage 0: CPU  |F0 2000|send 2055|F1 4055|send 4110|recv 4165|B0 6165|recv 6220|B1 8220|u 9220
+        stage 0: GPU       2000|F0 2002|   4055|F1|            6165|B0|           8220|B1| 9220|u
+    """
+    graph = changed(equal_layers(2, work_ns=0, launch_ns=2_000_000), f"stages=2,micro_batches=2,{FREE}")
+    starts = [start for _, start, _ in tasks_of(graph, "stage 0: GPU")]
+    assert starts == [2_000_000, 4_055_000, 6_165_000, 8_220_000, 9_220_000]
+
+
+def test_on_a_cpu_calls_and_work_follow_one_another() -> None:
+    """Over TCP 0.5 GB/s carry 0.475 bytes/ns: 47,500 bytes take 100,000, latency 1,000; times in us.
+
+    ::
+
+        stage 0: CPU  |F0 1002|send 1057|F1 2059|send 2114|recv 2169|  4318|B0 6320|recv 6375|  7432|B1 9434|u
+        stage 1: CPU  |recv 55|  1158|F0 2160|B0 4162|send 4217|recv 4272|F1 5274|B1 7276|send 7331|u
+    """
+    graph = changed(
+        equal_layers(2, on_cpu=True), "stages=2,micro_batches=2,bandwidth=0.5GB/s,latency_us=1,activation_mb=0.095"
+    )
+    assert tasks_of(graph, "stage 0: CPU") == [
+        ("forward 0", 0, 1_002_000), ("c10d::send", 1_002_000, 1_057_000), ("forward 1", 1_057_000, 2_059_000),
+        ("c10d::send", 2_059_000, 2_114_000), ("c10d::recv_", 2_114_000, 2_169_000),
+        ("backward 0", 4_318_000, 6_320_000), ("c10d::recv_", 6_320_000, 6_375_000),
+        ("backward 1", 7_432_000, 9_434_000), ("update", 9_434_000, 9_436_500),
+    ]  # fmt: skip
+    assert tasks_of(graph, "stage 1: CPU")[:4] == [
+        ("c10d::recv_", 0, 55_000), ("forward 0", 1_158_000, 2_160_000), ("backward 0", 2_160_000, 4_162_000),
+        ("c10d::send", 4_162_000, 4_217_000),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "micro"), [(2, 1), (2, 4), (3, 5), (4, 4), (4, 16), (8, 3)])
+def test_the_bubble_of_equal_stages_is_that_of_the_papers(schedule: str, stages: int, micro: int) -> None:
+    """(p - 1) / m of the ideal time m (f + b): Huang et al. §2.3 and Narayanan et al. (SC 2021) §2.2.1."""
+    graph = changed(equal_layers(stages, work_ns=micro * 10_000_000),
+                    f"stages={stages},micro_batches={micro},schedule={schedule},{FREE}")  # fmt: skip
+    ideal_ns = micro * (10_002_000 + 20_002_000)
+    update_ns = round(5_000 / stages)
+    assert simulate(graph).step_times_ns("span") == (round(ideal_ns * (1 + (stages - 1) / micro)) + update_ns,)
+
+
+@pytest.mark.parametrize(("stages", "micro", "chunks"), [(2, 2, 2), (2, 4, 2), (4, 4, 2), (4, 8, 3), (4, 16, 4)])
+def test_chunks_make_the_bubble_smaller(stages: int, micro: int, chunks: int) -> None:
+    """(p - 1) / (v m) of the ideal time: Narayanan et al. (SC 2021) §2.2.2."""
+    spec = f"stages={stages},micro_batches={micro},schedule=interleaved,chunks={chunks},{FREE}"
+    graph = changed(equal_layers(stages * chunks, work_ns=micro * 10_000_000), spec)
+    ideal_ns = chunks * micro * (10_002_000 + 20_002_000)
+    bubble = (stages - 1) / (chunks * micro)
+    assert simulate(graph).step_times_ns("span") == (round(ideal_ns * (1 + bubble)) + round(5_000 / stages),)
+
+
+def test_every_step_takes_as_long_by_every_clock() -> None:
+    """m (f + b) (1 + (p - 1) / m) and the first stage's update, 2,500; the CPU runs ahead of the GPU."""
+    graph = changed(equal_layers(2, steps=6), f"stages=2,micro_batches=2,{FREE}")
+    step_ns = 3 * (1_002_000 + 2_002_000) + 2_500
+    timeline = simulate(graph)
+    assert timeline.step_times_ns("gpu") == (step_ns,) * 5
+    assert timeline.step_times_ns("span") == (6 * step_ns,)
+    on_cpu = changed(equal_layers(2, steps=6, on_cpu=True), f"stages=2,micro_batches=2,{FREE}")
+    assert len(set(simulate(on_cpu).step_times_ns("mark")[:-1])) == 1
+
+
+# -- schedules and cuts ---------------------------------------------------------------------------------------------
+
+counts = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 4), st.integers(1, 3))
+
+
+@given(counts)
+@settings(max_examples=60, deadline=None)
+def test_every_schedule_runs_every_pass_once(drawn: tuple[str, int, int, int]) -> None:
+    schedule, stages, groups, chunks = drawn
+    micro, parts = groups * stages, stages * (chunks if schedule == "interleaved" else 1)
+    orders = order(schedule, stages, micro, chunks)
+    expected = {Pass(way, part, number) for way in (False, True) for part in range(parts) for number in range(micro)}
+    assert len(orders) == stages
+    for stage, passes in enumerate(orders):
+        assert {one.part % stages for one in passes} == {stage}
+    found = in_possible_order(orders)
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    place = {one: number for number, one in enumerate(found)}
+    for one in found:
+        before = needed(one, parts - 1)
+        assert before is None or place[before] < place[one]
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_1f1b_keeps_as_many_micro_batches_as_stages_are_behind(stages: int, micro: int) -> None:
+    """GPipe keeps all of them (Narayanan et al., SC 2021, §2.2.1)."""
+    for stage, passes in enumerate(order("1f1b", stages, micro, 1)):
+        assert most_in_flight(passes) == {stage: min(stages - stage, micro)}
+    for stage, passes in enumerate(order("gpipe", stages, micro, 1)):
+        assert most_in_flight(passes) == {stage: micro}
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=8), st.integers(1, 5), st.integers(0, 60), st.data())
+@settings(max_examples=100, deadline=None)
+def test_cuts_are_the_best_there_are(times: list[int], stages: int, message: int, data: st.DataObject) -> None:
+    """Against all cuts: the slowest stage or message, then the sum of squares."""
+    stages = min(stages, len(times))
+    other = data.draw(st.lists(st.integers(1, 50), min_size=len(times), max_size=len(times)))
+    messages = [data.draw(st.integers(0, message)) for _ in times]
+
+    def cost(cuts: tuple[int, ...]) -> tuple[int, int]:
+        ends = [0, *cuts, len(times)]
+        each = [max(sum(times[a:b]), sum(other[a:b]), messages[a] if a else 0) for a, b in pairwise(ends)]
+        return max(each), sum(one * one for one in each)
+
+    arrays = [np.array(column, dtype=np.float64) for column in (times, other, messages)]
+    found = balanced(arrays[:2], np.arange(len(times)), stages, arrays[2])
+    best = min(cost(cuts) for cuts in combinations(range(1, len(times)), stages - 1))
+    assert cost(tuple(found.tolist())) == best
+
+
+def test_a_block_is_not_divided() -> None:
+    calls = [Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)]
+    graph = network(calls)
+    names = ("", *(f"blocks.{i // 2}.{'ab'[i % 2]}" for i in range(6)))
+    graph = graph.replace(layers=names)
+    model = model_of(graph, "pipeline")
+    assert model.part.tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(WhatifError, match=r"^pipeline: expected at most 3 stages .* got 4\.$"):
+        changed(graph, "stages=4,micro_batches=1")
+
+
+def test_a_container_is_divided_and_its_blocks_are_not() -> None:
+    names = ["stages.0.0.a", "stages.0.0.b", "stages.0.1.a", "stages.0.1.b", "stages.1.0.a", "stages.1.0.b"]
+    rows = [{"name": name, "type": "Linear"} for name in names]
+    rows += [{"name": f"stages.{i}", "type": "Sequential"} for i in range(2)]
+    rows += [{"name": name, "type": "Block"} for name in ("stages.0.0", "stages.0.1", "stages.1.0")]
+    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], metadata={"layers": rows})
+    graph = graph.replace(layers=("", *names))
+    assert model_of(graph, "pipeline").part.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+# -- properties -----------------------------------------------------------------------------------------------------
+
+layers = st.lists(st.tuples(st.integers(2, 400), st.integers(2, 800)), min_size=4, max_size=10)
+
+
+@given(layers, st.sampled_from(SCHEDULES), st.integers(1, 3), st.integers(1, 300), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_any_network_becomes_a_pipeline(
+    drawn: list[tuple[int, int]], schedule: str, groups: int, launch_us: int, on_cpu: bool
+) -> None:
+    calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
+    graph = network(calls, launch_ns=1_000 * launch_us, steps=2, on_cpu=on_cpu)
+    micro = 2 * groups
+    slow, fast = (
+        changed(graph, f"stages=2,micro_batches={micro},schedule={schedule},activation_mb=1,bandwidth={rate}")
+        for rate in ("1Gbps", "10Gbps")
+    )
+    parts = 4 if schedule == "interleaved" else 2
+    assert int((slow.kind == TaskKind.COMMUNICATION).sum()) == 2 * 2 * (parts - 1) * micro
+    assert simulate(fast).makespan_ns <= simulate(slow).makespan_ns
+    # What all passes of a stage take is no less than its part of the work.
+    work = slow.kind == (TaskKind.CPU_OP if on_cpu else TaskKind.KERNEL)
+    total_ns = int(slow.duration_ns[work & ~slow.select(name="update")].sum())
+    assert total_ns >= 2 * 1_000 * sum(f + b for f, b in drawn) - len(slow)
+    assert simulate(slow).makespan_ns >= int(slow.duration_ns[work & (slow.thread == slow.thread[work][0])].sum())
+
+
+def test_one_micro_batch_is_the_recorded_work() -> None:
+    graph = equal_layers(4, steps=3)
+    found = changed(graph, f"stages=4,micro_batches=1,{FREE}")
+    assert graph.duration_ns[graph.on_gpu].sum() == found.duration_ns[found.on_gpu].sum()
+
+
+def test_a_later_what_if_knows_the_messages() -> None:
+    graph = changed(equal_layers(2), f"stages=2,micro_batches=2,{LINK}")
+    faster = load_transform("bandwidth:factor=2")(graph)
+    assert set(faster.duration_ns[faster.kind == TaskKind.COMMUNICATION].tolist()) == {51_000}
+
+
+@given(st.lists(st.tuples(st.integers(2, 40), st.integers(2, 80)), min_size=2, max_size=8), st.integers(1, 60),
+       st.integers(0, 9))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_pass_takes_what_its_kernels_take(drawn: list[tuple[int, int]], launch_us: int, lag_us: int) -> None:
+    """Host-bound, GPU-bound or in between: the sums of a pass end when the kernels of the recorded step do."""
+    calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
+    graph = network(calls, launch_ns=1_000 * launch_us)
+    graph = graph.replace(threads=(CPU, replace(STREAM, lag_ns=1_000 * lag_us)))
+    timeline, model = simulate(graph), model_of(graph, "pipeline")
+    part = np.where(model.position >= 0, 0, -1)
+    work = work_of(graph, model, part, 1, at_micro_batch(graph, model, 1))
+    for pieces, phase in (
+        (work.forward, whatif.Phase.FORWARD), (work.forward.then(work.backward), whatif.Phase.BACKWARD)
+    ):  # fmt: skip
+        ended_ns = int(timeline.end_ns[graph.on_gpu & (graph.phase == phase)].max())
+        assert pieces.start_lag_ns[0, 0] + pieces.gpu_ns[0, 0] == ended_ns + 1_000 * lag_us
+        assert pieces.cpu_ns[0, 0] == timeline.end_ns[graph.on_cpu & (graph.phase == phase)].max()
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_stages_keep() -> None:
+    """Four layers of 100 bytes of activations and 40 of gradients, one a stage, four micro-batches of 25.
+
+    Stage k of 1F1B has 4 - k micro-batches in flight, each stage of GPipe all four. The first one has the batch.
+    """
+    rows = tuple(LayerMemory(f"Linear_{i}", activations=100, gradients=40, input=100) for i in range(4))
+    memory = Memory(parameters=160, optimizer_state=320, inputs=100, layers=rows)
+    resident = 40 + 80 + 40 + 40  # parameters, state, the gradients that add up, and the one that is added
+    for schedule, kept in (("1f1b", [100, 75, 50, 25]), ("gpipe", [100, 100, 100, 100])):
+        orders = order(schedule, 4, 4, 1)
+        stages = stage_memories(memory, np.arange(4), orders, np.full(4, 0.25), 4, recompute=False)
+        assert [peak(stage).total - resident for stage in stages] == [100 + kept[0], *kept[1:]]
+    # Megatron-LM's warm-up, 2 (p - 1 - k) + (v - 1) p, and the pass that follows it.
+    stages = stage_memories(memory, np.arange(4), order("interleaved", 2, 4, 2), np.full(2, 0.5), 4, recompute=False)
+    assert [sum(row.activations for row in stage.layers) for stage in stages] == [25 * (4 + 1), 25 * (2 + 1)]
+
+    found = changed(equal_layers(4, memory=memory), "stages=4,micro_batches=4")
+    assert found.info.memory is not None
+    assert peak(found.info.memory).total == resident + 200
+    assert any("what `memory` tells is stage 0" in note for note in found.notes)
+
+
+def test_recomputing_keeps_the_input_of_a_stage() -> None:
+    """Two layers a stage: of each micro-batch in flight 25 bytes stay instead of 50."""
+    rows = tuple(LayerMemory(f"Linear_{i}", 100, 40, kept_input=100, input=100) for i in range(4))
+    memory = Memory(parameters=160, optimizer_state=320, inputs=100, layers=rows)
+    orders = order("gpipe", 2, 4, 1)
+    plain, less = (
+        stage_memories(memory, np.array([0, 0, 1, 1]), orders, np.full(2, 0.5), 4, recompute=again)
+        for again in (False, True)
+    )
+    assert [sum(row.activations for row in stage.layers) for stage in plain] == [200, 200]
+    assert [sum(row.activations for row in stage.layers) for stage in less] == [100, 100]
+
+
+# -- what does not apply ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("stages=0", "expected from 1 to 10,000 stages, got 0"),
+        ("stages=5", "expected at most 4 stages"),
+        ("stages=2,schedule=interleaved,chunks=3", "expected at most 4 stages"),
+        ("micro_batches=0", "expected 1 micro-batch or more, got 0"),
+        ("stages=2,micro_batches=33", "at most as many micro-batches as the 32 samples"),
+        ("schedule=zigzag", "expected one of 1f1b, gpipe, interleaved, got 'zigzag'"),
+        ("stages=2,schedule=interleaved,micro_batches=3", "a multiple of the 2 stages"),
+        ("stages=2,schedule=interleaved,chunks=0", "expected 1 chunk"),
+        ("stages=2,activation_mb=-1", "expected activation_mb from 0 to 10,000,000, got -1"),
+        ("stages=2,latency_us=-1", "expected latency_us from 0"),
+    ],
+)
+def test_nonsense_gets_one_sentence(spec: str, sentence: str) -> None:
+    with pytest.raises(WhatifError) as error:
+        changed(equal_layers(4, batch_size=32), spec)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("pipeline:")
+
+
+def test_no_backward_pass_is_refused() -> None:
+    graph = network([Call("Linear_0", 10_000), Call("Linear_1", 10_000)])
+    with pytest.raises(WhatifError, match=r"^pipeline: expected a recording whose steps have a forward and a backward"):
+        changed(graph, "stages=2")
+
+
+def test_several_backward_passes_are_refused() -> None:
+    twice = equal_layers(2, steps=2)
+    phase = np.where(
+        (twice.phase == whatif.Phase.UPDATE) & (twice.step == 0), whatif.Phase.UNKNOWN, twice.phase
+    ).astype(np.int8)
+    graph = twice.replace(phase=phase, step=np.zeros_like(twice.step), info=replace(twice.info, n_steps=1))
+    with pytest.raises(WhatifError, match=r"^pipeline: expected one backward pass a step, got 2"):
+        changed(graph, "stages=2")
+
+
+def test_unknown_activations_are_asked_for() -> None:
+    graph = equal_layers(2)
+    graph = graph.replace(size_bytes=np.full(len(graph), -1))
+    with pytest.raises(WhatifError, match="pipeline:activation_mb=12"):
+        changed(graph, "stages=2,micro_batches=2")
+    changed(graph, "stages=2,micro_batches=2,activation_mb=1")
+
+
+def test_one_stage_and_steps_that_communicate_stay() -> None:
+    graph = equal_layers(2)
+    alone = changed(graph, "stages=1")
+    assert len(alone) == len(graph)
+    assert "nothing changes" in alone.notes[-1]
+    once = changed(graph, "stages=2,micro_batches=2")
+    twice = changed(once, "stages=2,micro_batches=2")
+    assert len(twice) == len(once)
+    assert "nothing changes" in twice.notes[-1]
+
+
+# -- real recordings --------------------------------------------------------------------------------------------------
+
+
+@cache
+def baseline_of(path: Path) -> Baseline:
+    return Baseline.of(whatif.read(path))
+
+
+CPU_RECORDINGS = [
+    ("resnet18_cifar_cpu.json.gz", 8, 4_194_304),
+    ("campaign_cpu_3/gpt2-small--baseline.trace.json.gz", 3, None),
+    ("campaign_cpu_2/bert-large--baseline.trace.json.gz", 4, None),
+]
+
+
+@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
+def test_blocks_and_maps_of_real_models(own_traces: Path, name: str, blocks: int, first_map: int | None) -> None:
+    graph = baseline_of(own_traces / name).graph
+    model = model_of(graph, "pipeline")
+    named = [graph.layers[code] for code in model.layer.tolist()]
+    inside = {n.split(".")[0] + n.split(".")[1] for n in named if n.split(".")[0] in ("blocks", "layers") and "." in n}
+    assert len(inside) == blocks
+    for block in inside:  # each is one part
+        assert len({int(p) for p, n in zip(model.part, named, strict=True) if "".join(n.split(".")[:2]) == block}) == 1
+    if first_map:  # 32 images, 32 channels, 32 x 32, float32
+        row = named.index("blocks.0.conv1")
+        assert model.input_bytes[row] == first_map
+
+
+@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
+def test_the_parts_of_a_real_step_add_up_to_it(own_traces: Path, name: str, blocks: int, first_map: int | None) -> None:
+    """Two stages, one micro-batch, nothing sent: what is saved is the part of the update that runs beside the other."""
+    baseline = baseline_of(own_traces / name)
+    graph = baseline.graph
+    found = whatif.apply(baseline, "pipeline:stages=2,micro_batches=1,activation_mb=0,latency_us=0")
+    update = graph.on_cpu & (graph.phase == whatif.Phase.UPDATE) & (graph.step == graph.info.steady[0])
+    n_spans = graph.info.n_steps if baseline.clock == "span" else 1
+    saved_ms = n_spans * float(graph.duration_ns[update].sum()) / 1e6
+    calls_ms = n_spans * 4 * 0.055
+    assert baseline.step_ns / 1e6 - saved_ms - 0.02 * baseline.step_ns / 1e6 <= found.predicted_ms
+    assert found.predicted_ms <= baseline.step_ns / 1e6 * 1.02 + calls_ms
+
+
+@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
+def test_faster_links_and_more_stages_help_real_models(
+    own_traces: Path, name: str, blocks: int, first_map: int | None
+) -> None:
+    baseline = baseline_of(own_traces / name)
+    times = [
+        whatif.apply(baseline, f"pipeline:stages=2,micro_batches=2,bandwidth={rate}").predicted_ms
+        for rate in ("100Mbps", "1Gbps", "25Gbps")
+    ]
+    assert times == sorted(times, reverse=True)
+    four = whatif.apply(baseline, "pipeline:stages=4,micro_batches=4")
+    assert four.predicted_ms < baseline.step_ns / 1e6
+    assert four.low_ms <= four.predicted_ms <= four.high_ms
+
+
+def test_a_real_gpu_recording(shared_traces: Path) -> None:
+    """ResNet-50 on a V100, which names no layers: four stages of 98 ms of kernels are within 10 % of one another."""
+    path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
+    baseline = baseline_of(path)
+    found = whatif.apply(baseline, "pipeline:stages=4,micro_batches=1,bandwidth=600GB/s")
+    graph = found.graph
+    kernels = graph.on_gpu & np.isin(graph.phase, [whatif.Phase.FORWARD, whatif.Phase.BACKWARD])
+    busy_ns = [
+        int(graph.duration_ns[kernels & (graph.thread == code)].sum())
+        for code, thread in enumerate(graph.threads)
+        if thread.name.endswith("GPU")
+    ]
+    recorded = baseline.graph.on_gpu & np.isin(baseline.graph.phase, [whatif.Phase.FORWARD, whatif.Phase.BACKWARD])
+    lag_ns = max(thread.lag_ns for thread in baseline.graph.threads)
+    assert sum(busy_ns) == pytest.approx(
+        baseline.graph.duration_ns[recorded].sum() + lag_ns * int(recorded.sum()), rel=0.001
+    )
+    assert max(busy_ns) < 1.1 * min(busy_ns)
+    # A pipeline of one micro-batch does what one GPU did, one stage after the other.
+    assert found.predicted_ms == pytest.approx(baseline.step_ns / 1e6, rel=0.06)
+
+
+def test_a_cluster_file_tells_the_links(shared_traces: Path) -> None:
+    """In a DGX-1 four stages talk over NVLink, which is faster than the Ethernet between machines."""
+    path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
+    inside = whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4,cluster=dgx-1").predicted_ms
+    assert inside < whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4").predicted_ms

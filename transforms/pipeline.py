@@ -1,0 +1,60 @@
+"""Pipeline: cut the recorded model into stages on several GPUs, which pass micro-batches to one another.
+
+Source: Huang et al., "GPipe", NeurIPS 2019 (`gpipe`, its bubble of (p - 1) / m, `recompute`); Narayanan et al.,
+        "PipeDream", SOSP 2019, and "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021
+        (`1f1b` with a flush; `interleaved`: `chunks` parts a stage, bubble (p - 1) / (v m)).
+Model:  the layers are cut, between blocks that repeat, where the slowest stage or message is fastest (exact). A pass
+        of a micro-batch takes what the law of `batch_size` says of 1 / `micro_batches` of the recorded batch, its
+        launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
+        two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
+        A pass is one task of a CPU and one of a GPU: name what changes kernels first and `pipeline` last. Ignored:
+        synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections over
+        a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
+Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the model as stages, as many GPUs.
+"""
+
+from typing import Literal
+
+from whatif import TaskGraph
+from whatif.cluster.options import network_of
+from whatif.models.collective_tasks import communicates
+from whatif.models.gradients import add_gradients
+from whatif.models.pipeline import pipelined
+from whatif.models.pipeline_plan import check_counts, described, plan, with_stage_memory
+from whatif.models.pipeline_schedule import order
+from whatif.units import Bandwidth
+
+
+def transform(
+    graph: TaskGraph,
+    *,
+    stages: int = 4,
+    micro_batches: int = 8,
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
+    chunks: int = 2,
+    recompute: bool = False,
+    activation_mb: float | None = None,
+    bandwidth: Bandwidth | None = None,
+    latency_us: float | None = None,
+    cluster: str | None = None,
+    table: str | None = None,
+) -> TaskGraph:
+    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut, where no recording tells it."""
+    chunks = chunks if schedule == "interleaved" else 1
+    check_counts(graph, stages, micro_batches, chunks)
+    orders = order(schedule, stages, micro_batches, chunks)
+    network = network_of(
+        graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
+    )
+    if communicates(graph):
+        return graph.note("pipeline: the steps communicate already, so they are of one of several; nothing changes")
+    if stages == 1:
+        return graph.note("pipeline: one stage has nobody to pass anything to; nothing changes")
+    graph = add_gradients(graph, micro_batches - 1)
+    planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
+    update = planned.by_stage(planned.shares, stages)
+    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network)
+    return with_stage_memory(changed, planned, orders, micro_batches).note(
+        f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
+        f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"
+    )

@@ -1,0 +1,63 @@
+"""Straggler: train with workers of which some are slower, or all of which vary from step to step.
+
+Source: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, §1 (all wait for the slowest); David and Nagaraja,
+        "Order Statistics", 2003, §2.1 (the slowest of n).
+Model:  every collective begins when all workers have arrived at it. Equal workers are one class, which is simulated
+        once: this worker, and beside it one that takes `slowdown` times as long for its compute (`what`: that of the
+        gpu, the cpu, or all), for the `count` of them. With `jitter_pct` the time of every worker's compute is
+        lognormal with that standard deviation, independent in every step; then the slowest of each class is met, at
+        the mean of its distribution (90 % of it is the range): a thousand workers with 5 % wait for one that takes
+        1.17 times the mean. Ignored: noise between the collectives of one step that evens out, backup workers, and
+        that a recorded collective has waited for other workers already.
+Effort: none: a hypothetical question.
+"""
+
+from typing import Literal
+
+from whatif import TaskGraph, TaskKind, WhatifError
+from whatif.models.collective_tasks import recorded_workers, workers_of
+from whatif.models.replicate import classes, compute_tasks
+from whatif.models.stragglers import worker_classes
+
+ACROSS_RANKS = True  # it makes several ranks of one
+
+
+def transform(
+    graph: TaskGraph,
+    *,
+    slowdown: float = 1.5,
+    count: int = 1,
+    workers: int | None = None,
+    what: Literal["all", "gpu", "cpu"] = "all",
+    jitter_pct: float = 0.0,
+) -> TaskGraph:
+    """Let this worker wait for slower ones; `workers` is told by what put the communication in, or the recording."""
+    if not 1 <= slowdown <= 1000:
+        raise WhatifError(f"straggler: expected a slowdown from 1 to 1,000, got {slowdown}.")
+    if not 0 <= jitter_pct <= 200:
+        raise WhatifError(f"straggler: expected jitter_pct from 0 to 200, got {jitter_pct}.")
+    if workers is not None and not 1 <= workers <= 1_000_000:
+        raise WhatifError(f"straggler: expected from 1 to 1,000,000 workers, got {workers}.")
+    if any(thread.rank for thread in graph.threads):
+        raise WhatifError("straggler: expected the steps of one worker, got those of several, whose pace is known.")
+    if not (graph.kind == TaskKind.COMMUNICATION).any():
+        raise WhatifError(
+            "straggler: expected steps that communicate, so that somebody waits, got none; name what makes them "
+            "communicate first, as in `whatif apply distributed straggler TRACE`."
+        )
+    told = int(workers_of(graph).max(initial=0)) or recorded_workers(graph)
+    together = workers or told or count + 1
+    if not 0 <= count < together:
+        raise WhatifError(
+            f"straggler: expected a count from 0 to {together - 1}, as this one of {together} workers is none, got "
+            f"{count}."
+        )
+    if not compute_tasks(graph, what).any():
+        raise WhatifError(f"straggler: expected a recording with work of the {what}, got one without; try what=all.")
+    found = worker_classes(together, count if slowdown > 1 else 0, slowdown, jitter_pct)
+    if len(found) == 1:
+        return graph.note("straggler: all workers are equally fast, so nobody waits; nothing changes")
+    mean, low, high = zip(*found, strict=True)
+    return classes(graph, mean, low=low, high=high, what=what).note(
+        f"straggler: the slowest of {together} workers takes {max(mean):.3g} times as long as this one"
+    )

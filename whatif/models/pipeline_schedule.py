@@ -1,0 +1,119 @@
+"""In which order a stage of a pipeline runs the forward and backward passes of its micro-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from whatif.errors import WhatifError
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+
+
+class Pass(NamedTuple):
+    """The forward or backward pass of one micro-batch through one part of the model.
+
+    ``part``: of the parts that the model is cut into, in forward order; part j is on stage j modulo the stages.
+    """
+
+    backward: bool
+    part: int
+    micro_batch: int
+
+
+def order(schedule: str, stages: int, micro_batches: int, chunks: int) -> list[list[Pass]]:
+    """Give the passes of each stage in their order; each stage has ``chunks`` parts of the model.
+
+    ``gpipe`` (Huang et al., GPipe, NeurIPS 2019, figure 2c): all forward passes, then all backward passes, the last
+    micro-batch first. ``1f1b`` (Narayanan et al., PipeDream, SOSP 2019, with the flush of its SC 2021 paper, figure 4):
+    as many forward passes as there are stages behind, then backward and forward in turn. ``interleaved`` (Narayanan et
+    al., Megatron-LM, SC 2021, §2.2.2): 1f1b on several parts a stage, micro-batches in groups of as many as stages.
+    Raises WhatifError where a schedule cannot run.
+    """
+    if schedule == "gpipe":
+        return [_gpipe(stage, micro_batches) for stage in range(stages)]
+    if schedule == "1f1b":
+        return [_one_f_one_b(stage, stages, micro_batches) for stage in range(stages)]
+    if schedule != "interleaved":
+        raise WhatifError(f"pipeline: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}.")
+    if micro_batches % stages:
+        raise WhatifError(
+            f"pipeline: expected micro_batches to be a multiple of the {stages} stages for interleaved, got "
+            f"{micro_batches}."
+        )
+    return [_interleaved(stage, stages, micro_batches, chunks) for stage in range(stages)]
+
+
+def _gpipe(stage: int, micro_batches: int) -> list[Pass]:
+    forward = [Pass(False, stage, micro) for micro in range(micro_batches)]
+    return forward + [Pass(True, stage, micro) for micro in reversed(range(micro_batches))]
+
+
+def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[Pass]:
+    forward, backward = ([Pass(way, stage, micro) for micro in range(micro_batches)] for way in (False, True))
+    return _in_turn(forward, backward, min(stages - 1 - stage, micro_batches))
+
+
+def _interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Pass]:
+    count = chunks * micro_batches
+
+    def unit(number: int, backward: bool) -> Pass:
+        group, inside = divmod(number, stages * chunks)
+        chunk, micro = divmod(inside, stages)
+        chunk = chunks - 1 - chunk if backward else chunk
+        return Pass(backward, chunk * stages + stage, group * stages + micro)
+
+    forward, backward = ([unit(number, way) for number in range(count)] for way in (False, True))
+    # With one group there is nothing to take turns with: all forward passes come first, as in Megatron-LM.
+    ahead = count if micro_batches == stages else min(2 * (stages - 1 - stage) + (chunks - 1) * stages, count)
+    return _in_turn(forward, backward, ahead)
+
+
+def _in_turn(forward: list[Pass], backward: list[Pass], ahead: int) -> list[Pass]:
+    """So many forward passes first, then one forward and one backward in turn, then the backward passes left."""
+    pairs = zip(forward[ahead:], backward, strict=False)
+    return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[len(forward) - ahead :]]
+
+
+def most_in_flight(passes: list[Pass]) -> dict[int, int]:
+    """Give how many micro-batches of each part are between their forward and their backward pass, when most are."""
+    now = dict.fromkeys((one.part for one in passes), 0)
+    most = dict(now)
+    for one in passes:
+        now[one.part] += -1 if one.backward else 1
+        if sum(now.values()) > sum(most.values()):
+            most = dict(now)
+    return most
+
+
+def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
+    """Give the passes of all stages one behind the other, each behind those whose result it needs.
+
+    A forward pass needs that of the part before, a backward pass that of the part behind, the last part's its own
+    forward pass. Raises WhatifError where the stages wait for one another for ever.
+    """
+    last = max(one.part for passes in orders for one in passes)
+    done: set[Pass] = set()
+    found: list[Pass] = []
+    at = [0] * len(orders)
+    while len(found) < sum(map(len, orders)):
+        before = len(found)
+        for stage, passes in enumerate(orders):
+            while at[stage] < len(passes) and _can_run(passes[at[stage]], last, done):
+                done.add(passes[at[stage]])
+                found.append(passes[at[stage]])
+                at[stage] += 1
+        if len(found) == before:
+            raise WhatifError("pipeline: the stages of this schedule wait for one another for ever.")
+    return found
+
+
+def needed(one: Pass, last: int) -> Pass | None:
+    """Give the pass whose result ``one`` needs; None for the forward pass of the first part."""
+    if one.backward:
+        return Pass(True, one.part + 1, one.micro_batch) if one.part < last else Pass(False, last, one.micro_batch)
+    return Pass(False, one.part - 1, one.micro_batch) if one.part else None
+
+
+def _can_run(one: Pass, last: int, done: set[Pass]) -> bool:
+    before = needed(one, last)
+    return before is None or before in done
