@@ -173,15 +173,15 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
     failed: list[Unpaired] = []
     # Pairs of one baseline stand together, so that each recording is read once and one is held at a time.
     order = sorted(range(len(pairs)), key=lambda place: (str(pairs[place].baseline), pairs[place].clock))
-    held: tuple[tuple[Path, str, bool], Baseline | WhatifError] | None = None
+    held: tuple[tuple[Any, ...], Baseline | WhatifError] | None = None
     for done, place in enumerate(order):
         pair = pairs[place]
         try:
             changed = read(pair.changed) if pair.changed_untraced is None else None
             correct = calibrated and (changed is None or changed.info.untraced_step_ns is not None)
-            key = (pair.baseline, pair.clock, correct)
+            key = (pair.baseline, pair.clock, correct, pair.baseline_untraced)
             if held is None or held[0] != key:
-                held = key, _baseline(pair, correct)
+                held = key, baseline_of(pair, correct)
             if isinstance(held[1], WhatifError):
                 raise held[1]
             outcomes[place] = predict(pair, held[1], changed)
@@ -226,8 +226,8 @@ def _measured(pair: Pair, baseline: Baseline, changed: TaskGraph) -> tuple[float
     return Baseline.of(changed, baseline.clock, calibrated=False).measured_ns / 1e6, pair
 
 
-def _baseline(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
-    """The simulated baseline of a pair, or why there is none: all pairs with it share that reason."""
+def baseline_of(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
+    """Give the simulated baseline of a pair, or why there is none: all pairs with it share that reason."""
     try:
         graph = read(pair.baseline)
         if pair.baseline_untraced is None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.transform import built_in_names, parse_spec, plug_in_names
-from whatif.validate_records import DEFAULT_OPTIONS, TRACE_SUFFIXES, Run, StepTime, find_files, read_run
+from whatif.validate_lab import LabRun, is_lab_record, lab_runs
+from whatif.validate_records import DEFAULT_OPTIONS, TRACE_SUFFIXES, Run, StepTime, find_files, read_json, run_of
 from whatif.validate_what_ifs import IMPLEMENTATIONS, changed_options, is_plain, what_ifs_between
 
 PAIRS_FILE = "pairs.toml"
@@ -64,16 +65,25 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
             pairs += named
             remarks |= told
     runs: list[Run] = []
+    of_lab: list[LabRun] = []
     damaged: list[Unpaired] = []
     for path in find_files(paths, ".json"):
-        run = read_run(path)
-        if run is not None:
+        content = read_json(path)
+        run = None if content is None else run_of(path, content)
+        if content is not None and is_lab_record(content):
+            of_lab += lab_runs(path, content)
+        elif run is not None:
             runs.append(run)
         elif path.with_name(f"{path.stem}{TRACE_SUFFIXES[0]}").is_file():
             damaged.append(Unpaired(path.stem, "it has a recording, but its record cannot be read"))
     found, unpaired = pair_runs(runs)
     unpaired += damaged
-    pairs += [_with_remark(pair, remarks) for pair in found]
+    pairs += [_with_remark(pair, remarks, pair.changed.stem) for pair in found]
+    for lab_run in of_lab:
+        if lab_run.reason:
+            unpaired.append(Unpaired(lab_run.name, lab_run.reason))
+        else:
+            pairs.append(_with_remark(_lab_pair(lab_run), remarks, lab_run.name))
     if not pairs and not unpaired:
         where = ", ".join(map(str, paths))
         raise WhatifError(
@@ -189,8 +199,25 @@ def _shortened(what_if: str) -> str:
     return what_if if len(what_if) <= SHOWN_CHARACTERS else what_if[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]]) -> Pair:
-    told = remarks.get((pair.changed.parent, pair.changed.stem))
+def _lab_pair(run: LabRun) -> Pair:
+    assert run.baseline is not None
+    assert run.changed is not None
+    _check_names(str(run.record), run.what_ifs)
+    return Pair(
+        question=run.name,
+        hardware="CPU",
+        what_ifs=run.what_ifs,
+        baseline=run.trace,
+        changed=run.record,
+        clock="wall",
+        baseline_untraced=run.baseline,
+        changed_untraced=run.changed,
+        remark="" if run.compute == "real" else f"{run.compute} compute",
+    )
+
+
+def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], name: str) -> Pair:
+    told = remarks.get((pair.changed.parent, name))
     if told is None:
         return pair
     remark = "; ".join(text for text in (pair.remark, told.get("remark", "")) if text)

@@ -139,23 +139,37 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """Give the record in a JSON file as it stands; None where the file is none (any other JSON, damaged, too large)."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Give the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
     try:
         if path.stat().st_size > MAX_RECORD_BYTES:
             return None
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(found, dict) or "traceEvents" in found:
-        return None
+    return found if isinstance(found, dict) and "traceEvents" not in found else None
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Give the record of a run in a JSON file as it stands; None where the file is none."""
+    found = read_json(path)
+    return None if found is None else _as_record(found)
+
+
+def _as_record(found: dict[str, Any]) -> dict[str, Any] | None:
     named = all(isinstance(found.get(key), str) for key in ("model", "variant"))
     return found if named and ("status" in found or "median_ms" in found) else None
 
 
 def read_run(path: Path) -> Run | None:
     """Give the run of a record file: a campaign's, or the flat one of a single pair; None where it is no record."""
-    record = read_record(path)
+    found = read_json(path)
+    return None if found is None else run_of(path, found)
+
+
+def run_of(path: Path, found: dict[str, Any]) -> Run | None:
+    """Give the run that the JSON object of a file records; None where it is no record of one."""
+    record = _as_record(found)
     if record is None:
         return None
     is_flat = "status" not in record
@@ -169,7 +183,7 @@ def read_run(path: Path) -> Run | None:
         # A record is data: no pattern of its own making is matched against anything.
         options = {**options, "checkpoint": bool(options["checkpoint"])}
     rounds = record.get("rounds")
-    wall = _of_rounds(rounds, "samples_ms") or _wall(untraced)
+    wall = step_time_of(rounds, "samples_ms") or _wall(untraced)
     gpu = _gpu_name(machine)
     batch = record.get("bs" if is_flat else "batch")
     return Run(
@@ -183,7 +197,8 @@ def read_run(path: Path) -> Run | None:
         machine=(str(path.parent), gpu, *(str(machine.get(key)) for key in ("cpu", "torch", "threads"))),
         hardware=gpu or "CPU",
         wall=wall,
-        cpu=_of_rounds(rounds, "cpu_samples_ms") or _of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
+        cpu=step_time_of(rounds, "cpu_samples_ms")
+        or _of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
         trace=_trace(path, record),
     )
 
@@ -239,8 +254,8 @@ def _of_samples(samples: Any) -> StepTime | None:
     return StepTime(median, q25, q75)
 
 
-def _of_rounds(rounds: Any, key: str) -> StepTime | None:
-    """The median of the rounds' medians, with the quartiles that the steps of a round usually have around theirs."""
+def step_time_of(rounds: Any, key: str) -> StepTime | None:
+    """Give the median of the rounds' medians, with the quartiles that a round's steps usually have around theirs."""
     found = []
     for row in rounds if isinstance(rounds, list) else ():
         blocks = row.get(key) if isinstance(row, dict) else None
