@@ -18,6 +18,8 @@ VARIANTS = {
     "data_loading": ("data_loading:workers=4",),
     "fused_adam": ("fused_adam", "fused_adam:to=foreach"),
 }
+# What makes a step faster by putting it on several GPUs is another machine, and no advice for this one.
+OTHER_MACHINES = ("tensor_parallel",)
 # What is no advice where a run does it in part already, as its author chose: says how much of it, or "".
 IN_PART = {"fp8": chosen_for_fp8}
 
@@ -40,7 +42,7 @@ def installed() -> Candidates:
     for name in [*names, *(name for name in plug_in_names() if name not in names)]:
         try:
             transform = load_transform(name)
-            if Effort.of(transform.doc).size == EffortSize.NONE:
+            if Effort.of(transform.doc).size == EffortSize.NONE or name in OTHER_MACHINES:
                 hypothetical.append(name)
                 continue
             found += [load_transform(spec) for spec in VARIANTS.get(name, (name,))]

@@ -199,6 +199,8 @@ def _copies(
 
 
 def _launch_ns(graph: TaskGraph) -> int:
-    launches = np.unique(graph.launch_of[graph.on_gpu & (graph.kind == TaskKind.KERNEL)])
-    times_ns = graph.duration_ns[launches[launches >= 0]]
+    launches = np.zeros(len(graph), dtype=np.bool_)
+    launch = graph.launch_of[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
+    launches[launch[launch >= 0]] = True
+    times_ns = graph.duration_ns[launches]
     return round(float(np.median(times_ns))) if len(times_ns) else UNKNOWN_LAUNCH_NS

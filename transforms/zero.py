@@ -1,0 +1,57 @@
+"""ZeRO: train on `workers` machines that keep a part of the optimizer's state, of the gradients, of the parameters.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (figure 1:
+        memory; section 7: 2, 2 and 3 times the parameters are communicated); DeepSpeed's configuration of its stages.
+Model:  stages 1 and 2 reduce and scatter every bucket of gradients, update a part of the parameters on each worker,
+        and gather all parameters behind the update, which the next step waits for. They differ in memory alone: stage
+        1 keeps whole gradients. With overlap=true a bucket is sent as soon as it is full, beside the backward pass,
+        else behind that pass (DeepSpeed's default below stage 3). Its own buckets are larger than these 25 MiB, which
+        are DDP's: say bucket=2GB. Stage 3 is `fsdp` with its defaults, whose options it has under that name. A copy of
+        each bucket and the calls cost their time; the update takes its kernels' start-up and its share of the rest.
+        On a CPU (gloo) every call blocks and a reduce-scatter is a whole all-reduce. Ignored: the slower kernels beside
+        NCCL, offloading, partitions of the activations. In the range: 34 % more than theory (Daydream §6.5).
+Effort: medium: DeepSpeed around the model and the optimizer with zero_optimization.stage in its configuration.
+"""
+
+from whatif import TaskGraph, WhatifError
+from whatif.cluster.options import network_of
+from whatif.models.buckets import step_gradients
+from whatif.models.collective_tasks import communicates
+from whatif.models.sharding import FullSharding, fully_sharded, sharded_gradients
+from whatif.units import Bandwidth, Size
+
+BUCKET = Size("25MiB")
+
+
+def transform(
+    graph: TaskGraph,
+    *,
+    stage: int = 2,
+    workers: int | None = None,
+    bandwidth: Bandwidth | None = None,
+    latency_us: float | None = None,
+    cluster: str | None = None,
+    algorithm: str = "auto",
+    table: str | None = None,
+    bucket: Size = BUCKET,
+    overlap: bool = True,
+    gradient_mb: float | None = None,
+) -> TaskGraph:
+    """Share what the stage says; `gradient_mb` where the recording does not tell the gradients."""
+    if stage not in (1, 2, 3):
+        raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
+    network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
+                         algorithm=algorithm, table=table)  # fmt: skip
+    if communicates(graph):
+        return graph.note("zero: the steps exchange gradients already; nothing changes")
+    if network.workers == 1:
+        return graph.note("zero: one worker has nobody to share its state with; nothing changes")
+    gradients = step_gradients(graph, gradient_mb, "zero")
+    if stage == 3:
+        return fully_sharded(graph, "zero", gradients, network, FullSharding())
+    first = gradients.step == gradients.step.min()
+    graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
+    return graph.note(
+        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step; the batch is that of each of "
+        f"the {network.workers} workers"
+    )
