@@ -71,9 +71,10 @@ def collect(
     finally:
         _active = None
         collector.close()
+    written = collector.written
     del collector  # It holds the model.
     _free_gpu_memory()
-    return Path(output)
+    return written
 
 
 def _free_gpu_memory() -> None:
@@ -152,6 +153,11 @@ class _Collector:
         self.steps_seen += not self._optimizers
         if not self._optimizers:
             self._modules = OutermostModules()
+
+    @property
+    def written(self) -> Path:
+        """The recording's file: of several ranks each has its own."""
+        return self.output.with_name(self._recording.path.name) if self._recording is not None else self.output
 
     def finish(self, script: str) -> None:
         """Write what there is after the script's end; raises WhatifError when that is too little, or what failed."""

@@ -20,7 +20,7 @@ from .layers import describe_layers
 from .metadata import describe_environment, describe_optimizer, gpu_of
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
-from .recording_file import cannot_write, check_writable, scratch_file, write_recording
+from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
 from .steptimer import StepTimer
 from .tracer import TRACER_WARMUP_STEPS, Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
@@ -55,6 +55,7 @@ def record(
 
     The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
     3 run with the profiler to warm it up, `steps` are recorded. Then the file is written; later steps run as they are.
+    Where several ranks train together (`torch.distributed`) each writes a file of its own, `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
     in the trace. docs/recording.md lists what a recording holds.
@@ -98,6 +99,7 @@ class Recording:
         ):
             if value < fewest:
                 raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
+        path = of_this_rank(path)
         check_writable(path)
         check_backend(backend, memory=memory)
         self.path = path

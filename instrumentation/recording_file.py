@@ -4,9 +4,12 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from whatif.errors import WhatifError
 from whatif.output_file import output_file, replacing
@@ -44,6 +47,20 @@ def _may_be_replaced(path: Path) -> bool:
     except (OSError, EOFError, zlib.error):  # Unreadable or damaged: nobody can tell what would be lost.
         return False
     return start in (b"", _FIRST_BYTES)
+
+
+def of_this_rank(path: Path) -> Path:
+    """Return the path with this process's rank in the name where several train together: each writes its own file.
+
+    `run.json.gz` becomes `run.rank3.json.gz`; a name that tells the rank already stays as it is.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return path
+    rank = dist.get_rank()
+    if re.search(rf"rank[ _.-]?0*{rank}(?!\d)", path.name, re.IGNORECASE):
+        return path
+    name, dot, suffix = path.name.partition(".")
+    return path.with_name(f"{name}.rank{rank}{dot}{suffix}")
 
 
 def write_recording(trace: dict[str, Any], path: Path, metadata: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whatif.ingest.read import read
     from whatif.insert import NewTasks
     from whatif.predict import Prediction, apply
+    from whatif.ranks.read import read_ranks
     from whatif.simulator import Frontier, simulate, simulate_scenarios
     from whatif.timeline import Timeline
     from whatif.transform import Transform, load_transform
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "read": "whatif.ingest.read",
+    "read_ranks": "whatif.ranks.read",
     "simulate": "whatif.simulator",
     "simulate_scenarios": "whatif.simulator",
     "load_transform": "whatif.transform",
@@ -46,9 +48,9 @@ _HOME = {
 }
 
 __all__ = [
-    "read", "simulate", "simulate_scenarios", "load_transform", "apply", "Prediction", "TaskGraph", "GraphInfo",
-    "Timeline", "Transform", "Frontier", "NewTasks", "TaskKind", "Phase", "DependencyKind", "Dependencies", "Anchor",
-    "Thread", "ThreadKind", "WhatifError",
+    "read", "read_ranks", "simulate", "simulate_scenarios", "load_transform", "apply", "Prediction", "TaskGraph",
+    "GraphInfo", "Timeline", "Transform", "Frontier", "NewTasks", "TaskKind", "Phase", "DependencyKind", "Dependencies",
+    "Anchor", "Thread", "ThreadKind", "WhatifError",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ from whatif.graph import TaskGraph
 from whatif.simulator import simulate
 from whatif.steps import default_clock, steady, step_ns
 from whatif.timeline import Timeline
-from whatif.types import BEFORE_NAME, TaskKind
+from whatif.types import BEFORE_NAME, BEGIN_NAME, TaskKind
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Baseline:
     def unexplained_wait_pct(self) -> float:
         """Waiting that no dependency explains, percent of the makespan."""
         graph = self.graph
-        lead_in = np.array([name == BEFORE_NAME for name in graph.names], dtype=np.bool_)
+        lead_in = np.array([name in (BEFORE_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
         # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
-        unexplained = (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
+        unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
     @property

@@ -34,15 +34,19 @@ class Breakdown:
         }
 
 
-def breakdown(timeline: Timeline, clock: str) -> Breakdown:
-    """Give the breakdown of the steady step that is closest to the median, scaled to the reported step."""
+def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
+    """Give the breakdown of the steady step that is closest to the median, scaled to the reported step.
+
+    Of several ranks' work that of the one whose steps are told counts, or what ``tasks`` (a mask) says.
+    """
     graph = timeline.graph
+    counted = graph.of_clock if tasks is None else tasks
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
     communication = graph.kind == TaskKind.COMMUNICATION
     sets = [
-        _busy(timeline, graph.on_cpu, low_ns, high_ns),
-        _busy(timeline, graph.on_gpu & ~communication, low_ns, high_ns),
-        _busy(timeline, communication, low_ns, high_ns),
+        _busy(timeline, graph.on_cpu & counted, low_ns, high_ns),
+        _busy(timeline, graph.on_gpu & ~communication & counted, low_ns, high_ns),
+        _busy(timeline, communication & counted, low_ns, high_ns),
     ]
     times, states = _states(sets, low_ns, high_ns)
     spans = np.diff(times)

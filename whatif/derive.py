@@ -53,8 +53,10 @@ def _streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
 def _waits(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
     parts = []
     waits = graph.waits
+    rank = np.array([thread.rank for thread in graph.threads], dtype=np.int32)
     for stream, tasks, launched in streams:
-        concerned = (waits.scope == ALL_STREAMS) | (waits.scope == stream)
+        own = rank[graph.thread[waits.task]] == rank[stream]  # all streams of a machine, not of others
+        concerned = ((waits.scope == ALL_STREAMS) & own) | (waits.scope == stream)
         wait = waits.task[concerned]
         # The last task that was launched before the wait, if there is one.
         last = np.searchsorted(launched, wait, side="left") - 1

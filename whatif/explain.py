@@ -100,8 +100,9 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
     critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
-    work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
-    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
+    # Of several ranks' work that of one is shown; the critical path goes through all of them.
+    work_ms, critical_ms = step_work_ms(baseline) * graph.of_clock, critical_ns * ms_per_ns
+    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns) & graph.of_clock
     n_steps = max(high_ns - low_ns, 1) / baseline.step_ns if baseline.step_ns else 1.0
     parts = _Parts(graph, begins / n_steps, work_ms, critical_ms)
 

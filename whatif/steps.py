@@ -4,6 +4,7 @@
 stretch while this stays the time in which the machine really finishes a step.
 ``mark``: from the start of a step's first task on the main thread to the start of the next one's.
 ``span``: from the start of the first GPU task to the end of the last one (CPU tasks where there is no GPU).
+In a graph of several ranks the steps are those of the first one: training together, all take the same time.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) ->
 
 def span_tasks(graph: TaskGraph) -> Bool:
     """Give the mask of the tasks that the span lasts from the first to the last of."""
-    return graph.on_gpu if graph.on_gpu.any() else np.ones(len(graph), dtype=np.bool_)
+    return graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock
 
 
 def _last_gpu_tasks(graph: TaskGraph) -> Int64:
     """The GPU task that was launched last in each step."""
-    gpu = np.flatnonzero(graph.on_gpu & (graph.step >= 0))
+    gpu = np.flatnonzero(graph.on_gpu & graph.of_clock & (graph.step >= 0))
     if not len(gpu):
         return np.empty(0, dtype=np.int64)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)

@@ -38,6 +38,9 @@ BUILT_IN_PACKAGE = "whatif.transforms"
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
+# A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
+ACROSS_RANKS = "ACROSS_RANKS"
+
 # Types whose values can be written as text.
 _TEXT_KINDS = (bool, int, float, str, Path, *QUANTITIES)
 
@@ -81,7 +84,7 @@ class Transform:
 
         try:
             with nullcontext() if self._is_built_in else _read_only(graph):
-                result = self.function(graph, **self.options)
+                result = self._called(graph)
         except WhatifError:
             raise
         except (Exception, SystemExit) as error:
@@ -95,6 +98,14 @@ class Transform:
                 "every edit returns a new graph, so return the last one."
             )
         return result
+
+    def _called(self, graph: TaskGraph) -> TaskGraph:
+        """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
+        if not graph.info.ranks or getattr(self.function, "__globals__", {}).get(ACROSS_RANKS):
+            return self.function(graph, **self.options)
+        from whatif.ranks.merge import rank_by_rank
+
+        return rank_by_rank(graph, lambda one: self.function(one, **self.options))
 
     @property
     def _is_built_in(self) -> bool:

@@ -37,6 +37,10 @@ HANDOFF_NAME = "(waits for another thread)"
 UNEXPLAINED_NAME = "(unexplained wait)"
 BEFORE_NAME = "(before the first task)"
 IDLE_NAME = "(idle)"
+# In a graph of several ranks: one arrives at a collective, all have arrived, one's recording begins later than others'.
+ARRIVAL_NAME = "(arrives)"
+HUB_NAME = "(all have arrived)"
+BEGIN_NAME = "(its recording begins)"
 
 GPU_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET, TaskKind.COMMUNICATION)
 # Time in which a CPU thread works; a wait is not work.
@@ -102,6 +106,7 @@ class Thread:
     stream: int = -1
     lag_ns: int = 0
     ordered: bool = True
+    rank: int = 0  # whose it is in a graph of several ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def test_module_can_be_run() -> None:
         (["aply"], "expected a command, got 'aply'; did you mean 'apply'?"),
         (["--jsn"], "there is no option '--jsn' before the command"),
         (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),
-        (["info", "a.json", "b.json"], "info: unrecognized arguments: b.json"),
+        (["advise", "a.json", "b.json"], "advise: unrecognized arguments: b.json"),
         (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number from 1 on, got '0'"),
         (["apply", "scale", "a.json", "--clock", "sun"], "invalid choice: 'sun'"),
         (["apply", "scale"], "expected a trace as the last argument, got the transform 'scale'"),
@@ -111,7 +111,8 @@ def test_a_wrong_order_is_told_the_right_one(trace: str, capsys: pytest.CaptureF
     ("words", "sentence"),
     [
         (["info", "nowhere.json"], "nowhere.json: expected a readable trace file"),
-        (["explain", "."], "expected a trace file, got a folder"),
+        (["explain", "."], "expected a folder with the recordings of a run's ranks"),
+        (["advise", "."], "expected a folder with the recordings of a run's ranks"),
         (["apply", "scale", "nowhere.json"], "nowhere.json: expected a readable trace file"),
         (["apply", "scael", "nowhere.json"], "there is no transform 'scael'; did you mean 'scale'?"),
         (["apply", "scale:fctor=2", "nowhere.json"], "there is no option 'fctor'; did you mean 'factor'?"),
@@ -137,12 +138,13 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
 def test_a_second_trace_is_told_so(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = str(tmp_path / "other")
     Path(other).write_text("{}")
-    for words in (["apply", "amp", other, trace], ["export", trace, "amp", other, "-o", str(tmp_path / "out.json")]):
-        assert main(words) == 2
-        assert f"expected one trace, as the {'last' if words[0] == 'apply' else 'first'}" in (
-            err := capsys.readouterr().err
-        )
-        assert repr(other) in err
+    assert main(["export", trace, "amp", other, "-o", str(tmp_path / "out.json")]) == 2
+    assert "expected one trace, as the first" in (err := capsys.readouterr().err)
+    assert repr(other) in err
+    # Behind one another they are ranks of a run; with a name between them they are not.
+    assert main(["apply", other, "amp", trace]) == 2
+    assert "expected one trace, as the last" in (err := capsys.readouterr().err)
+    assert repr(other) in err
 
 
 def test_arguments_of_the_script_are_not_required(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from whatif.cli.completion_table import commands
 from whatif.cli.main import COMMANDS, main, parser_of
 from whatif.cli.questions import QUESTIONS
 from whatif.report.transforms_text import fitted
+from whatif.sweep import parse_vary
 from whatif.transform import built_in_names, load_transform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -44,17 +45,19 @@ def test_the_command_of_a_question_exists(line: str) -> None:
     """Its parser takes it, and its what-ifs have these options."""
     _, command, *words = shlex.split(line)
     parser = parser_of(command, importlib.import_module(f"whatif.cli.{command}"))
-    parser.parse_intermixed_args(words)
-    for name in words[:-1]:
-        load_transform(name)
-    assert words[-1] == "TRACE"
+    args = parser.parse_intermixed_args(words)
+    positional = [word for word in words[: words.index("--vary") if "--vary" in words else None] if word[:2] != "--"]
+    transforms = [load_transform(name) for name in positional[: positional.index("TRACE")]]
+    for text in getattr(args, "vary", None) or ():
+        parse_vary(text, transforms)
+    assert "TRACE" in positional
 
 
 # -- widths ---------------------------------------------------------------------------------------------------------
 
 REPORTS = (
     "info {cpu}", "explain {cpu}", "explain {cpu} --sensitivity", "apply amp fused_adam {cpu}", "memory {cpu}",
-    "compare {cpu} {fused}", "transforms", "transforms amp", "transforms metaflow", "--help", "validate {pairs}",
+    "compare {cpu} {fused}", "transforms", "sweep distributed {cpu} --vary workers=2,4", "scaling {cpu} --workers 1,2", "transforms amp", "transforms metaflow", "--help", "validate {pairs}",
 )  # fmt: skip
 
 

@@ -350,3 +350,19 @@ def test_records_kernels_and_synchronisations_on_a_gpu(tmp_path: Path) -> None:
     assert launches <= kernels
     with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
         instrumentation.record(model, optimizer, tmp_path / "again.json").start()
+
+
+def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
+    fake = need("torch.testing._internal.distributed.fake_pg")
+    path = recording_file.of_this_rank
+    assert path(tmp_path / "run.json.gz") == tmp_path / "run.json.gz"
+    torch.distributed.init_process_group("fake", rank=3, world_size=32, store=fake.FakeStore())
+    try:
+        assert path(tmp_path / "run.json.gz") == tmp_path / "run.rank3.json.gz"
+        for named in ("rank3.json", "run_rank_03.json.gz", "Rank-3.trace.json"):
+            assert path(tmp_path / named) == tmp_path / named
+        assert path(tmp_path / "rank31.json") == tmp_path / "rank31.rank3.json"
+        record_steps(tmp_path / "run.json.gz")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.rank3.json.gz"]

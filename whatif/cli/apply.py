@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, names_then_trace
-from whatif.cli.reading import read_trace, warn
+from whatif.cli.options import add_calibration, add_clock, add_json
+from whatif.cli.rank_files import names_then_traces, read_traces
+from whatif.cli.reading import warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif apply``."""
-    parser.usage = "whatif apply NAME[:option=value,...] [NAME ...] TRACE [OPTIONS]"
+    parser.usage = "whatif apply NAME[:option=value,...] [NAME ...] TRACE ... [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",
         metavar="NAME ... TRACE",
-        help="what-ifs (see `whatif transforms`, or the path of a .py file), then the trace",
+        help="what-ifs (see `whatif transforms`, or the path of a .py file), then the trace, "
+        "or those of several ranks of a run, or their folder",
     )
     add_clock(parser)
     add_calibration(parser)
@@ -24,13 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the prediction."""
-    names, path = names_then_trace(args.words)
+    names, paths = names_then_traces(args.words)
     from whatif.predict import apply
     from whatif.transform import load_transform
 
     # A misspelled name is told before a large trace is read.
     transforms = [load_transform(name) for name in names]
-    prediction = apply(read_trace(path), *transforms, clock=args.clock, calibrated=args.calibrated)
+    graph, _ = read_traces(paths)
+    prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
     if args.json:
         from whatif.report.as_json import print_json
 

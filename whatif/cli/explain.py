@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_calibration, add_clock, add_json, add_top, add_trace
-from whatif.cli.reading import read_trace, warn
+from whatif.cli.options import add_calibration, add_clock, add_json, add_top
+from whatif.cli.rank_files import add_traces, read_traces
+from whatif.cli.reading import warn
 
 if TYPE_CHECKING:
     from whatif.explain import Explanation
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif explain``."""
-    add_trace(parser)
+    add_traces(parser)
     add_top(parser)
     parser.add_argument(
         "--sensitivity",
@@ -37,22 +38,32 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
         from whatif.report.plots import check_plot
 
-        check_plot(args.plot, args.trace)
-    graph = read_trace(args.trace)
+        for trace in args.traces:
+            check_plot(args.plot, trace)
+    graph, ranks = read_traces(args.traces)
     from whatif.explain import explain
     from whatif.predict import Baseline
 
     explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
+    found = None
+    if ranks is not None:
+        from whatif.ranks.stragglers import report
+
+        found = report(ranks, explanation.baseline)
     if args.sensitivity:
         return _sensitivity(explanation, args)
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json(explanation.to_dict())
+        print_json({**explanation.to_dict(), **({"ranks": found.to_dict()} if found else {})})
         return 0
     from whatif.report.text import print_explanation
 
     print_explanation(explanation)
+    if found is not None:
+        from whatif.report.text_ranks import print_ranks
+
+        print_ranks(found, top=args.top, has_gpu=bool(graph.on_gpu.any()))
     warn(explanation.warnings)
     return 0
 

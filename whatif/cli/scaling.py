@@ -12,7 +12,7 @@ DEFAULT = "distributed"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif scaling``."""
-    parser.usage = "whatif scaling TRACE [NAME[:option=value,...] ...] [--workers 1,2,4] [OPTIONS]"
+    parser.usage = "whatif scaling TRACE [NAME[:options] ...] [--workers 1,2,4] [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",

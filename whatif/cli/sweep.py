@@ -11,7 +11,7 @@ from whatif.cli.reading import progress_bar, read_trace, warn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif sweep``."""
-    parser.usage = "whatif sweep NAME[:option=value,...] [NAME ...] TRACE --vary OPTION=a,b,c [OPTIONS]"
+    parser.usage = "whatif sweep NAME[:options] ... TRACE --vary OPTION=a,b,c [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",

@@ -83,7 +83,13 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         registers=registers.astype(np.int32), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
-    return _forward_only(graph)
+    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + _base_ns(events))))
+
+
+def _base_ns(events: Events) -> int:
+    """What the times of a trace count from: some are small, beside one large number in the header."""
+    told = events.header.get("baseTimeNanoseconds")
+    return told if type(told) is int and 0 <= told < 2**62 else 0
 
 
 def _no_rows() -> Rows:

@@ -87,6 +87,7 @@ class Events:
     header: dict[str, Any]  # every top-level field but traceEvents
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
     allocations: Allocations | None = None  # None: not recorded
+    group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -197,7 +197,7 @@ class ColumnBuilder:
         self, args: list[Args], category: npt.NDArray[np.int8], size_bytes: Int64
     ) -> dict[str, npt.NDArray[Any]]:
         """Columns that only collectives and synchronisations have."""
-        group_size, wait_stream, detail = (np.full(len(args), MISSING, np.int32) for _ in range(3))
+        group_size, wait_stream, detail, group = (np.full(len(args), MISSING, np.int32) for _ in range(4))
         wait_correlation = np.full(len(args), MISSING, np.int64)
         for i, a in enumerate(args):
             if a.collective is not None:
@@ -206,6 +206,8 @@ class ColumnBuilder:
                 if n_elements >= 0 and element_bytes > 0:
                     size_bytes[i] = _int64_or_missing(n_elements * element_bytes)
                 group_size[i] = _int32_or_missing(a.group_size)
+                if a.group_name is not None or a.group_ranks is not None:
+                    group[i] = self._details[f"{as_text(a.group_name)} {as_text(a.group_ranks)}"]
             elif a.sync_kind is not None and category[i] == EventCategory.SYNC:
                 detail[i] = self._details[as_text(a.sync_kind)]
                 wait_stream[i] = _int32_or_missing(a.wait_stream)
@@ -213,6 +215,7 @@ class ColumnBuilder:
         return {
             "size_bytes": size_bytes,
             "group_size": group_size,
+            "group": group,
             "detail": detail,
             "wait_stream": wait_stream,
             "wait_correlation": wait_correlation,
@@ -306,6 +309,7 @@ _DTYPES: dict[str, type[np.signedinteger[Any]]] = {
     "warps": np.int64,
     "registers": np.int32,
     "group_size": np.int32,
+    "group": np.int32,
     "shape": np.int32,
     "detail": np.int32,
     "wait_stream": np.int32,

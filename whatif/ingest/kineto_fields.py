@@ -37,6 +37,8 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     n_elements: Any = msgspec.field(default=MISSING, name="In msg nelems")
     dtype: Any = None
     group_size: Any = msgspec.field(default=MISSING, name="Group size")
+    group_name: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sync_kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
     wait_stream: Any = msgspec.field(default=MISSING, name="wait_on_stream")
     wait_correlation: Any = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")

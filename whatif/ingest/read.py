@@ -30,11 +30,16 @@ NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
     """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
+    Of a folder with the recordings of a run's ranks that of all of them (``whatif.ranks``).
     ``progress(done_bytes, total_bytes)`` is called now and then. Raises WhatifError, one sentence, where the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     path = Path(path)
-    if _is_sqlite(path):
+    if path.is_dir():
+        from whatif.ranks.read import read_ranks  # it reads each file with this module
+
+        return read_ranks([path]).graph
+    if is_sqlite(path):
         from whatif.ingest.nsys import read_nsys  # sqlite3 is loaded for those who need it
 
         return graph_of_events(read_nsys(path, progress=progress), str(path))
@@ -50,8 +55,8 @@ def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
     return graph_of_events(events, str(path))
 
 
-def _is_sqlite(path: Path) -> bool:
-    """Whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
+def is_sqlite(path: Path) -> bool:
+    """Say whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
     try:
         if not path.is_file():
             return False

@@ -1,0 +1,132 @@
+"""``whatif dts``: text, JSON, plots, exports, a script of one's own, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import need
+from tests.transforms.test_dts import CLUSTER
+from whatif.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trace(own_traces: Path) -> str:
+    return str(own_traces / "lab_dts" / "dnn1.trace.json.gz")
+
+
+def test_ranks_all_five(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dts", str(cluster), trace]) == 0
+    text = capsys.readouterr().out
+    for name in ("pipeline_learning", "federated", "split", "parallel_split", "federated_split"):
+        assert name in text
+    assert "trains an epoch fastest here" in text
+    assert "an epoch is 100 batches of 100, shared by 3 clients" in text
+
+
+def test_json(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["dts", str(cluster), trace, "--json", "--clients", "2", "--cut", "pool2", "--batches", "10", "--seed", "3"]
+    assert main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in told["architectures"]}
+    assert len(rows) == 5
+    assert told["not_possible"] == []
+    epochs = [row["epoch_ms"]["median"] for row in told["architectures"]]
+    assert epochs == sorted(epochs)
+    for row in rows.values():
+        for time in (row["batch_ms"], row["epoch_ms"]):
+            assert time["low"] < time["median"] < time["high"]
+    assert rows["split"]["cut_behind"] == ["pool2"]
+    assert rows["split"]["equation_ms"] == pytest.approx(rows["split"]["batch_ms"]["undisturbed"])
+    assert rows["federated"]["batches_per_client"] == 5
+    assert rows["pipeline_learning"]["batches_per_client"] == 10
+    assert rows["federated_split"]["roles"].keys() == {"server", "edge 1", "client 1", "edge 2", "client 2"}
+    # The same seed draws the same.
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_too_small_a_cluster_for_some(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dts", str(cluster), trace, "--clients", "5"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Not possible here" in text
+    assert "federated_split: dts: expected a processor for each of 11 roles, got 7" in text
+
+
+def test_plot_and_export(cluster: Path, trace: str, tmp_path: Path) -> None:
+    need("matplotlib")
+    for name in ("plot.png", "plot.svg"):
+        assert main(["dts", str(cluster), trace, "--plot", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 5_000
+    for name in ("graph.dot", "graph.png"):
+        asked = ["dts", str(cluster), trace, "--architecture", "federated", "--export", str(tmp_path / name)]
+        assert main(asked) == 0
+    lines = (tmp_path / "graph.dot").read_text().splitlines()
+    assert lines[0] == 'digraph "federated" {'
+    assert '  "tower" [shape=ellipse, label="client 1\\ntower"];' in lines or any("server\\n" in line for line in lines)
+    assert sum(" -> " in line for line in lines) == 6  # three clients, there and back
+    assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_architecture_of_ones_own(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example learns in a ring; it is ranked beside a built-in one."""
+    script = str(ROOT / "examples" / "gossip_learning.py")
+    assert main(["dts", str(cluster), trace, "--json", "--architecture", script, "--architecture", "federated"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in told["architectures"]}
+    assert rows.keys() == {"gossip_learning", "federated"}
+    # Its own heuristic: the strongest processor is the first peer.
+    assert rows["gossip_learning"]["roles"]["peer 1"] == "tower"
+    assert rows["gossip_learning"]["equation_ms"] is None
+
+
+GOOD = "def roles(dnn, training): return []\ndef play(plan, training): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("x = 1\n", "expected functions roles(dnn, training) and play(plan, training), got no roles()"),
+        ("def roles(dnn): pass\n", "expected roles(dnn, training), got roles(dnn)"),
+        (GOOD + "def allocate(*, roles): pass\n", "expected allocate(roles, machines), got allocate(*, roles)"),
+        ("1 / 0\n", "the architecture could not be run: ZeroDivisionError: division by zero"),
+        ("def roles(dnn, training): return 1 / 0\ndef play(p, t): pass\n", "roles() of the architecture 'mine' failed"),
+    ],
+)
+def test_a_wrong_script(
+    cluster: Path, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, sentence: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(script)
+    assert main(["dts", str(cluster), trace, "--architecture", str(path)]) == 1
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--clients", "0"], "expected from 1 to 1,000 clients, got 0"),
+        (["--batches", "0"], "expected from 1 to 100,000 batches in an epoch, got 0"),
+        (["--samples", "0"], "expected from 1 to 100,000 samples of the fluctuations, got 0"),
+        (["--seed", "-1"], "expected --seed from 0 on, got -1"),
+        (["--max-paths", "-2"], "expected --max-paths from 1 on, or 0 for all, got -2"),
+        (["--export", "x.txt"], "expected a file that ends in .dot, .png, .svg, .pdf, got another ending"),
+        (["--architecture", "nothing"], "expected an architecture of pipeline_learning, federated"),
+    ],
+)
+def test_nonsense(
+    cluster: Path, trace: str, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert main(["dts", str(cluster), trace, *words]) == 1
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,90 @@
+"""Several recordings on the command line: files, a folder, and words that are neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whatif.cli.main import USAGE, main
+
+
+@pytest.fixture
+def files(own_traces: Path) -> list[str]:
+    return [str(own_traces / "ranks_cpu" / "twice_the_batch" / f"rank{rank}.json.gz") for rank in range(2)]
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_info_tells_clocks_and_matches(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "info", *files)["ranks"]
+    assert found["world_size"] == 2
+    assert found["collectives"] == 25
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+    assert [row["unmatched"] for row in found["ranks"]] == [0, 0]
+    assert main(["info", *files]) == 0
+    text = capsys.readouterr().out
+    assert "Ranks (2) of 2, 25 collectives matched" in text
+    assert "rank1.json.gz" in text
+
+
+def test_explain_names_the_straggler(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "explain", *reversed(files))["ranks"]
+    assert found["stragglers"][0] == 1
+    assert found["ranks"][0]["waiting_ms"] > found["ranks"][1]["waiting_ms"]
+    assert {"rank", "trace", "clock_offset_us", "waiting_ms", "transfer_ms", "last_pct", "late_ms", "breakdown"} <= set(
+        found["ranks"][0]
+    )
+    assert main(["explain", *files]) == 0
+    text = capsys.readouterr().out
+    assert "Ranks (2), ms a step" in text
+    assert "rank 1 holds the others up by" in text
+
+
+def test_apply_takes_files_or_their_folder(
+    files: list[str], shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, "apply", "balance_ranks", *files)
+    assert found["predicted_ms"] < 0.75 * found["baseline_ms"]
+    assert abs(found["replay_error_pct"]) < 0.5
+    assert found["trace"].endswith("and 1 more rank")
+    folder = str(shared_traces / "param-dlrm-8xv100")
+    both = report(capsys, "apply", "bandwidth", "balance_ranks", folder)
+    assert [t["name"] for t in both["transforms"]] == ["bandwidth", "balance_ranks"]
+    assert report(capsys, "apply", "bandwidth", folder + "/rank0.json.gz")["steps"] == 1
+
+
+def test_one_file_is_read_as_ever(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "ranks" not in report(capsys, "info", files[0])
+    assert "ranks" not in report(capsys, "explain", files[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["{0}", "{1}"], "expected NAME and the traces of the ranks"),
+        (["amp", "{0}", "scale", "{1}"], "got another file"),
+        (["{0}", "amp", "{0}", "{1}"], "the traces come last"),
+    ],
+)
+def test_words_in_another_order(
+    words: list[str], sentence: str, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["apply", *(word.format(*files) for word in words)]) == USAGE
+    assert sentence in capsys.readouterr().err
+
+
+def test_errors_are_one_sentence(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", files[0], files[0]]) == 1
+    assert main(["explain", str(tmp_path)]) == 1
+    assert main(["info", files[0], str(tmp_path / "none.json")]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("whatif: ") for line in lines)

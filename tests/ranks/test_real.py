@@ -1,0 +1,129 @@
+"""Real ranks: eight GPUs of one host by others, and our own pairs over gloo."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whatif
+from whatif import TaskKind
+from whatif.predict import Baseline
+from whatif.ranks.merge import ranks_of
+from whatif.ranks.read import Ranks, read_ranks
+from whatif.ranks.stragglers import report
+
+
+@pytest.fixture(scope="module")
+def dlrm(shared_traces: Path) -> Ranks:
+    return read_ranks([shared_traces / "param-dlrm-8xv100"])
+
+
+def pair(own_traces: Path, name: str) -> Ranks:
+    return read_ranks([own_traces / "ranks_cpu" / name])
+
+
+def test_eight_ranks_meet_in_every_collective(dlrm: Ranks) -> None:
+    assert dlrm.numbers == tuple(range(8))
+    assert dlrm.world_size == 8
+    assert dlrm.matched.n_collectives == 8
+    assert not any(dlrm.matched.unmatched)
+    # One host: the clocks are one, and the ends of collectives say so within the trace's microsecond.
+    assert max(map(abs, dlrm.clock_offsets_ns)) <= 3_000
+    assert max(clock.spread_ns for clock in dlrm.clocks) <= 3_000
+    operations = [dlrm.collectives[0].operation.count(name) for name in ("all_to_all", "all_reduce")]
+    assert operations == [5, 3]
+
+
+def test_eight_ranks_replay_and_most_of_their_communication_was_waiting(dlrm: Ranks) -> None:
+    baseline = Baseline.of(dlrm.graph)
+    assert abs(baseline.replay_error_pct) < 0.5
+    wait_ms, transfer_ms = dlrm.waits.wait_ns.sum() / 1e6, dlrm.waits.transfer_ns.sum() / 1e6
+    assert wait_ms > 20 * transfer_ms
+    # By one clock every rank's last task ends when it did.
+    graph, timeline = dlrm.graph, baseline.timeline
+    for rank in range(8):
+        mine = (ranks_of(graph) == rank) & (graph.start_ns >= 0) & graph.on_gpu
+        measured = (graph.start_ns + graph.duration_ns)[mine].max()
+        assert timeline.end_ns[mine].max() == pytest.approx(measured, abs=200_000)
+
+
+def test_faster_links_do_not_help_who_waits_for_peers(dlrm: Ranks) -> None:
+    prediction = whatif.apply(dlrm.graph, "bandwidth:factor=10")
+    assert prediction.baseline_ms - prediction.predicted_ms < 0.3
+    alone = whatif.apply(str_graph(dlrm), "bandwidth:factor=10")
+    assert alone.high_ms - alone.low_ms > 1  # one rank's recording cannot tell
+    assert prediction.high_ms - prediction.low_ms < 0.1
+
+
+def str_graph(ranks: Ranks) -> whatif.TaskGraph:
+    return whatif.read(ranks.paths[0])
+
+
+def test_without_one_rank_its_part_of_the_waiting_is_unknown(dlrm: Ranks) -> None:
+    without = read_ranks([path for path in dlrm.paths if "rank7" not in path])
+    assert without.numbers == tuple(range(7))
+    assert any("1 of 8 ranks is missing (7)" in quirk for quirk in without.graph.info.quirks)
+    assert without.waits.transfer_ns.sum() > dlrm.waits.transfer_ns[dlrm.matched.rank < 7].sum()
+
+
+def test_the_order_of_the_files_changes_nothing(dlrm: Ranks) -> None:
+    turned = read_ranks([*reversed(dlrm.paths)])
+    assert turned.graph.info == dlrm.graph.info
+    assert np.array_equal(turned.graph.duration_ns, dlrm.graph.duration_ns)
+    assert np.array_equal(turned.waits.wait_ns, dlrm.waits.wait_ns)
+
+
+@pytest.mark.parametrize("name", ["even", "twice_the_batch", "sleeping"])
+def test_two_ranks_over_gloo_replay(own_traces: Path, name: str) -> None:
+    ranks = pair(own_traces, name)
+    assert ranks.matched.n_collectives == 25
+    assert not any(ranks.matched.unmatched)
+    graph = ranks.graph
+    assert (graph.kind == TaskKind.COMMUNICATION).sum() == 50
+    assert not graph.on_gpu.any()
+    raw = Baseline.of(graph, calibrated=False)
+    assert abs(raw.replay_error_pct) < 0.5
+    calibrated = Baseline.of(graph)
+    assert calibrated.calibration is not None
+    assert calibrated.calibration.met
+
+
+def test_the_straggler_is_found_with_what_it_does_longer(own_traces: Path) -> None:
+    slow = pair(own_traces, "twice_the_batch")
+    found = report(slow, Baseline.of(slow.graph))
+    worst = found.stragglers[0]
+    assert worst.rank == 1
+    assert worst.late_ms > 0.2 * found.step_ms
+    assert found.rows[0].waiting_ms > 5 * found.rows[1].waiting_ms
+    named = {part.name for part in worst.excess}
+    assert {"forward (CPU)", "backward (CPU)", "convolution (CPU)"} <= named
+    asleep = pair(own_traces, "sleeping")
+    worst = report(asleep, Baseline.of(asleep.graph, calibrated=False)).stragglers[0]
+    assert worst.rank == 1
+    assert worst.excess[0].of == "phase"
+    assert worst.excess[0].ms == pytest.approx(40, rel=0.25)
+
+
+def test_a_folder_is_read_like_a_recording(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / "ranks_cpu" / "even")
+    assert len(graph.info.ranks) == 2
+    assert len(graph) == len(pair(own_traces, "even").graph)
+
+
+def test_the_step_without_the_straggler_is_that_of_the_even_run(own_traces: Path) -> None:
+    even = pair(own_traces, "even").graph.info.untraced_step_ns
+    assert even is not None
+    slow = pair(own_traces, "twice_the_batch")
+    prediction = whatif.apply(slow.graph, "balance_ranks")
+    assert prediction.predicted_ms == pytest.approx(even / 1e6, rel=0.12)
+    assert prediction.baseline_ms > 1.3 * prediction.predicted_ms
+
+
+def test_a_folder_of_several_runs_is_refused(own_traces: Path, tmp_path: Path) -> None:
+    for path in (own_traces / "ranks_cpu").glob("*/*.json.gz"):
+        shutil.copy(path, tmp_path / f"{path.parent.name}.{path.name}")
+    with pytest.raises(whatif.WhatifError, match="expected each rank once, got rank 0 in"):
+        read_ranks([tmp_path])

@@ -1,0 +1,21 @@
+"""Balance ranks: what if no rank of a distributed run were slower than the others?
+
+Source: Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: the step
+        in which every rank's operations take the time of an even run, simulated with the same dependencies.
+Model:  needs the recordings of several ranks. The work of each phase, the CPU's and the GPU's each, takes every rank as
+        long as the one that it is to `follow`: the fastest in that phase, the median, or the mean of all (the same work
+        divided evenly). Transfers keep their times; what ranks waited for one another follows from that.
+Effort: medium: divide the work anew (batches, layers, experts), or mend or exchange what slows a rank.
+"""
+
+from typing import Literal
+
+from whatif import TaskGraph
+from whatif.ranks.balance import balanced
+
+ACROSS_RANKS = True
+
+
+def transform(graph: TaskGraph, *, follow: Literal["fastest", "median", "mean"] = "fastest") -> TaskGraph:
+    """Scale each phase's work on each rank to that of the rank that is followed."""
+    return balanced(graph, "balance_ranks", follow)

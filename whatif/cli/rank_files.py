@@ -1,0 +1,67 @@
+"""Several recordings on a command line: the ranks of one run, file by file or as their folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from whatif.cli.main import UsageError
+from whatif.cli.options import names_then_trace
+from whatif.cli.reading import progress_bar, read_trace
+
+if TYPE_CHECKING:
+    from whatif.graph import TaskGraph
+    from whatif.ranks.read import Ranks
+
+
+def add_traces(parser: argparse.ArgumentParser) -> None:
+    """Add the positional TRACE, of which there may be several."""
+    what = (
+        "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; of a "
+        "distributed run the files of several ranks, or their folder"
+    )
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help=what)
+
+
+def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split ``NAME [NAME ...] TRACE [TRACE ...]``. Raises UsageError where the order is wrong or one is missing."""
+    first = len(words)
+    while first and _is_recording(words[first - 1]):
+        first -= 1
+    names, traces = list(words[:first]), list(words[first:])
+    if len(traces) < 2 and not (traces and os.path.isdir(traces[0])):
+        names, trace = names_then_trace(list(words))
+        return names, [trace]
+    if not names:
+        raise UsageError(
+            f"apply: expected NAME and the traces of the ranks, got only traces, {traces[0]!r} first; "
+            "`whatif transforms` lists names."
+        )
+    early = [name for name in names if _is_recording(name)]
+    if early:
+        raise UsageError(f"apply: the traces come last, behind all names; got {early[0]!r} before {names[-1]!r}.")
+    return names, traces
+
+
+def _is_recording(word: str) -> bool:
+    return (os.path.isfile(word) and not word.endswith(".py")) or (os.path.isdir(word) and not _is_name(word))
+
+
+def _is_name(word: str) -> bool:
+    """Whether a word that is a folder here is meant as a what-if: without a slash, and there is one of that name."""
+    from whatif.transform import built_in_names, plug_in_names
+
+    return os.sep not in word and (word in built_in_names() or word in plug_in_names())
+
+
+def read_traces(paths: Sequence[str]) -> tuple[TaskGraph, Ranks | None]:
+    """Give the graph of a recording, or that of several ranks and what was found about them."""
+    if len(paths) == 1 and not os.path.isdir(paths[0]):
+        return read_trace(paths[0]), None
+    from whatif.ranks.read import read_ranks
+
+    with progress_bar("reading ranks") as progress:
+        ranks = read_ranks(paths, progress=progress)
+    return ranks.graph, ranks if len(ranks.numbers) > 1 else None
