@@ -30,7 +30,7 @@ PAGE, FOLDER = Path("docs/data_parallel.md"), Path("traces/lab_cpu")
 SLOW_MBIT_S, FAST_MBIT_S = 100.0, 200.0
 KINDS = {
     "ddp": "DistributedDataParallel", "parameter_server": "parameter server and P3",
-    "hierarchical": "one ring, and BlueConnect's stages",
+    "hierarchical": "one ring, and BlueConnect's stages", "pipeline": "pipeline of two stages",
 }  # fmt: skip
 INFINITE = float("inf")
 

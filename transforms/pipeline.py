@@ -20,7 +20,7 @@ from whatif.cluster.options import network_of
 from whatif.models.collective_tasks import communicates
 from whatif.models.gradients import add_gradients
 from whatif.models.pipeline import pipelined
-from whatif.models.pipeline_plan import check_counts, described, plan, with_stage_memory
+from whatif.models.pipeline_plan import by_stage, check_counts, described, plan, with_stage_memory
 from whatif.models.pipeline_schedule import order
 from whatif.units import Bandwidth
 
@@ -52,7 +52,7 @@ def transform(
         return graph.note("pipeline: one stage has nobody to pass anything to; nothing changes")
     graph = add_gradients(graph, micro_batches - 1)
     planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
-    update = planned.by_stage(planned.shares, stages)
+    update = by_stage(planned.shares, stages)
     changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network)
     return with_stage_memory(changed, planned, orders, micro_batches).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "

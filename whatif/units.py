@@ -18,7 +18,7 @@ _PREFIX = r"([kKmMgGtT]i?)?"
 _BANDWIDTH = re.compile(rf"{_NUMBER}{_PREFIX}(?:(bps|b/s|bit/s)|(Bps|B/s))\s*")
 _SIZE = re.compile(rf"{_NUMBER}{_PREFIX}B\s*")
 # Beyond these no link and no message is meant.
-_MOST_BYTE_S, _MOST_BYTES = 1e15, 1e15
+_LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Bandwidth:
         """Read the text."""
         found = _BANDWIDTH.fullmatch(str(self.text))
         byte_s = float(found[1]) * _factor(found[2]) / (8 if found[3] else 1) if found else 0.0
-        if not 0 < byte_s <= _MOST_BYTE_S:
+        if not _LEAST_BYTE_S <= byte_s <= _MOST_BYTE_S:
             raise WhatifError(
                 f"expected a bandwidth above 0 with its unit, as 25Gbps (bits) or 3.2GB/s (bytes), got {self.text!r}."
             )

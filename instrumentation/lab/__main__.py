@@ -22,7 +22,7 @@ from .hosts import check_machine, clean
 from .models import MODELS
 
 # In the order in which they run: everything is predicted from the recordings of the first.
-EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "collectives")
+EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "pipeline", "collectives")
 # Run only where they are named: their results have a folder of their own (traces/lab_dts).
 OTHERS = ("dts",)
 INTERRUPTED = 130

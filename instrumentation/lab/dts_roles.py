@@ -388,11 +388,16 @@ def _lead(rank: Rank, control: _Control, orders: dict[str, Callable[[Any], Any]]
     timed(1)
     timed(1)
     plain, batch, epoch = [], [], []
-    for number in range(request["rounds"]):
-        plain.append(local(request["local_steps"]))
-        batch.append([timed(1) for _ in range(2)])
-        if number % 2 == 0:
-            epoch.append(timed(request["epoch_batches"]))
+    for _ in range(request["rounds"]):
+        # The machine's pace changes within seconds: a plain step before and behind everything that is timed.
+        steps, batches = [local(1)], []
+        for _ in range(2):
+            batches.append(timed(1))
+            steps.append(local(1))
+        epoch.append(timed(request["epoch_batches"]))
+        steps.append(local(1))
+        plain.append([[ms for block in of_rank for ms in block] for of_rank in zip(*steps, strict=True)])
+        batch.append(batches)
     for number in everybody[1:]:
         order("end", None, [number])
     return {"alone_ms": alone, "local_ms": plain, "batch_ms": batch, "epoch_ms": epoch}

@@ -145,6 +145,95 @@ def test_on_a_cpu_calls_and_work_follow_one_another() -> None:
     ]  # fmt: skip
 
 
+def unequal(count: int, forward_ns: list[int], backward_ns: list[int], micro: int) -> TaskGraph:
+    """Layers of which a micro-batch takes so long: 2,000 of it whatever its size."""
+    calls = [
+        Call(f"Linear_{i}", 2_000 + micro * (f - 2_000), 2_000 + micro * (b - 2_000), 1_000)
+        for i, (f, b) in enumerate(zip(forward_ns, backward_ns, strict=True))
+    ]
+    assert len(calls) == count
+    return network(calls)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "second", "third"),
+    [
+        ("gpipe",
+         "F0 0 1, F1 1 2, F2 2 3, F3 3 4, B3 26 28, B2 31 33, B1 36 38, B0 41 43",
+         "F0 1.5 4.5, F1 4.5 7.5, F2 7.5 10.5, F3 10.5 13.5, B3 20.5 25.5, B2 25.5 30.5, B1 30.5 35.5, B0 35.5 40.5",
+         "F0 5 7, F1 8 10, F2 11 13, F3 14 16, B3 16 20, B2 20 24, B1 24 28, B0 28 32"),
+        ("1f1b",
+         "F0 0 1, F1 1 2, F2 2 3, B0 17 19, F3 19 20, B1 25 27, B2 33 35, B3 40 42",
+         "F0 1.5 4.5, F1 4.5 7.5, B0 11.5 16.5, F2 16.5 19.5, B1 19.5 24.5, F3 24.5 27.5, B2 27.5 32.5, B3 34.5 39.5",
+         "F0 5 7, B0 7 11, F1 11 13, B1 13 17, F2 20 22, B2 22 26, F3 28 30, B3 30 34"),
+    ],
+)  # fmt: skip
+def test_three_unequal_stages_by_hand(schedule: str, first: str, second: str, third: str) -> None:
+    """Forward 1, 3 and 2 ms a micro-batch, backward 2, 5 and 4, messages 0.5; the first launch comes 0.001 before.
+
+    As in "F1 4.5 7.5": the forward pass of micro-batch 1 from 4.5 to 7.5 ms.
+    """
+    graph = unequal(3, [1_000_000, 3_000_000, 2_000_000], [2_000_000, 5_000_000, 4_000_000], 4)
+    link = "bandwidth=1GB/s,latency_us=1,activation_mb=1.996"
+    found = changed(graph, f"stages=3,micro_batches=4,schedule={schedule},{link}")
+    for stage, drawn in enumerate((first, second, third)):
+        expected = []
+        for one in drawn.split(", "):
+            what, start, end = one.split()
+            name = f"{'forward' if what[0] == 'F' else 'backward'} {what[1:]}"
+            expected.append((name, round(float(start) * 1e6) + 1_000, round(float(end) * 1e6) + 1_000))
+        assert tasks_of(found, f"stage {stage}: GPU")[:-1] == expected
+
+
+def test_the_interleaved_order_by_hand() -> None:
+    """Two stages of two chunks, four micro-batches: part 2 is chunk 1 of stage 0, part 3 that of stage 1.
+
+    Megatron-LM's warm-up is 2 (p - 1 - k) + (v - 1) p passes: 4 and 2.
+    """
+    told = [
+        " ".join(f"{'B' if one.backward else 'F'}{one.micro_batch}/{one.part}" for one in passes)
+        for passes in order("interleaved", 2, 4, 2)
+    ]
+    assert told == [
+        "F0/0 F1/0 F0/2 F1/2 F2/0 B0/2 F3/0 B1/2 F2/2 B0/0 F3/2 B1/0 B2/2 B3/2 B2/0 B3/0",
+        "F0/1 F1/1 F0/3 B0/3 F1/3 B1/3 F2/1 B0/1 F3/1 B1/1 F2/3 B2/3 F3/3 B3/3 B2/1 B3/1",
+    ]
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(2, 4), st.integers(1, 3), st.integers(1, 900), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_pass_begins_when_its_stage_and_its_message_are_there(
+    schedule: str, stages: int, groups: int, message_us: int, data: st.DataObject
+) -> None:
+    """Against the recurrence over the orders: a stage does one pass at a time, a link one message at a time."""
+    micro, parts = groups * stages, stages * (2 if schedule == "interleaved" else 1)
+    lengths = st.lists(st.integers(300, 3_000), min_size=parts, max_size=parts)
+    forward, backward = ([1_000 * us for us in data.draw(lengths)] for _ in range(2))
+    link = f"bandwidth=1GB/s,latency_us=0,activation_mb={message_us * micro / 1e3}"
+    graph = unequal(parts, forward, backward, micro)
+    found = changed(graph, f"stages={stages},micro_batches={micro},schedule={schedule},{link}")
+    orders = order(schedule, stages, micro, 2)
+    free_ns = [1_000] * stages
+    link_free_ns: dict[tuple[int, int], int] = {}
+    arrived_ns: dict[Pass, int] = {}
+    expected: list[list[tuple[int, int]]] = [[] for _ in range(stages)]
+    for one in in_possible_order(orders):
+        stage, before = one.part % stages, needed(one, parts - 1)
+        start_ns = max(free_ns[stage], arrived_ns[before] if before else 0)
+        end_ns = start_ns + (backward if one.backward else forward)[one.part]
+        free_ns[stage] = end_ns
+        expected[stage].append((start_ns, end_ns))
+        after = one.part + (-1 if one.backward else 1)
+        arrived_ns[one] = end_ns
+        if 0 <= after < parts:
+            way = stage, after % stages
+            sent_ns = max(end_ns, link_free_ns.get(way, 0)) + 1_000 * message_us
+            arrived_ns[one] = link_free_ns[way] = sent_ns
+    for stage in range(stages):
+        passes = tasks_of(found, f"stage {stage}: GPU")[:-1]
+        assert [(start, end) for _, start, end in passes] == expected[stage]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "micro"), [(2, 1), (2, 4), (3, 5), (4, 4), (4, 16), (8, 3)])
 def test_the_bubble_of_equal_stages_is_that_of_the_papers(schedule: str, stages: int, micro: int) -> None:

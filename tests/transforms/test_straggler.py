@@ -76,6 +76,49 @@ def test_a_slower_gpu_holds_up_both_reductions() -> None:
     }  # fmt: skip
 
 
+def test_the_slowest_of_three_classes_is_met_by_all() -> None:
+    """GPUs that take 1, 1.5 and 3 times as long: the third's kernels end at 61, 121, and its update at 166.
+
+    ::
+
+        ns        1      21     31     41    61          121  136 146 151 166
+        worker 0  |b1----|b2-----------|                       |u---|
+        worker 1  |b1-----------|b2----------|                 |u-------|
+        worker 2  |b1------------------------|b2---------|     |u------------|
+        all                                  |r1 76|     |r2---|
+    """
+    graph = classes(two_reductions(), [1.0, 1.5, 3.0], what="gpu").check()
+    for rank, factor in enumerate((1.0, 1.5, 3.0)):
+        assert times_of(graph, rank, (TaskKind.COMMUNICATION,)) == {"r1": (61, 76), "r2": (121, 136)}
+        end = 1 + round(20 * factor)
+        assert times_of(graph, rank, (TaskKind.KERNEL,)) == {
+            "b1": (1, end), "b2": (end, 2 * end - 1), "u": (136, 136 + round(10 * factor)),
+        }  # fmt: skip
+
+
+def test_each_reduction_waits_for_another_of_three_workers() -> None:
+    """b1 and b2 take 20 and 20, 50 and 5, 5 and 100: the second worker is last at r1 (51), the third at r2 (106)."""
+    graph = two_reductions()
+    workers = [graph]
+    for lengths in ((50, 5), (5, 100)):
+        duration_ns = graph.duration_ns.copy()
+        for name, length in zip(("b1", "b2"), lengths, strict=True):
+            duration_ns[graph.select(name=f"^{name}$")] = length
+        workers.append(graph.replace(duration_ns=duration_ns, low_ns=duration_ns, high_ns=duration_ns))
+    found = replicate(workers, graph.kind == TaskKind.COMMUNICATION).check()
+    for rank in range(3):
+        assert times_of(found, rank, (TaskKind.COMMUNICATION,)) == {"r1": (51, 66), "r2": (106, 121)}
+        assert times_of(found, rank, (TaskKind.KERNEL,))["u"] == (121, 131)
+
+
+def test_three_classes_are_this_worker_the_slowest_of_its_like_and_of_the_others() -> None:
+    """Eight workers, three of them twice as slow, all with 10 % jitter: 1, the slowest of five, twice that of three."""
+    found = load_transform("straggler:count=3,slowdown=2,jitter_pct=10,what=gpu")(two_reductions(workers=8))
+    kernels = found.select(name="^b1$")
+    expected = [20.0, 20 * slowest_of(5, 10).mean, 40 * slowest_of(3, 10).mean]
+    assert found.duration_ns[kernels].tolist() == pytest.approx(expected, abs=0.51)
+
+
 def test_a_slower_cpu_holds_up_what_it_launches() -> None:
     """Launches of 30 instead of 1: b1 from 30, r1 from 60, b2 from 90, r2 from 120, the update from 150 on."""
     graph = classes(two_reductions(), [1.0, 30.0], what="cpu")

@@ -33,7 +33,7 @@ COMMANDS = {
     "validate": "predictions beside what was measured, for pairs of runs",
     "anonymize": "a copy of a trace without paths, names of hosts and users, stacks",
     "opdb": "measured times of operators: import, look up, share, evaluate",
-    "dts": "pipeline, federated and split learning ranked for your own machines",
+    "dts": "pipeline, federated and split learning ranked on your machines",
     "transforms": "list the what-ifs, or the options, source and model of one",
     "completion": "a script that lets your shell complete commands, what-ifs, files",
 }

@@ -102,6 +102,8 @@ def read_table(path: Path) -> Table:
         return _read(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise WhatifError(f"{path}: expected a table of measured times, got {error.strerror or error}.") from error
+    except ValueError as error:
+        raise WhatifError(f"table: expected the path of a file, got {str(path)!r}: {error}.") from error
 
 
 @lru_cache(maxsize=16)
@@ -111,7 +113,8 @@ def _read(path: Path, _changed_ns: int, size_bytes: int) -> Table:
             f"{path}: expected a table of at most {_LARGEST_FILE_BYTES / 1e6:.0f} MB, got {size_bytes / 1e6:,.0f} MB."
         )
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:  # a device says that it is empty, and never ends
+            text = file.read(_LARGEST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WhatifError(f"{path}: expected a table of measured times, got a file that is no text.") from error
     lines = text.splitlines()
@@ -154,8 +157,13 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line.lstrip()[0] != "#"]
     if not numbered:
         raise WhatifError(f"{path}: expected a table of measured times, got an empty file.")
-    table = list(csv.reader(line for _, line in numbered))
+    try:
+        table = list(csv.reader(line for _, line in numbered))
+    except csv.Error as error:
+        raise WhatifError(f"{path}: expected a table of measured times, got {str(error)!r}.") from error
     header = [word.strip().lower() for word in table[0]]
+    if len(set(header)) < len(header):
+        raise WhatifError(f"{path}: expected columns of names of their own, got {', '.join(header)[:200]!r}.")
     size_at, byte = _column(header, "size", _SIZE_UNITS, path)
     time_at, ns = _column(header, "time", _TIME_UNITS, path)
     rows: list[Row] = []

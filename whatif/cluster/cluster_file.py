@@ -6,6 +6,7 @@ Presets are such files in `whatif/cluster/presets`, a source beside each number.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,7 +23,7 @@ from whatif.units import Bandwidth
 
 # What people call a link; it says nothing that the numbers do not.
 KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
-MOST_PROCESSORS = 10_000
+MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
 _LARGEST_FILE_BYTES = 5_000_000
 _MOST_LATENCY_US = 1e9
 
@@ -43,27 +44,31 @@ def load_cluster(name: str) -> Cluster:
     if name in _preset_texts():
         return _preset(name)
     path = Path(name)
-    if not name.endswith(".toml") and not path.is_file():
+    if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
         close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
         raise WhatifError(
             f"cluster: expected the path of a TOML file or one of {', '.join(close or preset_names())}, got {name!r}."
         )
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise WhatifError(f"{name}: expected a cluster file of at most 5 MB, got a larger one.")
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # a device says that it is empty, and never ends
+            content = file.read(_LARGEST_FILE_BYTES + 1)
     except OSError as error:
         raise WhatifError(f"{name}: expected a cluster file, got {error.strerror or error}.") from error
+    except ValueError as error:
+        raise WhatifError(f"cluster: expected the path of a TOML file, got {name!r}: {error}.") from error
+    if len(content) > _LARGEST_FILE_BYTES:
+        raise WhatifError(f"{name}: expected a cluster file of at most 5 MB, got a larger one.")
+    try:
+        return parse_cluster(content.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
         raise WhatifError(f"{name}: expected a cluster file (TOML), got one that is no text.") from error
-    return parse_cluster(text, name)
 
 
 def parse_cluster(text: str, path: str) -> Cluster:
     """Give the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
     try:
         told = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is an error of Python's, not of TOML's
         raise WhatifError(f"{path}: expected a cluster file (TOML), got an error: {str(error)[:120]}.") from error
     top = _Fields(told, path, "")
     head = _Fields(top.table("cluster"), path, "cluster")
@@ -154,7 +159,8 @@ class _Fields:
         return str(told)
 
     def link(self) -> Link:
-        told = self.text("bandwidth")
+        told = self._get("bandwidth", None)
+        told = str(told) if isinstance(told, int | float) else self.text("bandwidth")
         try:
             byte_s = Bandwidth(told).byte_s
         except WhatifError as error:
@@ -199,6 +205,11 @@ def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -
         if end not in groups and end not in single:
             raise WhatifError(f"{fields.where('between')}: expected the name of a [[processor]], got {end!r}.")
         sides.append(groups.get(end) or single[end])
+    if len(sides[0]) * len(sides[1]) > MOST_LINKS:
+        raise WhatifError(
+            f"{fields.where('between')}: expected at most {MOST_LINKS:,} links of a [[link]], got "
+            f"{len(sides[0]):,} x {len(sides[1]):,}; equal workers are told as [[level]]."
+        )
     link, shared = fields.link(), fields.flag("shared", False)
     fluctuation = fields.number("bandwidth_fluctuation_pct", 0, 100, 0.0) or 0.0
     kind = fields.one_of("kind", KINDS, "other")

@@ -38,15 +38,16 @@ class Plan:
     shares: Float64
     recompute: bool
 
-    def by_stage(self, values: Float64, stages: int) -> Float64:
-        """Sums over the parts of each stage, shape (n_stages,)."""
-        return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
-
     @property
     def time_ns(self) -> Float64:
         """What each part takes forward and backward, by its busier side, mean of the steps, (n_parts,)."""
         passes = self.work.forward.then(self.work.backward)
         return np.asarray(np.maximum(passes.cpu_ns, passes.gpu_ns).mean(axis=0), dtype=np.float64)
+
+
+def by_stage(values: Float64, stages: int) -> Float64:
+    """Give the sums over the parts of each stage, shape (n_stages,); part j is on stage j modulo the stages."""
+    return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
 
 
 def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int) -> None:
@@ -149,7 +150,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     source = np.maximum.accumulate(np.where(row_part >= 0, np.arange(len(row_part)), 0))
     row_part = np.maximum(np.maximum.accumulate(row_part[source]), 0)
     stages = len(orders)
-    shares = planned.by_stage(planned.shares, stages)
+    shares = by_stage(planned.shares, stages)
     found = stage_memories(memory, row_part, orders, shares, micro_batches, recompute=planned.recompute)
     peaks = [peak(each).total for each in found]
     fullest = int(np.argmax(peaks))
@@ -161,7 +162,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
 
 def described(graph: TaskGraph, planned: Plan, stages: int) -> str:
     """Say in a sentence where the cuts are, and how even the stages."""
-    time_ns = planned.by_stage(planned.time_ns, stages)
+    time_ns = by_stage(planned.time_ns, stages)
     names = [graph.layers[planned.model.layer[begin]] or f"call {begin}" for begin in planned.begins[1:].tolist()]
     cuts = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"cut before {cuts}; the slowest stage takes {time_ns.max() / max(time_ns.mean(), 1e-9):.2f} times the mean"

@@ -50,7 +50,7 @@ def pieces(numbers: Array, graph_at: Callable[[int], TaskGraph], clock: str) -> 
 
 
 def _pieces(numbers: Array, places: Int64, graph_at: Callable[[int], TaskGraph], clock: str) -> Iterator[Piece]:
-    if len(places) < LEAST_VALUES:
+    if len(places) < LEAST_VALUES or numbers[places[0]] == numbers[places[-1]]:  # 1Gbps and 1000Mbps are one value
         return
     at = [int(places[share * (len(places) - 1) // 3]) for share in range(4)]
     graphs = [graph_at(place) for place in at]
@@ -86,7 +86,8 @@ def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:
 
 def _same_structure(a: TaskGraph, b: TaskGraph) -> bool:
     same = len(a) == len(b) and a.threads == b.threads and a.info.queue_depth == b.info.queue_depth
-    if not same or a.info.steady != b.info.steady or len(a.dependencies) != len(b.dependencies):
+    told = [(graph.info.samples, graph.info.steady, len(graph.dependencies)) for graph in (a, b)]
+    if not same or told[0] != told[1]:
         return False
     tables = [(getattr(a, name), getattr(b, name)) for name in ("thread", "step", "kind", "correlation_id")]
     tables += [(getattr(a.dependencies, name), getattr(b.dependencies, name)) for name in Dependencies.__slots__]

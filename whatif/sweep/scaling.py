@@ -13,6 +13,8 @@ from typing import Any
 from whatif.baseline import Baseline
 from whatif.composition import spelled
 from whatif.errors import WhatifError
+from whatif.models.collective_tasks import communicates
+from whatif.models.tensor_parallel import is_split
 from whatif.predict import apply
 from whatif.sweep.spread import spread
 from whatif.sweep.values import listed_values
@@ -20,6 +22,8 @@ from whatif.transform import Transform, load_transform
 
 OPTION = "workers"
 MOST_WORKERS = 1_000_000
+# What-ifs whose workers are no machines but processes that load data.
+LOADERS = ("data_loading",)
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
 WORTH_PCT = 80.0
 
@@ -35,6 +39,8 @@ class Workers:
     communication_ms: float | None = None  # that no computation hides
     batch_size: float | None = None  # of each worker; None where the recording does not tell
     reason: str = ""
+    # How many batches all workers together train in a step: that of each, or one where they share the model.
+    batches: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the step as a JSON object."""
@@ -58,12 +64,14 @@ class Scaling:
     single_ms: float  # the step of one worker that trains the whole batch alone
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
+    single_samples: int | None = None  # in that step; None is the recorded batch
 
     def throughput(self, row: Workers) -> float | None:
         """Give how many times the samples a second of one worker so many train."""
         if not row.step_ms:
             return None
-        return (1 if self.strong else row.count) * self.single_ms / row.step_ms
+        batches = row.count if row.batches is None else row.batches
+        return batches / (row.count if self.strong else 1) * self.single_ms / row.step_ms
 
     def efficiency_pct(self, row: Workers) -> float | None:
         """Give the throughput as a share of that of so many single workers, percent."""
@@ -72,8 +80,8 @@ class Scaling:
 
     def samples_per_s(self, row: Workers) -> float | None:
         """Give the samples a second of all workers; None where the recording does not tell its batch."""
-        batch, throughput = self.baseline.graph.info.batch_size, self.throughput(row)
-        return 1e3 * batch / self.single_ms * throughput if batch and throughput is not None else None
+        samples, throughput = self.single_samples or self.baseline.graph.info.samples, self.throughput(row)
+        return 1e3 * samples / self.single_ms * throughput if samples and throughput is not None else None
 
     @property
     def worth(self) -> Workers | None:
@@ -137,16 +145,19 @@ def scaling(
 ) -> Scaling:
     """Predict the step on each number of workers; ``jobs`` and ``backend`` as of ``sweep``.
 
-    Every what-if of the composition that has an option ``workers`` gets the number; one worker alone goes without
-    them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where no what-if has the option,
-    or where they apply to no number.
+    Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
+    worker alone goes without them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where
+    no what-if has the option, where the recording is of several workers, or where they apply to no number.
     """
-    spreading = [OPTION in transform.parameters for transform in transforms]
-    if not any(spreading):
-        names = ", ".join(transform.name for transform in transforms) or "none"
-        raise WhatifError(f"scaling: expected a what-if with the option workers, as distributed or fsdp, got {names}.")
+    spreading = _spreading(transforms)
+    if communicates(baseline.graph):
+        raise WhatifError(
+            f"scaling: expected the recording of one worker, got {baseline.graph.info.path} of one of several, whose "
+            "steps communicate already."
+        )
     others = tuple(t for t, spreads in zip(transforms, spreading, strict=True) if not spreads)
-    single_ms = apply(baseline, *others).predicted_ms if others else baseline.step_ns / 1e6
+    single = apply(baseline, *others) if others else None
+    single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
     chosen = [_on(count, transforms, spreading, strong=strong) for count in workers]
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
@@ -159,7 +170,28 @@ def scaling(
             progress(len(rows), len(workers))
     if all(row.step_ms is None for row in rows):
         raise WhatifError(rows[0].reason)
-    return Scaling(baseline, tuple(transforms), strong, single_ms, tuple(rows), notes)
+    samples = (single.graph if single else baseline.graph).info.samples
+    return Scaling(baseline, tuple(transforms), strong, single_ms, tuple(rows), notes, samples)
+
+
+def _spreading(transforms: Sequence[Transform]) -> list[bool]:
+    """Which of the what-ifs get the number of workers."""
+    able = [OPTION in transform.parameters and transform.name not in LOADERS for transform in transforms]
+    names = ", ".join(transform.name for transform in transforms) or "none"
+    if not any(able):
+        raise WhatifError(f"scaling: expected a what-if with the option workers, as distributed or fsdp, got {names}.")
+    spreading = [can and OPTION not in t.options for can, t in zip(able, transforms, strict=True)]
+    if not any(spreading):
+        raise WhatifError(
+            f"scaling: expected a what-if that leaves workers to --workers, got {names} that all name theirs."
+        )
+    chosen = [transform.name for transform, spreads in zip(transforms, spreading, strict=True) if spreads]
+    if "tensor_parallel" in chosen and len(chosen) > 1:  # so many groups of so many workers: their square
+        raise WhatifError(
+            "scaling: expected tensor_parallel to name its workers, as in tensor_parallel:workers=2, where other "
+            f"what-ifs have workers too, got {' and '.join(chosen)} without."
+        )
+    return spreading
 
 
 def _on(
@@ -187,4 +219,6 @@ def _predicted(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[dic
         "high_ms": prediction.high_ms,
         "communication_ms": prediction.breakdown.communication_ms,
         "batch_size": prediction.graph.info.batch_size,
+        # Workers that share a model train one batch together.
+        "batches": float(prediction.graph.info.workers or 1) if is_split(prediction.graph) else None,
     }, tuple(note for note in prediction.graph.notes if note not in known)

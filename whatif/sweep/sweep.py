@@ -149,6 +149,8 @@ def _at_once(
     combinations: Sequence[tuple[str, ...]],
 ) -> tuple[str, ...]:
     """Put the points of a row that can be simulated together into ``found``; give what the what-ifs said."""
+    if isinstance(chosen[row[0]][varied.of[0]].options[varied.option], int):
+        return ()  # of counts one may fit and the next not, as the workers that fill equal nodes
     numbers = [varied.number(transforms, combinations[place][-1]) for place in row]
     if any(number is None or number <= 0 for number in numbers) or single_schedule(chosen[row[0]]) is not None:
         return ()

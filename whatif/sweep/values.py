@@ -88,14 +88,14 @@ def listed_values(listed: str, of: str) -> tuple[str, ...]:
     found = _RANGE.fullmatch(listed)
     values = _between(listed, found, of) if found else [value.strip() for value in listed.split(",")]
     if not all(values):
-        raise WhatifError(f"{of}: expected values between the commas, got {listed!r}.")
+        raise WhatifError(f"{of}: expected values between the commas, got {listed[:60]!r}.")
     if len(values) > MOST_VALUES:
         raise WhatifError(f"{of}: expected at most {MOST_VALUES:,} values, got {len(values):,}.")
     return tuple(dict.fromkeys(values))
 
 
 def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
-    unit, last_unit, count = found[2], found[4], int(found[5])
+    unit, last_unit, count = found[2], found[4], int(found[5][:9])
     try:
         first, last = float(found[1]), float(found[3])
         if unit != last_unit:  # as 100Mbps..10Gbps: in bits or bytes
@@ -104,12 +104,12 @@ def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
             first, last = (8 * first, 8 * last) if kind is Bandwidth else (first, last)
     except (ValueError, WhatifError):
         first = last = 0.0
-    if not (0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST_VALUES):
+    if not (0 < first < math.inf and 0 < last < math.inf and 0 < last / first < math.inf and 2 <= count <= MOST_VALUES):
         raise WhatifError(
             f"{of}: expected a..b:n with two numbers above 0 in one kind of unit and n from 2 on, as in "
-            f"1Gbps..100Gbps:20, got {listed!r}."
+            f"1Gbps..100Gbps:20, got {listed[:60]!r}."
         )
-    whole = "." not in found[1] and "." not in found[3] and not unit
+    whole = not unit and all("." not in found[k] and float(found[k]).is_integer() for k in (1, 3))
     steps = (first * (last / first) ** (place / (count - 1)) for place in range(count))
     return [str(round(value)) if whole else _with_unit(value, unit) for value in steps]
 

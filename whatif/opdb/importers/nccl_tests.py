@@ -77,8 +77,9 @@ def parse_run(text: str, path: Path, found: Found, operator: str | None = None) 
     name = operator or _OPERATORS.get((started[1] if started else path.name.split("_perf")[0].split(".")[0]).lower())
     if name is None or name not in _OPERATORS.values():
         raise WhatifError(
-            f"{path}: expected the name of the collective in the output, got none that is known; name it with "
-            f"--operator ({', '.join(sorted(_OPERATORS.values()))})."
+            f"{path}: expected the name of the collective in the output, got none that is known; call the "
+            f"file after it, as all_reduce_perf.txt, or name it with --operator in an import "
+            f"({', '.join(sorted(_OPERATORS.values()))})."
         )
     timed = _rows(text, path, name, len(ranks), len({match[2] for match in ranks}), found)
     if not timed:

@@ -1,0 +1,165 @@
+"""The two measuring tools of DTS (§II-E): what a network is, from its module, and what a processor does in a second.
+
+facts = measure_network(model, batch)
+power = measure_power(lambda: training_step(), facts.flops, batch_size)
+print(facts.to_json(), power.toml("laptop"))
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from whatif.errors import WhatifError
+
+# A backward pass takes two products for each of the forward pass: training takes three times its FLOPs.
+PASSES = 3
+FEWEST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One layer, in the order of the forward pass; FLOPs of one sample (a multiply-add is two), sizes in bytes."""
+
+    name: str
+    type: str
+    flops: float
+    parameters: int
+    weights_bytes: int
+    input_bytes: float  # of one sample: what crosses a cut ahead of this layer
+    output_bytes: float
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """A network, as table I of DTS wants it; per sample, sizes in bytes."""
+
+    layers: tuple[LayerFacts, ...]
+    sample_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the forward pass of one sample."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def macs(self) -> float:
+        """Multiply-adds of the forward pass of one sample, as the paper counts first."""
+        return self.flops / 2
+
+    @property
+    def parameters(self) -> int:
+        """Trained weights."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def memory_bytes(self, batch: int) -> float:
+        """What training keeps: weights, gradients, and every layer's input for its backward pass."""
+        return sum(2 * layer.weights_bytes + batch * layer.input_bytes for layer in self.layers)
+
+    def to_json(self) -> str:
+        """As a JSON object."""
+        sums = {"flops": self.flops, "macs": self.macs, "parameters": self.parameters}
+        return json.dumps({**sums, **asdict(self)}, indent=1)
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a processor computed in a second of training: the middle, and how far most of the steps were off it."""
+
+    gflop_s: float
+    fluctuation_pct: float
+
+    def toml(self, name: str, memory_gbyte: float | None = None) -> str:
+        """As a table of a cluster file."""
+        memory = "" if memory_gbyte is None else f"memory_gbyte = {memory_gbyte:g}\n"
+        return (
+            f"[[processor]]\nname = {json.dumps(name)}\ngflop_s = {self.gflop_s:.4g}\n"
+            f"power_fluctuation_pct = {self.fluctuation_pct:.3g}\n{memory}"
+        )
+
+
+def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
+    """Run one forward pass and give the facts of every layer that does something itself.
+
+    `inputs` are those of the model, a batch along their first dimension. Raises WhatifError where a module without
+    children is called several times: then it cannot be cut.
+    """
+    samples = len(inputs[0])
+    found: list[LayerFacts] = []
+    counting = FlopCounterMode(display=False)
+    before: dict[str, int] = {}
+
+    def watch(name: str, module: nn.Module) -> list[Any]:
+        def begins(_: nn.Module, args: Any) -> None:
+            before[name] = counting.get_total_flops()
+
+        def ends(_: nn.Module, args: Any, output: Any) -> None:
+            own = [p for p in module.parameters() if p.requires_grad]
+            found.append(
+                LayerFacts(
+                    name, type(module).__name__, (counting.get_total_flops() - before[name]) / samples,
+                    sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own),
+                    _bytes(args) / samples, _bytes(output) / samples,
+                )
+            )  # fmt: skip
+
+        return [module.register_forward_pre_hook(begins), module.register_forward_hook(ends)]
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    hooks = [hook for name, module in leaves for hook in watch(name, module)]
+    try:
+        with torch.no_grad(), counting:
+            model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    called = [layer.name for layer in found]
+    twice = next((name for name in called if called.count(name) > 1), None)
+    if twice is not None:
+        raise WhatifError(f"dts: expected layers that are called once, got {twice!r} several times: it cannot be cut.")
+    return NetworkFacts(tuple(found), _bytes(inputs) / samples)
+
+
+def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps: int = 10, warmup: int = 2) -> Power:
+    """Train for some steps of `samples` samples and give the GFLOP/s that the operating system let the training have.
+
+    `flops` are those of a sample's forward pass; the fluctuation covers nine tenths of the steps. On a GPU let `step`
+    end with `torch.cuda.synchronize()`. Raises WhatifError on fewer than 3 steps.
+    """
+    if steps < FEWEST_STEPS or flops <= 0 or samples < 1:
+        raise WhatifError(
+            f"dts: expected {FEWEST_STEPS} steps or more, FLOPs above 0 and a sample or more, got {steps}, {flops:g}, "
+            f"{samples}."
+        )
+    for _ in range(warmup):
+        step()
+    taken_s = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        taken_s.append(time.perf_counter() - begin)
+    rates = [PASSES * flops * samples / seconds / 1e9 for seconds in taken_s]
+    return power_of(rates)
+
+
+def power_of(rates_gflop_s: Sequence[float]) -> Power:
+    """Give the middle of some rates and how far nine tenths of them are from it, percent."""
+    middle = statistics.median(rates_gflop_s)
+    off = sorted(abs(rate / middle - 1) for rate in rates_gflop_s)
+    return Power(middle, 100 * off[min(int(0.9 * len(off)), len(off) - 1)])
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, tuple | list):
+        return sum(_bytes(item) for item in value)
+    if isinstance(value, dict):
+        return sum(_bytes(item) for item in value.values())
+    return 0
