@@ -66,5 +66,6 @@ def transform(
     size_bytes = int(gradients.size_bytes[first].sum())
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
         f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step in "
-        f"{len(set(bucket[first].tolist()))} buckets; the batch is that of each of the {network.workers} workers"
+        f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
+        f"the batch is that of each of the {network.workers} workers"
     )

@@ -63,7 +63,8 @@ def transform(
     sent = int((gradients.step[slices.gradient] == gradients.step[0]).sum())
     graph = push_and_pull(graph, gradients, slices, network, servers, prioritised=priority)
     return as_workers(graph, network.workers, 0).note(
-        f"p3: {sent:,} {'slices' if priority else 'arrays or parts of one'} a step; the servers update"
+        f"p3: {sent:,} {'slices' if priority else 'arrays or parts of one'} a step, "
+        f"network: {network.described}; the servers update"
     )
 
 

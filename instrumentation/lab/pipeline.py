@@ -4,7 +4,9 @@ The model is cut where the what-if would cut it, its stages run the same schedul
 each is sent as soon as it is there, into a buffer that has waited for it since the step began.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +26,7 @@ from ..campaign.cnns import ResNet
 from .baseline import trace_name
 from .jobs import Job, Layout, Results, quartiles, slower_rank
 from .models import MODELS, Training
-from .rank import Rank, block_steps, median_ms, run, time_steps, undisturbed
+from .rank import COMMUNICATION_PRIORITY, Rank, block_steps, median_ms, run, time_steps, undisturbed
 
 STAGES = 2
 RATES_MBIT_S = (1000.0, 200.0)
@@ -76,7 +78,7 @@ def cut_of(trace: Path, micro_batches: int, rate_mbit_s: float) -> str:
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
     planned = plan(graph, STAGES, micro_batches, network, recompute=False, activation_mb=None)
-    return graph.layers[planned.model.layer[planned.begins[1]]]
+    return graph.layers[int(planned.model.layer[planned.begins[1]])]
 
 
 class _Mean(nn.Module):
@@ -87,10 +89,11 @@ class _Mean(nn.Module):
 def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Give the parts of a model that run one behind the other, with their names."""
     if isinstance(model, ResNet):
+        stages: Any = model.stages  # of Sequentials
         blocks = [
             (f"stages.{number}.{place}", block)
-            for number, stage in enumerate(model.stages)
-            for place, block in enumerate(stage)  # type: ignore[arg-type]
+            for number, stage in enumerate(stages)
+            for place, block in enumerate(stage)
         ]
         return [("stem", model.stem), *blocks, ("classifier", nn.Sequential(_Mean(), model.classifier))]
     assert isinstance(model, nn.Sequential)
@@ -120,10 +123,29 @@ class _Gloo:
         self._peer = peer
 
     def send(self, tensor: Tensor, tag: int) -> Any:
-        return dist.isend(tensor, self._peer, tag=tag)
+        with _not_held_up():
+            return dist.isend(tensor, self._peer, tag=tag)
 
     def receive(self, tensor: Tensor, tag: int) -> Any:
-        return dist.irecv(tensor, self._peer, tag=tag)
+        with _not_held_up():
+            return dist.irecv(tensor, self._peer, tag=tag)
+
+
+@contextmanager
+def _not_held_up() -> Iterator[None]:
+    """Give this thread the priority of those that communicate.
+
+    Gloo's thread tries a connection again and again while another holds its lock: if it kept that one from its core,
+    as a thread of a higher priority does, both would wait for ever.
+    """
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(COMMUNICATION_PRIORITY))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, policy, param)
 
 
 class Stage:
@@ -164,7 +186,7 @@ class Stage:
     def _forward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
         if self._number == 0:
             x = self._inputs[one.micro_batch]
-            y = self.model(x)
+            y: Tensor = self.model(x)
             ends[one.micro_batch] = x, y
             return y.detach().contiguous()
         coming[one.micro_batch].wait()
@@ -176,7 +198,7 @@ class Stage:
         x, y = ends.pop(one.micro_batch)
         if self._number == 0:
             coming[one.micro_batch].wait()
-            y.backward(self._buffers[one.micro_batch])
+            y.backward(self._buffers[one.micro_batch])  # type: ignore[no-untyped-call]
             return None
         y.backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None

@@ -57,7 +57,8 @@ def test_the_command_of_a_question_exists(line: str) -> None:
 
 REPORTS = (
     "info {cpu}", "explain {cpu}", "explain {cpu} --sensitivity", "apply amp fused_adam {cpu}", "memory {cpu}",
-    "compare {cpu} {fused}", "transforms", "sweep distributed {cpu} --vary workers=2,4", "scaling {cpu} --workers 1,2", "transforms amp", "transforms metaflow", "--help", "validate {pairs}",
+    "compare {cpu} {fused}", "transforms", "sweep distributed {cpu} --vary workers=2,4", "scaling {cpu} --workers 1,2",
+    "transforms amp", "transforms metaflow", "--help", "validate {pairs}",
 )  # fmt: skip
 
 

@@ -126,6 +126,8 @@ def test_nccl_tests_output_is_a_table(tmp_path: Path) -> None:
         ("size_bytes,time_us,workers\n1,1,1\n", "line 2: expected from 2 to 1,000,000 workers, got '1'"),
         ("size_bytes,time_us\n", "expected rows of sizes and times, got none"),
         ("# nothing\n\n", "got an empty file"),
+        ("workers,workers,size_bytes,time_us\n2,4,1,1\n", "expected columns of names of their own"),
+        ("size_bytes,time_us\n" + "1" * 200_000, "field larger than field limit"),
     ],
 )
 def test_a_table_that_is_none_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -140,6 +142,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_table(tmp_path / "none.csv")
     with pytest.raises(WhatifError, match=r"Is a directory|no text"):
         read_table(tmp_path)
+    with pytest.raises(WhatifError, match="expected the path of a file"):
+        read_table(Path("nul\0"))
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(WhatifError, match="no text"):
         read_table(tmp_path / "binary.csv")

@@ -159,7 +159,7 @@ def test_a_tree_of_equal_groups_gives_its_levels_back(parts: list[int], random) 
         ("workers = 4", "workers = true", r"level\[0\]\.workers: expected a whole number.*got True"),
         ("workers = 4\n", "", r"level\[0\]\.workers: expected a number but in the last level, got none"),
         ('"8Gbps"', '"-8Gbps"', r"level\[1\]\.bandwidth: expected a bandwidth above 0"),
-        ('"8Gbps"', "8", r"level\[1\]\.bandwidth: expected text, got 8"),
+        ('"8Gbps"', "8", r"level\[1\]\.bandwidth: expected a bandwidth above 0 with its unit.*got '8'"),
         ('bandwidth = "8Gbps"', "", r"level\[1\]\.bandwidth: expected text, got nothing"),
         ("latency_us = 10", "latency_us = -1", r"level\[1\]\.latency_us: expected a number from 0 .*got -1"),
         ("latency_us = 10", "latency_us = nan", r"level\[1\]\.latency_us: expected a number from 0 .*got nan"),
@@ -221,11 +221,38 @@ def test_any_text_is_a_cluster_or_a_sentence(text: str, place: int, gone: int, p
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("workers = " + "9" * 5000, "expected a cluster file"),
+        ("[[level]]\nworkers = 8\nbandwidth = 25", "above 0 with its unit.* got '25'"),
+        (
+            '[[processor]]\nname = "a"\ncount = 10000\n[[link]]\nbetween = ["a", "a"]\nbandwidth = "1Gbps"',
+            r"at most 100,000 links of a \[\[link\]\], got 10,000 x 10,000",
+        ),
+    ],
+    ids=["digits", "no unit", "links"],
+)
+def test_what_is_too_much_or_has_no_unit(text: str, part: str) -> None:
+    with pytest.raises(WhatifError, match=part):
+        parse_cluster(text, "any.toml")
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(WhatifError, match="one of dgx-a100"):
         load_cluster("dgx-a10")
     with pytest.raises(WhatifError, match="expected a cluster file, got No such file"):
         load_cluster(str(tmp_path / "none.toml"))
+    for name in ("a" * 5000, "nul\0"):
+        with pytest.raises(WhatifError, match="expected the path of a TOML file"):
+            load_cluster(name)
+    with pytest.raises(WhatifError, match="null"):
+        load_cluster("nul\0.toml")
+    (tmp_path / "endless.toml").symlink_to("/dev/zero")
+    with pytest.raises(WhatifError, match="at most 5 MB"):
+        load_cluster(str(tmp_path / "endless.toml"))
+    (tmp_path / "windows.toml").write_bytes(b'\xef\xbb\xbf[[level]]\r\nworkers = 2\r\nbandwidth = "1Gbps"\r\n')
+    assert load_cluster(str(tmp_path / "windows.toml")).network().workers == 2
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WhatifError, match="no text"):
         load_cluster(str(tmp_path / "binary.toml"))

@@ -51,6 +51,21 @@ def test_a_cluster_tells_workers_and_links(tmp_path: Path) -> None:
     assert network_of(GPU, "mine", cluster=str(path)).levels == (Level(3, Link(1e9)),)
 
 
+def test_a_cluster_of_any_number_of_machines_has_eight(tmp_path: Path) -> None:
+    assert network_of(GPU, "mine", cluster="ethernet-10g").levels[0].workers == 8
+    assert network_of(GPU, "mine", cluster="ethernet-10g", workers=1).workers == 1
+    alone = tmp_path / "alone.toml"
+    alone.write_text('[[level]]\nworkers = 1\nbandwidth = "1GB/s"\n')
+    assert network_of(GPU, "mine", cluster=str(alone)).workers == 1
+    table = tmp_path / "times.csv"
+    table.write_text("workers,size_bytes,time_us\n4,1000,5\n")
+    network = network_of(GPU, "mine", cluster="ethernet-10g", table=str(table))
+    assert network.workers == 4
+    assert network.described == f"4 workers, times from {table}"
+    two = network_of(GPU, "mine", cluster="dgx-a100", workers=16)
+    assert two.described == "8 at 1,920 Gbit/s and 3.4 us x 2 at 192 Gbit/s and 14 us"
+
+
 def test_a_table_tells_times_and_workers(tmp_path: Path) -> None:
     path = tmp_path / "times.csv"
     path.write_text("workers,size_bytes,time_us\n4,1000,5\n")

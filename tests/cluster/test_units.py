@@ -42,7 +42,8 @@ def test_sizes_are_bytes_with_decimal_or_binary_prefixes(text: str, size_bytes: 
 
 
 @pytest.mark.parametrize(
-    "text", ["25", "", "Gbps", "25G", "25GB", "-1Gbps", "0Gbps", "nan", "infGbps", "1e300GB/s", "25 Gb ps", "1e"],
+    "text",
+    ["25", "", "Gbps", "25G", "25GB", "-1Gbps", "0Gbps", "1e-9bps", "nan", "infGbps", "1e300GB/s", "25 Gb ps", "1e"],
 )  # fmt: skip
 def test_a_bandwidth_without_its_unit_is_one_sentence_with_both_spellings(text: str) -> None:
     with pytest.raises(WhatifError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections import defaultdict
@@ -73,3 +74,13 @@ def test_jobs_are_of_chains_alone(tmp_path: Path) -> None:
     assert [job.name for job in pipeline.jobs(tmp_path, ("gpt2", "mlp"))] == [
         "pipeline-mlp-1000mbit", "pipeline-mlp-200mbit",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet"])
+def test_the_stored_runs_were_cut_where_they_are_predicted(own_traces: Path, model: str) -> None:
+    folder = own_traces / "lab_cpu"
+    record = json.loads((folder / f"pipeline-{model}-200mbit.json").read_text())
+    assert len(record["runs"]) == len(pipeline.WAYS)
+    for run in record["runs"][:2]:  # 4 and 8 micro-batches
+        count = int(run["what_if"][0].rpartition("=")[2])
+        assert run["cut"] == pipeline.cut_of(folder / f"{model}.trace.json.gz", count, 200.0)

@@ -57,10 +57,65 @@ def test_strong_scaling_shares_the_batch(resnet: Baseline) -> None:
     assert found.rows[1].batch_size == 8
 
 
+def test_a_batch_is_shared_by_no_more_workers_than_it_has_samples(resnet: Baseline) -> None:
+    found = curve(resnet, ["distributed"], [32, 33], strong=True)
+    assert found.rows[0].step_ms is not None
+    assert found.rows[1].step_ms is None
+    assert "than the batch has samples (32)" in found.rows[1].reason
+
+
+def test_one_worker_alone_is_no_scaling(resnet: Baseline) -> None:
+    assert curve(resnet, ["distributed"], [1]).verdict == "1 worker trains 1.00 times as much as one"
+    slow = Scaling(resnet, (), False, 100.0, (Workers(1, 100.0), Workers(2, 190.0)), ())
+    assert (
+        slow.verdict == "no number of workers keeps 80 % of its throughput: 2 workers train 1.05 times as much as one"
+    )
+
+
+def test_where_the_what_if_applies_to_no_number_its_reason_is_raised(resnet: Baseline) -> None:
+    with pytest.raises(WhatifError, match="fills equal members of 8 x any number, got 11"):
+        curve(resnet, ["distributed:cluster=dgx-a100"], [1, 11])
+
+
 def test_a_thousand_and_more_workers_are_one_simulation(resnet: Baseline) -> None:
     found = curve(resnet, ["distributed"], [1024, 100_000])
     assert all(row.step_ms and row.step_ms > resnet.step_ns / 1e6 for row in found.rows)
     assert curve(resnet, ["distributed"], [1024, 100_000], jobs=2).rows == found.rows
+
+
+def test_workers_that_share_a_model_train_one_batch(own_traces: Path) -> None:
+    bert = Baseline.of(whatif.read(own_traces / "memory_cpu" / "bert-base.trace.json.gz"))
+    found = curve(bert, ["tensor_parallel"], [1, 2])
+    step_ms = found.rows[1].step_ms
+    assert step_ms is not None
+    assert found.throughput(found.rows[1]) == pytest.approx(found.single_ms / step_ms)
+    grouped = curve(bert, ["tensor_parallel:workers=2", "distributed"], [1, 4])  # groups of two
+    assert grouped.single_ms == pytest.approx(step_ms)
+    assert grouped.throughput(grouped.rows[1]) == pytest.approx(4 * step_ms / grouped.rows[1].step_ms)  # type: ignore[operator]
+    with pytest.raises(WhatifError, match="expected tensor_parallel to name its workers"):
+        curve(bert, ["tensor_parallel", "distributed"], [1, 2])
+
+
+def test_workers_that_are_named_stay(own_traces: Path, resnet: Baseline) -> None:
+    loader = Baseline.of(whatif.read(own_traces / "resnet18_cifar_cpu_loader2.json.gz"))
+    found = curve(loader, ["data_loading:workers=4", "distributed"], [1, 8])
+    eight = whatif.apply(loader, "data_loading:workers=4", "distributed:workers=8")
+    assert found.rows[1].step_ms == pytest.approx(eight.predicted_ms)
+    assert found.single_ms == pytest.approx(whatif.apply(loader, "data_loading:workers=4").predicted_ms)
+    with pytest.raises(WhatifError, match="leaves workers to --workers"):
+        curve(resnet, ["distributed:workers=8"], [1, 2])
+
+
+def test_samples_of_a_batch_that_is_changed(resnet: Baseline) -> None:
+    found = curve(resnet, ["batch_size:factor=2", "distributed"], [1, 4])
+    step_ms = found.rows[1].step_ms
+    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 4 * 64 / step_ms)  # type: ignore[operator]
+
+
+def test_a_recording_of_several_workers_has_no_single_one(own_traces: Path) -> None:
+    rank = Baseline.of(whatif.read(own_traces / "ranks_cpu" / "even" / "rank0.json.gz"))
+    with pytest.raises(WhatifError, match="expected the recording of one worker"):
+        curve(rank, ["distributed"], [1, 2])
 
 
 def test_without_workers_there_is_nothing_to_scale(resnet: Baseline) -> None:

@@ -81,8 +81,27 @@ def test_a_schedule_of_its_own_is_asked_at_every_value(resnet: Baseline) -> None
 def test_a_value_where_it_does_not_apply_keeps_its_reason(resnet: Baseline) -> None:
     found = swept(resnet, ["p3"], "workers=1,2")
     assert found.points[0].step_ms is None
-    assert "from 2 to 100,000 workers" in found.points[0].reason
+    assert "expected 2 workers or more" in found.points[0].reason
     assert found.best is found.points[1]
+
+
+def test_a_count_that_fits_says_nothing_of_the_next(resnet: Baseline) -> None:
+    """Without latencies the durations are a line over 1 / workers; 9 and 17 fill no equal nodes all the same."""
+    found = swept(resnet, ["distributed:cluster=dgx-a100,latency_us=0"], "workers=8,9,16,17,24,25,32")
+    assert [point.step_ms is None for point in found.points] == [False, True, False, True, False, True, False]
+
+
+def test_values_that_are_one_in_several_spellings(resnet: Baseline) -> None:
+    found = swept(resnet, ["distributed"], "bandwidth=1Gbps,1000Mbps,0.001Tbps,1.0Gbps,1e9bps,1000000Kbps")
+    assert len({point.step_ms for point in found.points}) == 1
+    assert_equals_single_predictions(found, ["distributed"])
+
+
+def test_samples_are_those_of_each_value(resnet: Baseline) -> None:
+    found = swept(resnet, ["batch_size"], "factor=1,2,3,4,5,6,7,8")
+    assert_equals_single_predictions(found, ["batch_size"])
+    for factor, point in enumerate(found.points, 1):
+        assert point.samples_per_s == pytest.approx(1e3 * 32 * factor / point.step_ms)  # type: ignore[operator]
 
 
 def test_where_nothing_applies_the_reason_is_raised(resnet: Baseline) -> None:

@@ -21,6 +21,8 @@ def test_a_list_keeps_its_order_and_each_value_once() -> None:
         ("1..1024:11", tuple(str(2**k) for k in range(11))),
         ("1..3:9", ("1", "2", "3")),  # whole numbers stay whole, each once
         ("0.5..8:5", ("0.5", "1", "2", "4", "8")),
+        ("1e-2..1:3", ("0.01", "0.1", "1")),  # no point, and yet no whole number
+        ("1e1..1e3:3", ("10", "100", "1000")),
         ("1Gbps..100Gbps:3", ("1Gbps", "10Gbps", "100Gbps")),
         ("100Gbps..1Gbps:3", ("100Gbps", "10Gbps", "1Gbps")),
         ("100Mbps..10Gbps:3", ("100Mbps", "1Gbps", "10Gbps")),
@@ -35,7 +37,20 @@ def test_a_range_multiplies(text: str, values: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["0..4:3", "-1..4:3", "1..4:1", "1..4:0", "1Gbps..4MB:3", "1..4MB:3", "1e999..2:3", "1..2:999999999", "a,,b", "1,"],
+    [
+        "0..4:3",
+        "-1..4:3",
+        "1..4:1",
+        "1..4:0",
+        "1Gbps..4MB:3",
+        "1..4MB:3",
+        "1e999..2:3",
+        "1..2:999999999",
+        "a,,b",
+        "1,",
+        "1e-308..1e308:3",
+        "1..2:" + "9" * 5000,
+    ],
 )
 def test_what_is_no_list_of_values_is_told_in_a_sentence(text: str) -> None:
     with pytest.raises(WhatifError, match=r"^--vary: expected .*\.$"):

@@ -203,6 +203,30 @@ def test_the_fp16_hook_sends_half_and_casts() -> None:
     assert twice.duration_ns[all_reduces(twice)].tolist() == [50_000]
 
 
+@pytest.mark.parametrize("specs", [[f"{RING},compress=fp16"], [RING, "dgc"]])
+def test_every_bucket_comes_back_whether_it_is_copied_or_not(specs: list[str]) -> None:
+    """With views only the last sum is waited for directly; the ones before it are decompressed all the same."""
+    back = "^(cast bucket from fp16|decompress gradients)$"
+    copied = apply(two_layers(2), *specs)
+    viewed = apply(two_layers(2), f"{specs[0]},gradient_as_bucket_view=true", *specs[1:])
+    assert viewed.select(name=back).sum() == copied.select(name=back).sum() == 4
+    assert viewed.step[viewed.select(name=back)].tolist() == [0, 0, 1, 1]
+    timeline = simulate(viewed)
+    exchanged = viewed.select(name="^(all-reduce|sparse all-gather)$")
+    for step in (0, 1):
+        last_ns = timeline.end_ns[exchanged & (viewed.step == step)].max()
+        # One stream: none of its first bucket's may stand before that is there.
+        first_ns = timeline.end_ns[exchanged & (viewed.step == step)].min()
+        starts_ns = sorted(timeline.start_ns[viewed.select(name=back) & (viewed.step == step)].tolist())
+        assert starts_ns[0] >= first_ns
+        assert starts_ns[1] >= last_ns
+
+
+def test_the_note_tells_the_network() -> None:
+    note = apply(two_layers(), "distributed").notes[-1]
+    assert "8 at 25 Gbit/s and 14 us, ring" in note
+
+
 def test_the_memory_of_the_buckets() -> None:
     """DDP's buckets are as large as the gradients, from step to step; a view makes the gradients' own copies go."""
     from dataclasses import replace

@@ -21,7 +21,7 @@ from whatif.cluster.topology import Cluster, ClusterLevel, ClusterLink, Processo
 from whatif.errors import WhatifError
 from whatif.units import Bandwidth
 
-# What people call a link; it says nothing that the numbers do not.
+# What people call a link. Of the costs NCCL's tuner alone asks for it.
 KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
 MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
 _LARGEST_FILE_BYTES = 5_000_000

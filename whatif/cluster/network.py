@@ -78,7 +78,8 @@ class Network:
         reduce-scatter, all-gather and broadcast, direct messages for all-to-all and send. The network's own algorithm
         is one of the operations that it can do; the others take auto's. ``nccl`` is NCCL's own tuner
         (`whatif.cluster.nccl`). A table comes before all of them, unless ``algorithm`` is named here. Raises
-        WhatifError on an operation that is unknown, or one that the ``algorithm`` that is named here cannot do.
+        WhatifError on an operation that is unknown, or one that the ``algorithm`` that is named here cannot do; a send
+        is the same by all of them.
         """
         name = algorithm or (self.algorithm if self.algorithm in _able(operation) else "auto")
         if operation not in OPERATIONS:
@@ -98,6 +99,16 @@ class Network:
         if name == "nccl":
             return nccl_cost(self, operation, size)
         return _cost(size, MODELS[name][operation](self))
+
+    @property
+    def described(self) -> str:
+        """What is counted on, in words: a measured table, or the links of each level with several workers."""
+        if self.table is not None:
+            return f"{self.workers:,} workers, times from {self.table.path}"
+        return " x ".join(
+            f"{level.workers:,} at {level.link.byte_s * 8e-9:,.6g} Gbit/s and {level.link.latency_ns / 1e3:g} us"
+            for _, level in self.used
+        )
 
     @property
     def ring_byte_s(self) -> float:

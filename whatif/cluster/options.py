@@ -32,8 +32,9 @@ def network_of(
 ) -> Network:
     """Give the network that the options of the transform ``name`` describe; None is an option that nobody gave.
 
-    ``cluster`` is a preset's name or the path of a TOML file. Beside it ``workers`` takes the first so many of the
-    cluster's, and ``bandwidth`` and ``latency_us`` are those of its outermost links. Without it all links are equal.
+    ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
+    there are has 8, where nobody tells it. Beside it ``workers`` takes the first so many of the cluster's, and
+    ``bandwidth`` and ``latency_us`` are those of its outermost links. Without it all links are equal.
     From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
     costs the CPU is not the network's (`whatif.models.gloo`).
     ``table`` is a file of measured times (`whatif.cluster.calibration`), whose number of workers is taken where nobody
@@ -50,12 +51,15 @@ def network_of(
     measured = None if table is None else read_table(Path(table))
     if algorithm not in ALGORITHMS:
         raise WhatifError(f"{name}: expected an algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
+    told = None if measured is None else measured.workers
     if cluster is None:
         link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
-        told = None if measured is None else measured.workers
         network = Network.of(workers or told or WORKERS, link)
     else:
-        network = load_cluster(cluster).network(workers)
+        found = load_cluster(cluster)
+        network = found.network(workers)
+        if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
+            network = found.network(told or WORKERS)
         network = _outermost(network, bandwidth, latency_us)
     if not graph.on_gpu.any():
         network = _over_tcp(network)

@@ -9,11 +9,12 @@ from whatif.graph import TaskGraph
 from whatif.insert import Inserted, NewTasks
 from whatif.kernels import KernelFamily
 from whatif.models import gloo
+from whatif.models.buckets import step_of
 from whatif.models.calls import calls_of
 from whatif.models.collective_tasks import all_reduces, estimated, latency_of, named, tell, workers_of
 from whatif.models.estimator import mark, moving, put
 from whatif.models.mixed_precision import last_gpu_before, operator_cost_ns
-from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, TaskKind
+from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, TaskKind, ThreadKind
 
 COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"
 TO_HALF, FROM_HALF = "cast bucket to fp16", "cast bucket from fp16"
@@ -110,12 +111,27 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
     sources = np.maximum(source[tasks], np.where((ahead >= 0) & worker[ahead], ahead, -1))
     users = np.minimum(user[tasks], np.where((following >= 0) & worker[following], following, len(graph)))
+    users = _of_later(graph, tasks, users)
     if (sources < 0).any():
         calls = calls_of(graph, tasks)
         latest = last_gpu_before(graph, calls) if graph.on_gpu.any() else calls
         # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
         sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
     return sources, np.where(users < len(graph), users, -1)
+
+
+def _of_later(graph: TaskGraph, tasks: Int64, users: Int64) -> Int64:
+    """Where nothing waits for a collective itself, what waits for a later one of its step and ordered channel.
+
+    So it is where gradients live in their buckets: none but the last sum of a step is waited for directly.
+    """
+    channels = np.array([thread.kind == ThreadKind.CHANNEL and thread.ordered for thread in graph.threads])
+    users = users.copy()
+    group = step_of(graph)[tasks] * len(graph.threads) + graph.thread[tasks]
+    for key in np.unique(group[channels[graph.thread[tasks]]]).tolist():
+        mine = np.flatnonzero(group == key)
+        users[mine] = np.minimum.accumulate(users[mine][::-1])[::-1]
+    return users
 
 
 def _inserted(

@@ -67,7 +67,8 @@ def _repeated(counts: Int64) -> tuple[Int64, Int64]:
     """The row of each of its parts, and the number of the part within the row."""
     if int(counts.sum()) > MOST_SLICES:
         raise WhatifError(
-            f"p3: expected at most {MOST_SLICES:,} slices in all steps, got {int(counts.sum()):,}; say a larger slice."
+            f"parameter server: expected at most {MOST_SLICES:,} slices in all steps, got {int(counts.sum()):,}; say a "
+            "larger slice_size, or fewer servers."
         )
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -52,7 +52,8 @@ def plot_sweep(found: Sweep, path: str | Path) -> None:
 
 
 def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, label: str, *, with_range: bool) -> None:
-    there = [k for k, point in enumerate(points) if point.step_ms is not None]
+    # From left to right, in whatever order the values were named.
+    there = sorted((k for k, point in enumerate(points) if point.step_ms is not None), key=x.__getitem__)
     at, look = [x[k] for k in there], COLORS[place % len(COLORS)]
     step, low, high = ([getattr(points[k], name) for k in there] for name in ("step_ms", "low_ms", "high_ms"))
     marker = MARKERS[place % len(MARKERS)] if len(there) <= 40 else None

@@ -88,7 +88,8 @@ def print_scaling(found: Scaling) -> None:
         ]  # fmt: skip
         print_table(out, headers, rows, text_columns=0, gives_way=2)
         out.print()
-        out.print(plain("  exposed: communication that no computation hides", "dim"))
+        hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
+        out.print(plain(f"  exposed: communication that no {hides} hides", "dim"))
         for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
             out.print(plain(f"  {reason}"))
 

@@ -14,7 +14,6 @@ from whatif.baseline import Baseline
 from whatif.composition import spelled
 from whatif.errors import WhatifError
 from whatif.models.collective_tasks import communicates
-from whatif.models.tensor_parallel import is_split
 from whatif.predict import apply
 from whatif.sweep.spread import spread
 from whatif.sweep.values import listed_values
@@ -24,6 +23,8 @@ OPTION = "workers"
 MOST_WORKERS = 1_000_000
 # What-ifs whose workers are no machines but processes that load data.
 LOADERS = ("data_loading",)
+# Those whose workers hold parts of one model, so that they share the batch in any case.
+SHARING = ("tensor_parallel", "pipeline_learning")
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
 WORTH_PCT = 80.0
 
@@ -39,8 +40,6 @@ class Workers:
     communication_ms: float | None = None  # that no computation hides
     batch_size: float | None = None  # of each worker; None where the recording does not tell
     reason: str = ""
-    # How many batches all workers together train in a step: that of each, or one where they share the model.
-    batches: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the step as a JSON object."""
@@ -70,8 +69,7 @@ class Scaling:
         """Give how many times the samples a second of one worker so many train."""
         if not row.step_ms:
             return None
-        batches = row.count if row.batches is None else row.batches
-        return batches / (row.count if self.strong else 1) * self.single_ms / row.step_ms
+        return (1 if self.strong else row.count) * self.single_ms / row.step_ms
 
     def efficiency_pct(self, row: Workers) -> float | None:
         """Give the throughput as a share of that of so many single workers, percent."""
@@ -85,15 +83,18 @@ class Scaling:
 
     @property
     def worth(self) -> Workers | None:
-        """The largest number of workers above the efficiency of ``WORTH_PCT``; None where there is none."""
-        found = [row for row in self.rows if (self.efficiency_pct(row) or 0.0) >= WORTH_PCT]
+        """The largest number of several workers above the efficiency of ``WORTH_PCT``; None where there is none."""
+        found = [row for row in self.rows if row.count > 1 and (self.efficiency_pct(row) or 0.0) >= WORTH_PCT]
         return found[-1] if found else None
 
     @property
     def verdict(self) -> str:
         """Say up to how many workers it pays."""
         worth, last = self.worth, next(row for row in reversed(self.rows) if row.step_ms)
-        at_last = f"{last.count:,} workers train {self.throughput(last):,.2f} times as much as one"
+        workers = "1 worker trains" if last.count == 1 else f"{last.count:,} workers train"
+        at_last = f"{workers} {self.throughput(last):,.2f} times as much as one"
+        if last.count == 1:
+            return at_last
         if worth is None:
             return f"no number of workers keeps {WORTH_PCT:.0f} % of its throughput: {at_last}"
         if worth is last:
@@ -150,6 +151,7 @@ def scaling(
     no what-if has the option, where the recording is of several workers, or where they apply to no number.
     """
     spreading = _spreading(transforms)
+    together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
     if communicates(baseline.graph):
         raise WhatifError(
             f"scaling: expected the recording of one worker, got {baseline.graph.info.path} of one of several, whose "
@@ -158,20 +160,26 @@ def scaling(
     others = tuple(t for t, spreads in zip(transforms, spreading, strict=True) if not spreads)
     single = apply(baseline, *others) if others else None
     single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
-    chosen = [_on(count, transforms, spreading, strong=strong) for count in workers]
+    chosen = [_on(count, transforms, spreading, strong=strong and not together) for count in workers]
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
+    samples = (single.graph if single else baseline.graph).info.samples
     for count, (fields, said) in zip(
         workers, spread(_predicted, baseline, chosen, jobs=jobs, backend=backend), strict=True
     ):
+        if strong and not together and samples and count > samples:
+            fields = {
+                "step_ms": None,
+                "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
+            }
         rows.append(Workers(count, **fields))
         notes = said or notes
         if progress is not None:
             progress(len(rows), len(workers))
-    if all(row.step_ms is None for row in rows):
-        raise WhatifError(rows[0].reason)
-    samples = (single.graph if single else baseline.graph).info.samples
-    return Scaling(baseline, tuple(transforms), strong, single_ms, tuple(rows), notes, samples)
+    several = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
+    if several and all(row.step_ms is None for row in several):
+        raise WhatifError(several[0].reason)
+    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes, samples)
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:
@@ -185,11 +193,15 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
         raise WhatifError(
             f"scaling: expected a what-if that leaves workers to --workers, got {names} that all name theirs."
         )
-    chosen = [transform.name for transform, spreads in zip(transforms, spreading, strict=True) if spreads]
-    if "tensor_parallel" in chosen and len(chosen) > 1:  # so many groups of so many workers: their square
+    # Those that bring a network; so many groups of so many workers would be their square.
+    chosen = [
+        t.name for t, spreads in zip(transforms, spreading, strict=True) if spreads and "bandwidth" in t.parameters
+    ]
+    shared = next((name for name in chosen if name in SHARING), None)
+    if shared and len(chosen) > 1:
         raise WhatifError(
-            "scaling: expected tensor_parallel to name its workers, as in tensor_parallel:workers=2, where other "
-            f"what-ifs have workers too, got {' and '.join(chosen)} without."
+            f"scaling: expected {shared} to name its workers, as in {shared}:workers=2, where other what-ifs have "
+            f"workers too, got {' and '.join(chosen)} without."
         )
     return spreading
 
@@ -219,6 +231,4 @@ def _predicted(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[dic
         "high_ms": prediction.high_ms,
         "communication_ms": prediction.breakdown.communication_ms,
         "batch_size": prediction.graph.info.batch_size,
-        # Workers that share a model train one batch together.
-        "batches": float(prediction.graph.info.workers or 1) if is_split(prediction.graph) else None,
     }, tuple(note for note in prediction.graph.notes if note not in known)
