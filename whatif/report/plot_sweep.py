@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MOST_LINES = len(COLORS)
 # Values that grow by more than this are drawn on a logarithmic scale.
 LOGARITHMIC_FROM = 20.0
+# Numbers of workers with a label each.
+MOST_LABELS = 8
 
 
 def plot_sweep(found: Sweep, path: str | Path) -> None:
@@ -98,15 +100,16 @@ def plot_scaling(found: Scaling, path: str | Path) -> None:
     left.set_ylabel("throughput (times one worker)")
     right.set_ylabel("ms")
     right.set_ylim(bottom=0)
+    labelled = counts[:: -(-len(counts) // MOST_LABELS)]  # more would overlap
     for axes in (left, right):
         if len(counts) > 1 and counts[-1] > LOGARITHMIC_FROM * counts[0]:
             axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize=8)
+        axes.set_xticks(labelled, [f"{count:,}" for count in labelled], fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel("workers")
     if left.get_xscale() == "log":
         left.set_yscale("log", base=2)
-        left.set_yticks(counts, [f"{count:,}" for count in counts], fontsize=8)
+        left.set_yticks(labelled, [f"{count:,}" for count in labelled], fontsize=8)
         left.minorticks_off()
     for axes in (left, right):
         _finish(figure, axes, found.baseline.graph.info.path)
