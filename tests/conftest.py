@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("whatif", deadline=None)
+settings.load_profile("whatif")
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
