@@ -30,6 +30,11 @@ def single_schedule(transforms: Sequence[Transform]) -> Schedule | None:
     return overriding[0].schedule if overriding else None
 
 
+def new_notes(before: TaskGraph, after: TaskGraph) -> tuple[str, ...]:
+    """Give what transforms said on the way from one graph to the other."""
+    return tuple(note for note in after.notes if note not in before.notes)
+
+
 def spelled(transform: Transform) -> str:
     """Give how a transform and its options are written on a command line: ``amp:target=bf16``."""
     options = ",".join(f"{key}={_text(value)}" for key, value in transform.options.items())

@@ -11,7 +11,7 @@ import numpy as np
 
 from whatif.baseline import Baseline
 from whatif.breakdown import Breakdown, breakdown
-from whatif.composition import Composition, compose, contributions, is_without_effect, single_schedule
+from whatif.composition import Composition, compose, contributions, is_without_effect, new_notes, single_schedule
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.models.estimator import described
@@ -104,7 +104,7 @@ class Prediction:
             found.append(
                 f"the steps differ (their mean is {uneven:.2f} times the median); all is told of the median one"
             )
-        found += [note for note in self.graph.notes if note not in graph.notes]
+        found += new_notes(graph, self.graph)
         verdict = self.verdict
         if verdict:
             found.append(verdict)

@@ -10,7 +10,7 @@ import numpy as np
 
 from whatif.advice.effort import Effort
 from whatif.baseline import Baseline
-from whatif.composition import is_without_effect, single_schedule, spelled
+from whatif.composition import is_without_effect, new_notes, single_schedule, spelled
 from whatif.errors import WhatifError
 from whatif.explain import explain
 from whatif.graph import TaskGraph
@@ -178,7 +178,7 @@ class Trier:
             why = Refusal.FAILED if unexpected else Refusal.NOT_APPLICABLE
             return Refused(written, chosen, why, _without_name(str(error), chosen))
         before = self.baseline.graph
-        notes = tuple(note for note in changed.notes if note not in before.notes)
+        notes = new_notes(before, changed)
         if is_without_effect(before, changed, schedule) and before.info.memory == changed.info.memory:
             sentence = _without_name(notes[-1], chosen) if notes else "it changes nothing here"
             return Refused(written, chosen, Refusal.NOT_APPLICABLE, sentence)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whatif.baseline import Baseline
-from whatif.composition import spelled
+from whatif.composition import new_notes, spelled
 from whatif.errors import WhatifError
 from whatif.models.collective_tasks import communicates
 from whatif.predict import apply
@@ -224,11 +224,10 @@ def _predicted(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[dic
         prediction = apply(baseline, *transforms)
     except WhatifError as error:
         return {"step_ms": None, "reason": str(error)}, ()
-    known = baseline.graph.notes
     return {
         "step_ms": prediction.predicted_ms,
         "low_ms": prediction.low_ms,
         "high_ms": prediction.high_ms,
         "communication_ms": prediction.breakdown.communication_ms,
         "batch_size": prediction.graph.info.batch_size,
-    }, tuple(note for note in prediction.graph.notes if note not in known)
+    }, new_notes(baseline.graph, prediction.graph)

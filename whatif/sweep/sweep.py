@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whatif.baseline import Baseline
-from whatif.composition import compose, single_schedule, spelled
+from whatif.composition import compose, new_notes, single_schedule, spelled
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.predict import Prediction, apply, range_ns
@@ -165,7 +165,7 @@ def _at_once(
     notes: tuple[str, ...] = ()
     try:
         for piece in pieces(np.array(numbers, dtype=np.float64)[order], graph_at, baseline.clock):
-            notes = notes or _said(baseline, piece.first)
+            notes = notes or new_notes(baseline.graph, piece.first)
             step_ns = piece.steps.predicted_ns
             low_ns, high_ns = range_ns(baseline, *piece.steps)
             columns = (step_ns, np.minimum(low_ns, step_ns), np.maximum(high_ns, step_ns))
@@ -176,10 +176,6 @@ def _at_once(
     except WhatifError:
         return notes  # each of the others tells for itself why it does not apply
     return notes
-
-
-def _said(baseline: Baseline, graph: TaskGraph) -> tuple[str, ...]:
-    return tuple(note for note in graph.notes if note not in baseline.graph.notes)
 
 
 def _samples_per_s(graph: TaskGraph, step_ms: float) -> float | None:
@@ -198,4 +194,4 @@ def _predicted(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[dic
         "low_ms": prediction.low_ms,
         "high_ms": prediction.high_ms,
         "samples_per_s": _samples_per_s(prediction.graph, prediction.predicted_ms),
-    }, _said(baseline, prediction.graph)
+    }, new_notes(baseline.graph, prediction.graph)
