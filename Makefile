@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 # A what-if prediction from a real recording; needs no torch.
 demo: $(DEMO_VENV)/.ready
@@ -17,6 +17,10 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# The documentation as a site, in site/: opens from disk.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 bench: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/run.py
 
@@ -29,11 +33,11 @@ $(DEMO_VENV)/.ready: pyproject.toml
 $(VENV)/.ready: pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --upgrade pip
-	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,test]"
+	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,docs,test]"
 	if [ "$$(uname -s)" = Linux ]; then \
 		$(VENV)/bin/python -m pip install -q --no-deps -c tests/constraints.txt cupti-python cuda-bindings; \
 	fi
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(DEMO_VENV) build dist site *.egg-info

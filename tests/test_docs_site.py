@@ -1,0 +1,137 @@
+"""The documentation as a site: it builds without a warning, its links lead somewhere, and its commands are run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from whatif.cli.main import COMMANDS, UsageError, parser_of
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# Pages of which every command is run by benchmarks/pages.py.
+RUN = ("docs/tutorial.md", *sorted(str(p.relative_to(ROOT)) for p in (DOCS / "how-to").glob("*.md")))
+RECORDS = "docs/how-to/record-on-a-cluster.md"
+_FENCED = re.compile(r"^```(?:console|sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class _Links(HTMLParser):
+    """What a page links to, and the places in it that can be linked to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.loaded: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value or "" for name, value in attrs}
+        self.places |= {told[name] for name in ("id", "name") if name in told}
+        if tag == "a" and "href" in told:
+            self.targets.append(told["href"])
+        if tag in ("script", "img", "link") and told.get("rel") not in ("canonical", "next", "prev"):
+            self.loaded += [told[name] for name in ("src", "href") if name in told]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)], cwd=ROOT, capture_output=True,
+        text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    pages = {path: _Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    assert len(pages) > 35
+    dead = []
+    for path, page in pages.items():
+        if path.name == "404.html":  # made to be served from the root of a host
+            continue
+        for target in page.targets:
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, place = urldefrag(unquote(target))
+            found = (path.parent / file).resolve() if file else path
+            found = found / "index.html" if found.is_dir() else found
+            if not found.exists() or (place and place not in pages[found].places):
+                dead.append(f"{path.name}: {target}")
+    assert dead == []
+
+
+def test_the_site_loads_nothing_from_a_network(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        assert [url for url in _Links(path.read_text(encoding="utf-8")).loaded if re.match(r"(https?:)?//", url)] == []
+
+
+def test_the_reference_is_made_from_the_code(site: Path) -> None:
+    commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert all(f'id="{name}"' in commands for name in COMMANDS)
+    python = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    assert "whatif.predict.apply" in python
+    assert "Raises" in python or "raises" in python
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_every_command_of_the_guides_runs(page: str) -> None:
+    if page in ("docs/tutorial.md", RECORDS):
+        pytest.importorskip("torch")
+    if page.endswith("share-an-op-database.md"):
+        pytest.importorskip("pyarrow")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "pages.py"), "--check", page], cwd=ROOT, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _usages() -> list[tuple[str, str]]:
+    """Every ``whatif ...`` line of every page and the README, without its comment."""
+    found = []
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        for block in _FENCED.findall(page.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                words = re.sub(r"\s{2,}[^ ].*$|\s#.*$", "", line.removeprefix("$ ").strip())
+                if words.startswith("whatif "):
+                    found.append((page.name, words.split(" | ")[0]))
+    return found
+
+
+def test_every_command_line_that_is_shown_can_be_typed() -> None:
+    """Names in capital letters stand for something, and are taken as they are; alternatives are spelled with " | "."""
+    usages = _usages()
+    assert len(usages) > 80
+    wrong = []
+    for page, line in usages:
+        command, *arguments = shlex.split(line.replace("…", ""))[1:]
+        if command.isupper() or command.startswith("-"):
+            continue
+        if command not in COMMANDS:
+            wrong.append(f"{page}: {line}: no such command")
+            continue
+        parser = parser_of(command, importlib.import_module(f"whatif.cli.{command}"))
+        try:
+            parse = parser.parse_args if command in ("collect", "opdb") else parser.parse_intermixed_args
+            parse(arguments)
+        except UsageError as error:
+            if re.search(r"invalid choice: '[A-Z]+'", str(error)):
+                continue
+            wrong.append(f"{page}: {line}: {error}")
+        except SystemExit:  # --help
+            pass
+    assert wrong == []
