@@ -75,13 +75,13 @@ def measure_operators(
                     on_job(message["job"])
                 elif "end" in message:
                     return measured
-            last_line = _last_line(log)
+            said = last_line(log)
         if begun is None and len(jobs) < waiting:  # A device that had failed ended it between two jobs.
             continue
         if begun is None:
             raise WhatifError(
                 "expected a process that measures operators, got one that ended or fell silent before the first;"
-                f" its last line: {last_line or 'none'}."
+                f" its last line: {said or 'none'}."
             )
         jobs.remove(begun)
         measured.skipped[begun] = CRASHED
@@ -123,7 +123,7 @@ def _answers(request: dict[str, Any], log: IO[bytes]) -> Iterator[dict[str, Any]
         assert process.stdin is not None
         assert process.stdout is not None
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_copy_lines, args=(process.stdout, lines), daemon=True).start()
+        threading.Thread(target=copy_lines, args=(process.stdout, lines), daemon=True).start()
         try:
             with process.stdin:
                 json.dump(request, process.stdin)
@@ -135,13 +135,13 @@ def _answers(request: dict[str, Any], log: IO[bytes]) -> Iterator[dict[str, Any]
             process.kill()
 
 
-def _last_line(log: IO[bytes]) -> str:
+def last_line(log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
 
-def _copy_lines(source: Any, lines: "queue.SimpleQueue[str]") -> None:
+def copy_lines(source: Any, lines: "queue.SimpleQueue[str]") -> None:
     for line in source:
         if line.endswith("\n"):  # Else the process ended while it wrote.
             lines.put(line)

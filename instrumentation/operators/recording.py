@@ -57,11 +57,12 @@ class _Open:
     group: _Group | None
 
 
-def distinct_operators(trace: dict[str, Any]) -> list[Operator]:
+def distinct_operators(trace: dict[str, Any], through: frozenset[str] = frozenset()) -> list[Operator]:
     """Return the distinct outermost `aten::` operators inside the recorded steps, the dearest first.
 
-    Operators of optimizers' steps and of data loading are left out. On a GPU an operator's time is that of the work
-    which it and the operators inside it launched. Raises WhatifError where the trace has no steps or no such operator.
+    Instead of an operator called as one of `through`, those inside it are taken. Operators of optimizers' steps and of
+    data loading are left out. On a GPU an operator's time is that of the work which it and the operators inside it
+    launched. Raises WhatifError where the trace has no steps or no such operator.
     """
     events = [event for event in _listed(trace.get("traceEvents")) if _is_span(event)]
     steps = [event for event in events if _STEP_MARK.fullmatch(event["name"])]
@@ -72,7 +73,7 @@ def distinct_operators(trace: dict[str, Any]) -> list[Operator]:
     gpu_work = _gpu_work(events)
     groups: dict[str, _Group] = {}
     for spans in _by_thread(events).values():
-        _walk(spans, window, gpu_work, groups)
+        _walk(spans, window, gpu_work, groups, through)
     if not groups:
         raise WhatifError(
             "expected operators with input shapes in the recording, got none: record it with whatif collect, or with"
@@ -137,6 +138,7 @@ def _walk(
     window: tuple[float, float],
     gpu_work: dict[str, list[dict[str, Any]]],
     groups: dict[str, _Group],
+    through: frozenset[str],
 ) -> None:
     """Count one thread's operators into the groups."""
     outside = _Open(float("inf"), backward=False, other_work=False, group=None)
@@ -154,7 +156,7 @@ def _walk(
         stack.append(entry)
         if event.get("cat") != "cpu_op" or entry.other_work or not window[0] <= event["ts"] < window[1]:
             continue
-        if entry.group is None and name.startswith("aten::"):
+        if entry.group is None and name.startswith("aten::") and name not in through:
             entry.group = groups.setdefault(_key(event), _Group(event))
             entry.group.calls += 1
             entry.group.backward_calls += entry.backward

@@ -1,7 +1,7 @@
 """A recorded call as something that can be run again and again, alone: on fresh inputs, as training runs it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,13 +59,13 @@ def copies_of(call: Call) -> int:
     return max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, 2 * call.input_bytes)))
 
 
-def make_replay(call: Call, device: torch.device) -> list[Callable[[], Any]]:
-    """Return the call on several sets of inputs; each function runs it once and returns its result.
+def make_replay(call: Call, device: torch.device, copies: int | None = None) -> list[Callable[[], Any]]:
+    """Return the call on several sets of inputs, `copies_of(call)` by default; each function runs it once.
 
     A forward operator builds its autograd graph, a backward operator does not, as in training. Raises NotReplayable
     where its inputs cannot be made, and whatever torch raises for them.
     """
-    copies = copies_of(call)
+    copies = copies or copies_of(call)
     tied = _TIED.get(call.op)
     if tied is not None:
         return [_tied_replay(_forward_call(call, tied), device) for _ in range(copies)]
@@ -92,7 +92,9 @@ def _replay(call: Call, device: torch.device) -> Callable[[], Any]:
 def _bound(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """The overload with its inputs, and those of them that ask for a gradient."""
     overload = overload_of(call)
-    positional, named, asking = [], {}, []
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    asking: list[torch.Tensor] = []
     for argument, expected in zip(call.arguments, overload._schema.arguments, strict=True):
         value = _input(argument, call, device, with_graph)
         asking += [one for one in (value if isinstance(value, list) else [value]) if _asks(one)]
@@ -100,7 +102,49 @@ def _bound(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable
             named[argument.name] = value
         else:
             positional.append(value)
-    return functools.partial(overload, *positional, **named), asking
+    return _as_called(call.op, overload, positional, named), asking
+
+
+def _as_called(op: str, overload: Any, positional: list[Any], named: Mapping[str, Any]) -> Callable[[], Any]:
+    """The operator as a program calls it, where it has such a name; else the overload.
+
+    `torch.ops` checks its arguments in another, slower way: an addition took 2.7 us through it and 1.7 us as
+    `torch.add`, a convolution 13.7 and 7.7 us; a step of such operators takes the sum of the latter (docs/profile.md).
+    """
+    overload_call = functools.partial(overload, *positional, **named)
+    inputs = [argument for argument in overload._schema.arguments if not argument.kwarg_only]
+    # As programs do: and a scale that is spelled by its place is another, deprecated call.
+    while inputs and inputs[-1].has_default_value() and _is(positional[-1], inputs[-1].default_value):
+        inputs, positional = inputs[:-1], positional[:-1]
+    key = (overload, len(positional))
+    if key not in _FUNCTIONS:
+        scaled = any(argument.name == "alpha" for argument in inputs)
+        _FUNCTIONS[key] = None if scaled else _function(op, len(overload._schema.returns), positional, named)
+    function = _FUNCTIONS[key]
+    return overload_call if function is None else functools.partial(function, *positional, **named)
+
+
+# By overload and number of inputs; found by a trial, once.
+_FUNCTIONS: dict[tuple[Any, int], Callable[..., Any] | None] = {}
+
+
+def _function(op: str, results: int, positional: list[Any], named: Mapping[str, Any]) -> Callable[..., Any] | None:
+    internals: Any = torch._C
+    for holder in (internals._VariableFunctions, internals._nn, internals.TensorBase):
+        function: Callable[..., Any] | None = getattr(holder, op, None)
+        if function is None:
+            continue
+        try:
+            result = function(*positional, **named)
+        except (TypeError, NotImplementedError):  # Another signature than the schema's.
+            continue
+        if results == (len(result) if isinstance(result, tuple) else 1):
+            return function
+    return None
+
+
+def _is(value: Any, default: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and bool(value == default)
 
 
 def _asks(value: Any) -> bool:

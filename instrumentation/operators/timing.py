@@ -80,7 +80,7 @@ def measure_alone(
     longest_ns = max(estimates_ns.values())
     rounds = FEWEST_ROUNDS if longest_ns > LONG_NS else ROUNDS
     times: dict[str, list[float]] = {name: [] for name in replays}
-    chains = {name: _Chain(replay, clock, estimates_ns[name]) for name, replay in replays.items()}
+    chains = {name: Chain(replay, clock, estimates_ns[name]) for name, replay in replays.items()}
     for _ in range(rounds):
         for name, chain in chains.items():
             times[name].append(chain.by_difference())
@@ -93,7 +93,7 @@ def measure_alone(
     return ns, spread
 
 
-class _Chain:
+class Chain:
     """Runs one replay in chains, which go on with the inputs where the last one stopped."""
 
     def __init__(self, replay: Sequence[Callable[[], Any]], clock: Clock | None, estimate_ns: float) -> None:

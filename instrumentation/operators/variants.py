@@ -86,11 +86,15 @@ def variants(call: Call, run: Run, wanted: Iterable[str]) -> dict[str, Call]:
     return {name: made[name] for name in VARIANTS if name in chosen and made[name] is not None}  # type: ignore[misc]
 
 
-def _in_bf16(call: Call) -> Call | None:
+def stays_fp32(argument: Argument, call: Call) -> bool:
+    """Return whether autocast leaves an argument in fp32 when the call's tensors become half as wide."""
     normalization = any(name in call.op for name in _NORMALIZATIONS)
+    return argument.name in _ALWAYS_FP32 or (normalization and argument.name not in _ACTIVATIONS)
 
+
+def _in_bf16(call: Call) -> Call | None:
     def changed(argument: Argument) -> Argument:
-        if argument.name in _ALWAYS_FP32 or (normalization and argument.name not in _ACTIVATIONS):
+        if stays_fp32(argument, call):
             return argument
         if argument.name == "input_dtype" and argument.value == _FP32_NUMBER:
             return replace(argument, value=_BF16_NUMBER)

@@ -55,7 +55,7 @@ class _Worker:
                 torch.set_num_threads(threads)
             self._clock = cpu_clock(torch.get_num_threads())
             self._memory_bytes = CPU_MEMORY_BYTES
-            _limit_address_space()
+            limit_address_space()
         self._calls = [_resolved(operator) for operator in request["operators"]]
         self._run = describe_run((call for call in self._calls if isinstance(call, Call)), self._metadata)
 
@@ -143,7 +143,7 @@ def _restore_precision(precision: Any) -> None:
             setattr(cudnn, key, precision[f"cudnn_{key}"])
 
 
-def _limit_address_space() -> None:
+def limit_address_space() -> None:
     """Let an operator whose result is absurdly large fail to get its memory instead of taking the machine's."""
     try:
         import resource

@@ -1,0 +1,91 @@
+"""One rank of a group that measures collectives: gloo between processes of a CPU, NCCL between GPUs.
+
+Reads JSON lines from standard input, first who it is and then what to run, and answers each with a JSON line.
+"""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..operators.timing import cpu_clock, cuda_clock
+
+_DTYPES = {
+    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
+    "signed char": torch.int8, "long int": torch.int64,
+}  # fmt: skip
+# A rank that waits longer for the others has lost them.
+TIMEOUT = timedelta(seconds=60)
+
+
+def _call(name: str, elements: int, dtype: torch.dtype, device: torch.device, ranks: int) -> Callable[[], Any]:
+    """One call of the collective on buffers of its own; ``elements`` is the whole buffer."""
+    whole = torch.zeros(elements, dtype=dtype, device=device)
+    part = torch.zeros(elements // ranks, dtype=dtype, device=device)
+    other = torch.zeros_like(whole) if name == "all_to_all" else whole
+    # Looked up now: a name that is not known is refused before anything runs.
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce": lambda: dist.reduce(whole, 0),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+    }[name]
+
+
+def _answer(job: dict[str, Any], device: torch.device, ranks: int) -> dict[str, Any]:
+    """The time of the chain in ns, of each round; all ranks begin it together."""
+    # Threads of gloo work beside the caller: the wall clock.
+    clock = cuda_clock if device.type == "cuda" else cpu_clock(0)
+    found = []
+    try:
+        call = _call(job["name"], job["elements"], _DTYPES[job["type"]], device, ranks)
+
+        def chain() -> None:
+            for _ in range(job["calls"]):
+                call()
+
+        chain()
+        for _ in range(job["rounds"]):
+            dist.barrier()
+            found.append(clock(chain))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, MemoryError) as error:
+        return {"skipped": f"refused by torch ({type(error).__name__})"}
+    return {"ns": found}
+
+
+def main() -> None:
+    """Serve one parent until it closes the pipe."""
+    # Ctrl-C reaches the whole group of processes; the parent decides, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    setup = json.loads(sys.stdin.readline())
+    torch.set_num_threads(1)
+    # Before the group is made: that takes all ranks, and the parent starts one after the other.
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    is_cuda = setup["device"] == "cuda"
+    device = torch.device("cuda", setup["rank"]) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    # The parent's file: no port of this machine, and no name of it, takes part.
+    store: Any = dist
+    meeting = store.FileStore(setup["meeting"], setup["ranks"])
+    dist.init_process_group(
+        "nccl" if is_cuda else "gloo", store=meeting, rank=setup["rank"], world_size=setup["ranks"], timeout=TIMEOUT
+    )
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line), device, setup["ranks"])), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

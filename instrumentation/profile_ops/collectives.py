@@ -1,0 +1,102 @@
+"""Collectives measured: which ones and how large, and the processes that take part, seen from their parent."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.torch_operators import Described
+from whatif.opdb.schema import DTYPE_BYTES
+
+from .process import MeasuringProcess, Way
+
+# As torch.distributed has them: those that change their one buffer, and those that fill another one.
+LAYOUTS = {
+    "all_reduce": "in_place", "broadcast": "in_place", "reduce": "in_place",
+    "all_gather": "out_of_place", "reduce_scatter": "out_of_place", "all_to_all": "out_of_place",
+}  # fmt: skip
+# Octaves from a launch to what fills any link.
+SIZES_BYTES = tuple(1 << power for power in range(10, 27))
+# The long chain lasts about this long; more calls than this say no more.
+CHAIN_NS, MOST_CALLS = 60e6, 300
+ROUNDS, FIRST_CALLS = 7, 3
+
+
+def collective_design(
+    names: Sequence[str], ranks: Sequence[int], sizes_bytes: Sequence[int], dtypes: Sequence[str]
+) -> list[Described]:
+    """Give the collectives of each name, group, size and dtype; small ones first, so that each has some in any case.
+
+    The buffer is made whole: its elements divide by the ranks. ``bytes`` is the whole buffer, as nccl-tests counts.
+    Raises WhatifError for a name that is not known.
+    """
+    unknown = [name for name in names if name not in LAYOUTS]
+    if unknown:
+        raise WhatifError(f"opdb profile: expected collectives ({', '.join(LAYOUTS)}), got {unknown[0][:40]!r}.")
+    found: dict[Described, None] = {}
+    for size, dtype, count, name in itertools.product(sorted(sizes_bytes), dtypes, ranks, names):
+        element_bytes = int(DTYPE_BYTES[dtype])
+        elements = max(1, size // (element_bytes * count)) * count
+        integers = (("bytes", elements * element_bytes), ("ranks", count), ("nodes", 1))
+        found[Described("collective", name, dtype, integers, layout=LAYOUTS[name])] = None
+    return list(found)
+
+
+class RankGroup:
+    """The processes of one group on this machine; measures collectives as one process measures operators."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    def __enter__(self) -> RankGroup:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-ranks-"))
+            self._ranks = [
+                stack.enter_context(
+                    MeasuringProcess(
+                        {"device": self._way.device, "rank": rank, "ranks": self._way.ranks,
+                         "meeting": str(Path(folder, "meeting"))},
+                        module="collective_rank",
+                    )
+                )
+                for rank in range(self._way.ranks)
+            ]  # fmt: skip
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def measure(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Give the time of one call in ns by each round, or why there is none. Raises EndedError.
+
+        A call is done when its last rank is: of each chain the slowest rank counts.
+        """
+        first = self._chains(job, FIRST_CALLS, 1)
+        if "skipped" in first:
+            return first
+        long = min(MOST_CALLS, max(1, int(CHAIN_NS * FIRST_CALLS / first["ns"][0])))
+        short = long // 3
+        times = self._chains(job, long, ROUNDS)
+        if short:
+            shorter = self._chains(job, short, ROUNDS)
+            pairs = zip(times["ns"], shorter["ns"], strict=True)
+            return {"ns": [(much - little) / (long - short) for much, little in pairs]}
+        return times
+
+    def _chains(self, job: dict[str, Any], calls: int, rounds: int) -> dict[str, Any]:
+        name, dims, types, *_ = job["call"]
+        message = {"name": name, "elements": dims[0][0], "type": types[0], "calls": calls, "rounds": rounds}
+        for rank in self._ranks:
+            rank.ask(message)
+        answers = [rank.answer() for rank in self._ranks]
+        skipped = next((answer for answer in answers if "skipped" in answer), None)
+        return skipped or {"ns": [max(told) for told in zip(*(answer["ns"] for answer in answers), strict=True)]}

@@ -1,0 +1,112 @@
+"""The operators of a recording as questions: exactly its operators, shapes and types, also in other number formats."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.torch_operators import Described, describe, describe_other
+
+from ..operators.calls import BF16, FP32, Argument, Call, NotReplayable
+from ..operators.measure import TRANSFERS
+from ..operators.recording import Operator, distinct_operators
+from ..operators.schema import resolve
+from ..operators.variants import stays_fp32
+from .spelled import Spelled
+from .visits import Question
+
+FP16 = "c10::Half"
+_FORMATS = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "tf32": FP32}
+# c10's number of each type, which a backward softmax is told (c10/core/ScalarType.h).
+_NUMBERS = {FP16: "5", FP32: "6", BF16: "15"}
+# Families whose products a GPU may compute in TF32.
+_PRODUCTS = ("matmul", "conv")
+# They hand on to an operator that the database knows by its own name.
+_HANDED_ON = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax", "aten::batch_norm"})
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question], Counter[str]]:
+    """Give the recording's operators, the dearest first, in each of ``dtypes`` (none: as recorded alone).
+
+    Those that cannot be repeated alone are counted by the reason. Raises WhatifError for a file that tells no operators
+    with their inputs.
+    """
+    left_out: Counter[str] = Counter()
+    questions: dict[Described, Question] = {}
+    for operator in distinct_operators(_read(path), _HANDED_ON):
+        try:
+            for question in _questions(operator, dtypes):
+                questions.setdefault(question.what, question)
+        except NotReplayable as reason:
+            left_out[str(reason)] += 1
+    return list(questions.values()), left_out
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        said = getattr(error, "strerror", None) or type(error).__name__
+        raise WhatifError(f"{path}: expected a recording or a trace of torch.profiler, got '{said}'.") from error
+    if not isinstance(trace, dict):
+        raise WhatifError(f"{path}: expected a recording or a trace of torch.profiler, got another file.")
+    return trace
+
+
+def _questions(operator: Operator, dtypes: Sequence[str]) -> list[Question]:
+    if operator.transfers:
+        raise NotReplayable(TRANSFERS)
+    call = resolve(
+        operator.name, operator.dims, operator.types, operator.concrete, operator.strides, backward=operator.backward
+    )
+    recorded = Spelled(
+        operator.name, operator.dims, operator.types, operator.concrete, operator.strides, operator.backward
+    )
+    if not dtypes:
+        return [Question(_described(recorded), recorded)]
+    found = []
+    for dtype in dtypes:
+        changed = _in_format(recorded, call, _FORMATS[dtype])
+        what = _described(changed)
+        if dtype == "tf32":
+            if what.family not in _PRODUCTS or what.dtype != "fp32":
+                continue
+            what = Described(what.family, what.name, "tf32", what.integers, what.phase, what.layout)
+        found.append(Question(what, changed))
+    return found
+
+
+def _described(call: Spelled) -> Described:
+    said = (call.name, call.dims, call.types, call.concrete)
+    what = describe(*said) or describe_other(*said)
+    if what is None:
+        raise NotReplayable("inputs are too many to be kept")
+    return what
+
+
+def _in_format(recorded: Spelled, call: Call, wanted: str) -> Spelled:
+    """The call with its floating-point tensors in another format, as autocast would have it."""
+    types, concrete = list(recorded.types), list(recorded.concrete)
+    for place, argument in enumerate(call.arguments):
+        if argument.tensors and argument.is_list:
+            raise NotReplayable("types in a list of tensors are not recorded")
+        if _changes(argument, call, wanted):
+            types[place] = wanted
+        elif argument.name == "input_dtype" and concrete[place] in _NUMBERS.values():
+            concrete[place] = _NUMBERS[wanted]
+    return recorded._replace(types=types, concrete=concrete)
+
+
+def _changes(argument: Argument, call: Call, wanted: str) -> bool:
+    tensor = argument.tensor
+    if tensor is None or tensor.dtype not in _NUMBERS:
+        return False
+    return wanted == FP32 or not stays_fp32(argument, call)

@@ -1,0 +1,58 @@
+"""Operators on CUDA by graph replay: a long and a short chain as CUDA graphs, so that no launch is part of the time."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, cuda_clock
+
+# Kernels of a graph are known to the GPU in advance: a chain needs no more than to outlast an event's 0.5 us
+# (CUDA runtime documentation), and a graph of many nodes takes long to make.
+CHAIN_NS = 1e6
+MOST_CALLS = 100
+# PyTorch's notes on CUDA graphs: warm up on a side stream before a capture.
+WARM_CALLS = 3
+
+
+def graph_rounds_ns(replay: Sequence[Callable[[], Any]], estimate_ns: float) -> list[float]:
+    """Return the time of one call in ns by each of some rounds: T = (T_M - T_N) / (M - N), Tianshu, equation 1.
+
+    Both chains are captured once and replayed in turns. Raises RuntimeError where a call cannot be captured: it waits
+    for the GPU, or its result's size depends on values.
+    """
+    short = min(MOST_CALLS, int(CHAIN_NS / estimate_ns)) or 1
+    long = 3 * short
+    _warm(replay)
+    graphs = {count: _captured(replay, count) for count in (short, long)}
+    times: dict[int, float] = {}
+    found = []
+    for _ in range(FEWEST_ROUNDS if estimate_ns > LONG_NS else ROUNDS):
+        for count, graph in graphs.items():
+            times[count] = cuda_clock(graph.replay)
+        found.append((times[long] - times[short]) / (long - short))
+    return found
+
+
+def _warm(replay: Sequence[Callable[[], Any]]) -> None:
+    cuda: Any = torch.cuda  # Partly untyped.
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        for call in itertools.islice(itertools.cycle(replay), WARM_CALLS):
+            call()
+    cuda.current_stream().wait_stream(side)
+
+
+def _captured(replay: Sequence[Callable[[], Any]], count: int) -> Any:
+    cuda: Any = torch.cuda  # Partly untyped.
+    graph = cuda.CUDAGraph()
+    kept: list[Any] = []
+    with cuda.graph(graph):
+        for call in itertools.islice(itertools.cycle(replay), count):
+            # Results of one round of copies stay alive, as in a chain: each call writes where the last one did not.
+            kept = [*kept[-len(replay) + 1 :], call()] if len(replay) > 1 else [call()]
+    graph.replay()
+    cuda.synchronize()
+    return graph

@@ -1,0 +1,148 @@
+"""What was measured so far, on disk after every visit: a run that is killed loses nothing, and goes on where it was.
+
+One JSON object a line, the first says what the others are measurements of. A line that is damaged costs itself alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgspec
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.torch_operators import Described
+from whatif.opdb.provenance import Device, Environment, Method, Origin
+from whatif.opdb.schema import FAMILIES
+
+from .pace import sensitivity
+from .visits import Visit, Visited
+
+FOLDER = "journals"
+# More is no journal of this tool: a visit is a line of under a kilobyte, but for operators with many inputs.
+LARGEST_BYTES = 1_000_000_000
+LONGEST_LINE = 100_000
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    whatif_opdb_journal: int
+    device: Device
+    environment: Environment
+    method: Method
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    op: tuple[str, str, str, str, str, dict[str, int]]
+    ns: list[float] = []
+    pace_ns: list[float] = []
+    skipped: str | None = None
+
+
+class Journal:
+    """The journal of one device, environment and method beside a database; a context manager that locks it."""
+
+    def __init__(self, folder: Path, origin: Origin) -> None:
+        head = _Head(1, origin.device, origin.environment, origin.method)
+        self._head = msgspec.json.encode(head, order="sorted")
+        self.path = folder / FOLDER / f"{hashlib.sha256(self._head).hexdigest()[:16]}.jsonl"
+        self.found: dict[Described, Visited] = {}
+        self.damaged_lines = 0
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = self.path.open("a+b")
+        except OSError as error:
+            raise WhatifError(
+                f"{self.path}: expected to write a journal, got '{error.strerror or error}'; free some space or name "
+                "another database with --db."
+            ) from error
+        try:
+            _lock(self._file, self.path)
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def keep(self, what: Described, answer: dict[str, Any]) -> None:
+        """Write one visit down."""
+        op = (what.family, what.name, what.dtype, what.phase, what.layout, dict(what.integers))
+        line = _Line(op, answer.get("ns", []), answer.get("pace_ns", []), answer.get("skipped"))
+        self._write(msgspec.json.encode(line))
+
+    def remove(self) -> None:
+        """Remove the journal: what it holds is in the database."""
+        self.path.unlink(missing_ok=True)
+        if not any(self.path.parent.iterdir()):
+            self.path.parent.rmdir()
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise WhatifError(
+                f"{self.path}: expected to write a journal, got '{error.strerror or error}'; free some space, and the "
+                "same command goes on."
+            ) from error
+
+    def _read(self) -> None:
+        if self.path.stat().st_size > LARGEST_BYTES:
+            raise WhatifError(f"{self.path}: expected a journal, got a file of over a gigabyte; remove it.")
+        self._file.seek(0)
+        lines = self._file.read().split(b"\n")
+        if not lines[0]:
+            self._write(self._head)
+            return
+        if lines[0] != self._head:
+            raise WhatifError(f"{self.path}: expected the journal of this device and method, got another; remove it.")
+        if lines[-1]:  # Killed while it wrote: what comes next begins a line of its own.
+            self._write(b"")
+        for line in filter(None, lines[1:]):
+            self._take(line)
+
+    def _take(self, text: bytes) -> None:
+        try:
+            if len(text) > LONGEST_LINE:
+                raise ValueError("too long")
+            line = msgspec.json.decode(text, type=_Line)
+            family, name, dtype, phase, layout, integers = line.op
+            if family not in FAMILIES or set(integers) != set(FAMILIES[family].attributes):
+                raise ValueError("no operator")
+            if not (line.skipped or line.ns) or not all(map(math.isfinite, line.ns)):
+                raise ValueError("no times")
+            if line.pace_ns and (len(line.pace_ns) != len(line.ns) or not min(line.pace_ns) > 0):
+                raise ValueError("no paces")
+        except (msgspec.DecodeError, ValueError, UnicodeDecodeError, RecursionError):
+            self.damaged_lines += 1
+            return
+        sizes = tuple((attribute, integers[attribute]) for attribute in FAMILIES[family].attributes)
+        what = Described(family, name, dtype, sizes, phase, layout)
+        visited = self.found.setdefault(what, Visited(exponent=sensitivity(what)))
+        if line.skipped:
+            visited.skipped = line.skipped
+        else:
+            visited.visits.append(Visit(line.ns, line.pace_ns))
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Two runs that measure the same side by side would disturb each other, and the journal."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise WhatifError(
+            f"{path}: expected to be the only one that measures into this database, got another run; wait for its end."
+        ) from error

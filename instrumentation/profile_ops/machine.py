@@ -1,0 +1,67 @@
+"""The device that is measured, in the database's words: its name, what its times depend on, and how they are taken."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+
+import torch
+
+import whatif
+from whatif.errors import WhatifError
+from whatif.opdb.devices import CPU_PREFIX, device_called
+from whatif.opdb.provenance import Environment, Method, Origin, Source
+
+from ..gpu_clocks import describe_clocks
+from ..metadata import describe_environment
+from .process import Way
+
+_TIMEOUT_S = 10
+
+
+def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:
+    """Give the origin of what is measured in this way on this machine. Raises WhatifError without such a device."""
+    source = Source(
+        author=author, licence=licence, date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        tool="whatif opdb profile", tool_version=whatif.__version__,
+    )  # fmt: skip
+    is_cuda = way.device == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise WhatifError("opdb profile: expected a CUDA device, got none; measure with --device cpu, or where one is.")
+    said = describe_environment(is_cuda)
+    environment = Environment(
+        framework="pytorch", framework_version=str(said["torch"]), os=platform.system(), cpu=said["cpu"],
+        threads=None if is_cuda else way.threads, cuda=said["cuda"],
+        cudnn=None if said["cudnn"] is None else str(said["cudnn"]),
+        driver=describe_clocks()[1] if is_cuda else None, power_limit_watt=_power_limit_watt() if is_cuda else None,
+    )  # fmt: skip
+    # A GPU is sent ahead of its launches; on a CPU the call from Python is part of each time.
+    method = Method(name=way.method, includes_launch=not is_cuda, cache=way.cache)
+    if not is_cuda:
+        name = f"{CPU_PREFIX}{said['cpu']} x{way.threads}"
+        return Origin(device=device_called(name), environment=environment, method=method, source=source)
+    memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    device = device_called(said["gpu"], memory_bytes=memory_bytes)
+    return Origin(device=device, environment=environment, method=method, source=source)
+
+
+def clocks_note() -> str | None:
+    """Say which clocks and power the GPU has at this moment; None where nobody tells. They are no part of a key."""
+    clocks, _ = describe_clocks()
+    if clocks is None:
+        return None
+    units = {"sm_mhz": "MHz SM", "memory_mhz": "MHz memory", "power_w": "W", "temperature_c": "C"}
+    told = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
+    return f"after the last operator: {', '.join(told)}" if told else None
+
+
+def _power_limit_watt() -> float | None:
+    command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    command += [f"--id=GPU-{uuid}"] if uuid is not None else []
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+        return float(found.stdout.split("\n")[0])
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

@@ -1,0 +1,86 @@
+"""Operators that a database lacks, measured at once where the hardware is at hand, and inserted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.torch_operators import Described
+from whatif.opdb.rows import Operators, Rows
+from whatif.opdb.store import Store
+
+from .machine import origin_of
+from .process import Way
+from .profile import known_rows, profile, questions_of
+from .visits import Question
+
+_BUDGET_S = 60.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows of what could be measured, or was there; and how many operators were left out, by reason."""
+
+    rows: Rows
+    left_out: Counter[str]
+
+
+def at_hand() -> dict[str, Way]:
+    """Give the devices of this machine by their names in the database, and how each is measured.
+
+    Inputs rotate over more memory than caches hold, as in a step.
+    """
+    ways = [Way("cpu", threads, "cold", "chain_difference") for threads in sorted({1, torch.get_num_threads()})]
+    if torch.cuda.is_available():
+        ways.append(Way("cuda", 1, "cold", "chain_difference"))
+    return {origin_of(way).device.name: way for way in ways}
+
+
+def measure(
+    ops: Operators,
+    device: str,
+    *,
+    database: str | Path | None = None,
+    budget_s: float = _BUDGET_S,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measured:
+    """Measure operators of one family on a device of this machine, and insert them into ``database`` if one is named.
+
+    What the database has from this very environment is not measured again. Raises WhatifError where ``device`` is none
+    of ``at_hand()``.
+    """
+    ways = at_hand()
+    if device not in ways:
+        raise WhatifError(f"opdb: expected a device of this machine ({', '.join(ways)}), got {device!r}.")
+    questions, left_out = questions_of(_described(ops))
+    if database is None:
+        with tempfile.TemporaryDirectory(prefix="whatif-opdb-") as folder:
+            return _measure(Store.open(folder, create=True), ops, questions, ways[device], budget_s, left_out, progress)
+    store = Store.open(database, create=True)
+    return _measure(store, ops, questions, ways[device], budget_s, left_out, progress)
+
+
+def _measure(
+    store: Store, ops: Operators, questions: list[Question], way: Way, budget_s: float, left_out: Counter[str],
+    progress: Callable[[int, int], None] | None,
+) -> Measured:  # fmt: skip
+    origin = origin_of(way)
+    done = profile(store, questions, way, budget_s=budget_s, progress=progress)
+    if done.interrupted:  # What was measured is kept; the caller's own work ends.
+        raise KeyboardInterrupt
+    return Measured(known_rows(store, origin, ops), left_out + done.left_out)
+
+
+def _described(ops: Operators) -> list[Described]:
+    found = []
+    for row in range(len(ops)):
+        said = {name: column.table[column.codes[row]] for name, column in ops.texts.items()}
+        integers = tuple((name, int(column[row])) for name, column in ops.integers.items())
+        found.append(Described(ops.family, said["name"], said["dtype"], integers, said["phase"], said["layout"]))
+    return found

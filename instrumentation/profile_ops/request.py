@@ -1,0 +1,104 @@
+"""What one call of the command asks for, from its words to questions; the command line and notebooks use it alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from whatif.errors import WhatifError
+from whatif.opdb.importers.torch_operators import Described
+from whatif.opdb.store import Store
+
+from .collectives import LAYOUTS, SIZES_BYTES, collective_design
+from .designs import design, sweep_names
+from .from_recording import recorded_questions
+from .machine import origin_of
+from .process import Way
+from .profile import WANTED, Profiled, profile, questions_of
+from .visits import Question
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
+MOST_SHAPES, MOST_RANKS = 1_000_000, 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how. ``device`` None: a GPU where there is one; ``cache`` None: what suits the question."""
+
+    operations: str = ""
+    recording: Path | None = None
+    shapes: int = 100
+    grid: bool = False
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()
+    device: str | None = None
+    threads: int = 1
+    cache: str | None = None
+    method: str | None = None
+    ranks: tuple[int, ...] = (2,)
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES
+    wanted: float = WANTED
+    budget_s: float = float("inf")
+    author: str | None = None
+    licence: str | None = None
+
+    def way(self) -> Way:
+        """Say how operators are measured. Raises WhatifError where two options do not fit one another."""
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        method = self.method or "chain_difference"
+        if method == "graph_replay" and device != "cuda":
+            raise WhatifError("opdb profile: expected --method graph_replay with --device cuda alone: CUDA has graphs.")
+        # A step finds the inputs of large operators outside the caches; Tianshu's chains read the same ones again.
+        return Way(device, self.threads, self.cache or ("cold" if self.recording else "hot"), method)
+
+
+def run_request(request: Request, store: Store, progress: Callable[[int, int], None] | None = None) -> Profiled:
+    """Measure what is asked for into a database. Raises WhatifError where a word of it is none."""
+    way = request.way()
+    questions, left_out = _questions(request, way)
+    done = profile(
+        store, questions, way, wanted=request.wanted, budget_s=request.budget_s, author=request.author,
+        licence=request.licence, progress=progress,
+    )  # fmt: skip
+    done.left_out += left_out
+    return done
+
+
+def device_name(request: Request) -> str:
+    """Give the measured device as the database names it."""
+    return origin_of(request.way()).device.name
+
+
+def _questions(request: Request, way: Way) -> tuple[list[Question], Counter[str]]:
+    unknown = [dtype for dtype in request.dtypes if dtype not in DTYPES]
+    if unknown:
+        raise WhatifError(f"opdb profile: expected number formats ({', '.join(DTYPES)}), got {unknown[0][:40]!r}.")
+    if request.recording is not None:
+        if request.operations:
+            raise WhatifError("opdb profile: expected operations or --from, got both; ask one after the other.")
+        return recorded_questions(request.recording, request.dtypes)
+    words = [word.strip() for word in request.operations.split(",") if word.strip()]
+    if not words:
+        raise WhatifError("opdb profile: expected operations, as add,mm or all, or a recording with --from, got none.")
+    dtypes = request.dtypes or ("fp32",)
+    collectives = [word for word in words if word in LAYOUTS]
+    swept = sweep_names(",".join(word for word in words if word not in LAYOUTS))
+    wanted: list[Described] = design(
+        swept, dtypes, shapes=request.shapes, grid=request.grid, seed=request.seed, kind=way.device
+    )
+    if collectives:
+        wanted += _collectives(collectives, request, dtypes, way)
+    return questions_of(wanted)
+
+
+def _collectives(names: Sequence[str], request: Request, dtypes: Sequence[str], way: Way) -> list[Described]:
+    if "tf32" in dtypes:
+        raise WhatifError("opdb profile: expected collectives of fp32, bf16 or fp16, got tf32, which nothing sends.")
+    most = torch.cuda.device_count() if way.device == "cuda" else MOST_RANKS
+    if not all(2 <= count <= most for count in request.ranks):
+        raise WhatifError(f"opdb profile: expected groups of 2 to {most} ranks on this machine, got {request.ranks}.")
+    return collective_design(names, request.ranks, request.sizes_bytes, dtypes)

@@ -1,0 +1,147 @@
+"""``whatif opdb profile``: measure operators on this machine, into the database."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+
+# Imported by name at run time: the library never depends on torch.
+REQUEST = "whatif.instrumentation.profile_ops.request"
+_MOST_SHAPES, _MOST_THREADS, _MOST_BYTES = 1_000_000, 4096, 1 << 40
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``whatif opdb profile``."""
+    parser.add_argument(
+        "operations", metavar="OPERATION[,...]", nargs="?", default="",
+        help="add, mm, conv2d_wgrad, softmax, all_reduce ...; all: the nine of Tianshu",
+    )  # fmt: skip
+    parser.add_argument("--from", dest="recording", metavar="TRACE", help="the operators of a recording instead")
+    parser.add_argument(
+        "--shapes", type=_between(1, _MOST_SHAPES), default=100, metavar="N", help="of each operation (default: 100)"
+    )
+    parser.add_argument("--design", choices=("random", "grid"), default="random", help="how sizes are chosen")
+    parser.add_argument(
+        "--seed", type=_between(0, 1 << 60), default=0, metavar="N", help="of random sizes (default: 0)"
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_words,
+        default=(),
+        metavar="LIST",
+        help="fp32, tf32, bf16, fp16 (default: fp32, or as recorded)",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU where there is one)")
+    parser.add_argument(
+        "--threads",
+        type=_between(1, _MOST_THREADS),
+        default=1,
+        metavar="N",
+        help="of a CPU (default: 1, by its own clock)",
+    )
+    parser.add_argument("--cache", choices=("hot", "cold"), help="where inputs are found (default: hot; --from: cold)")
+    parser.add_argument(
+        "--method", choices=("chain_difference", "graph_replay"), help="graph_replay: chains as CUDA graphs"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_integers(2, 4096),
+        default=(2,),
+        metavar="LIST",
+        help="sizes of groups of collectives (default: 2)",
+    )
+    parser.add_argument(
+        "--sizes", type=_integers(1, _MOST_BYTES), metavar="LIST",
+        help="bytes of collectives' whole buffers (default: octaves from 1 KiB to 64 MiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--within", type=_percent, default=3.0, metavar="PERCENT",
+        help="half of the 90 %% interval of each time, at which an operator is visited no more (default: 3)",
+    )  # fmt: skip
+    parser.add_argument("--budget-s", type=_seconds, default=math.inf, metavar="S", help="end after about so long")
+    parser.add_argument("--author", help="who measured")
+    parser.add_argument("--licence", help="the licence of the measurements")
+
+
+def run_profile(args: argparse.Namespace) -> int:
+    """Measure, and say what was measured and what was not."""
+    from whatif.cli.main import INTERRUPTED
+    from whatif.cli.opdb import _store
+    from whatif.cli.reading import progress_bar, warn
+    from whatif.report.text_profile import print_profiled
+
+    asked = _module()
+    wanted: dict[str, Any] = {"sizes_bytes": args.sizes} if args.sizes else {}
+    request = asked.Request(
+        operations=args.operations, recording=Path(args.recording) if args.recording else None, shapes=args.shapes,
+        grid=args.design == "grid", seed=args.seed, dtypes=args.dtype, device=args.device, threads=args.threads,
+        cache=args.cache, method=args.method, ranks=args.ranks, wanted=args.within / 100, budget_s=args.budget_s,
+        author=args.author, licence=args.licence, **wanted,
+    )  # fmt: skip
+    device = asked.device_name(request)  # an option that does not fit is told before a folder is made
+    store = _store(args, create=True)
+    with progress_bar("measuring") as progress:
+        done = asked.run_request(request, store, progress)
+    print_profiled(done, device, store.folder, as_json=args.json)
+    warn(_warnings(done))
+    return INTERRUPTED if done.interrupted else 0
+
+
+def _module() -> Any:
+    try:
+        return importlib.import_module(REQUEST)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise WhatifError(
+            "opdb profile: expected PyTorch in this Python environment, got none; install it with "
+            '`pip install "whatif-profiler[record,opdb]"`, or run whatif where your training runs.'
+        ) from None
+
+
+def _warnings(done: Any) -> list[str]:
+    found = [f"{count:,} operators not measured: {reason}" for reason, count in sorted(done.left_out.items())]
+    if done.damaged_lines:
+        found.append(f"{done.damaged_lines:,} damaged lines of an earlier run's journal left out")
+    return [*found, *done.merged.refused]
+
+
+def _between(least: int, most: int) -> Any:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text[:40]!r}")
+        return int(text)
+
+    return read
+
+
+def _integers(least: int, most: int) -> Any:
+    read = _between(least, most)
+    return lambda text: tuple(dict.fromkeys(read(word) for word in text.split(",")))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0 or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"expected {what} above 0, got {text[:40]!r}")
+    return value
+
+
+def _percent(text: str) -> float:
+    return _positive(text, "a number of percent")
+
+
+def _seconds(text: str) -> float:
+    return _positive(text, "a number of seconds")
