@@ -20,6 +20,16 @@ _SLOWER_DTYPE = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 # Resident warps of a multiprocessor where it is not 64: CUDA C++ Programming Guide, technical specifications.
 _WARPS_PER_SM = {"7.5": 32, "8.6": 48, "8.7": 48, "8.9": 48, "12.0": 48}
 
+# Load and store units of a multiprocessor where they are not 32: half as many in GP100's halved multiprocessors and in
+# the chips below a data centre's since Turing (NVIDIA's architecture whitepapers, the drawing of a multiprocessor).
+_LOAD_STORE_UNITS = dict.fromkeys(("6.0", "7.5", "8.6", "8.7", "8.9", "12.0"), 16)
+
+# Shared memory of a multiprocessor, 1,024 bytes: CUDA C++ Programming Guide, technical specifications.
+_SHARED_KIBYTE = {
+    "3.5": 48, "3.7": 112, "5.0": 64, "5.2": 96, "6.0": 64, "6.1": 96, "7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100,
+    "8.7": 164, "8.9": 100, "9.0": 228, "10.0": 228, "10.3": 228, "12.0": 100,
+}  # fmt: skip
+
 # A driver and ECC take up to an eighth of what the data sheet says (T4, L4: 8 %); none reports more than it has.
 _MEMORY_REPORTED = (0.87, 1.02)
 
@@ -42,6 +52,7 @@ class Gpu:
     power_watt: float
     pcie_gbyte_s: float
     nvlink_gbyte_s: float | None = None  # all links together; Infinity Fabric on AMD devices
+    nvlink_bridged: bool = False  # a bridge joins two boards; else all of a machine's are joined
     compute_capability: str = ""
     fp64_tensor_tflops: float | None = None
     fp32_tensor_tflops: float | None = None
@@ -67,6 +78,22 @@ class Gpu:
     def warps_per_sm(self) -> int:
         """Warps that a multiprocessor holds at a time (CUDA C++ Programming Guide, table of compute capabilities)."""
         return _WARPS_PER_SM.get(self.compute_capability, 64)
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock at which the fp32 peak of the data sheet is reached."""
+        return self.fp32_tflops * 1e12 / (2 * self.sm_count * self.fp32_lanes_per_sm)
+
+    @property
+    def load_store_units(self) -> int:
+        """Load and store units of a multiprocessor, each of which moves four bytes a cycle."""
+        return _LOAD_STORE_UNITS.get(self.compute_capability, 32)
+
+    @property
+    def shared_bytes_per_sm(self) -> int | None:
+        """Shared memory of a multiprocessor, bytes; None where NVIDIA's guide does not know the device."""
+        kibyte = _SHARED_KIBYTE.get(self.compute_capability)
+        return None if kibyte is None else kibyte * 1024
 
     def matrix_tflops(self, dtype: str) -> float:
         """Return the peak rate of matrix products with `dtype` operands and fp32 accumulation, in TFLOP/s.

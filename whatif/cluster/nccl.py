@@ -23,6 +23,7 @@ from whatif.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.cluster.network import Network
+    from whatif.hardware import Gpu
 
 Float64 = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -88,13 +89,27 @@ def _correction(protocol: str, size_bytes: Float64) -> Float64:
     return np.asarray(told[np.minimum(place, len(told) - 1)], dtype=np.float64)
 
 
+# NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.
+_TUNED_AS = {"pascal": "volta", "turing": "volta", "ada": "ampere"}
+
+
+def knows(gpu: Gpu) -> bool:
+    """Whether NCCL's tuner has constants for the device."""
+    return _TUNED_AS.get(gpu.arch, gpu.arch) in _facts()["ll_gbyte_s"]
+
+
+def step_us(kind: str) -> float:
+    """Give what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
+    simple = PROTOCOLS.index("Simple")
+    return float(_facts()["base_us"]["ring"][simple] + _facts()["step_us"][kind]["ring"][simple])
+
+
 def _architecture(gpu: str | None) -> str:
     from whatif.hardware import load_gpu
 
     arch = load_gpu(gpu).arch if gpu else "none"
     known = _facts()["ll_gbyte_s"]
-    # NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.
-    arch = {"pascal": "volta", "turing": "volta", "ada": "ampere"}.get(arch, arch)
+    arch = _TUNED_AS.get(arch, arch)
     if arch not in known:
         raise WhatifError(
             f"nccl: expected a GPU whose architecture NCCL's tuner knows ({', '.join(known)}), got {gpu or 'none'}; "

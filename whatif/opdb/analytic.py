@@ -1,0 +1,58 @@
+"""The last rung of the chain: what a data sheet alone says of operators, family by family, with a range.
+
+- convolutions in fp32 and fp64: Pei et al.'s abstract instruction queue, the faster of im2col and FFT
+  (``whatif.opdb.queue_layers``); on NeuSight's convolutions it misses less than the roofline law on each of five GPUs
+  (docs/instruction_queue.md).
+- collectives: NCCL's own tuner (``whatif.opdb.collective_law``).
+- all others, and convolutions on devices or in formats that the queue does not know: the roofline law
+  (``whatif.opdb.roofline``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.opdb import roofline
+from whatif.opdb.collective_law import answers_collective, collective_analytic
+from whatif.opdb.queue_layers import queue_s
+from whatif.opdb.rows import Operators
+from whatif.types import Bool
+
+Float64 = npt.NDArray[np.float64]
+ConvLaw = Literal["queue", "roofline"]
+
+# The queue's nominal 90 % range: 5 and 95 % of measured over estimated time on a V100 (NeuSight's convolutions), whose
+# DOP is from the same rows.
+QUEUE_LOW_FACTOR, QUEUE_HIGH_FACTOR = 1.6, 2.2
+
+
+def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
+    """Give the mask, shape (n,), of the operators that a data sheet has a law for."""
+    if gpu is not None and ops.family == "collective":
+        return answers_collective(gpu, ops)
+    return roofline.answers_analytically(gpu, ops)
+
+
+def analytic_answers(
+    gpu: Gpu, ops: Operators, *, launch: bool, conv_law: ConvLaw = "queue"
+) -> tuple[Float64, Float64, Float64]:
+    """Give an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each.
+
+    ``conv_law`` says who answers for convolutions. NaN for collectives that ``answers_analytically`` leaves out.
+    """
+    if ops.family == "collective":
+        return collective_analytic(gpu, ops)
+    t, low, high = roofline.analytic_s(gpu, ops, launch=launch)
+    if ops.family == "conv" and conv_law == "queue":
+        queue = queue_s(gpu, ops) + (roofline.LAUNCH_FLOOR_S if launch else roofline.FLOOR_S)
+        known = np.isfinite(queue)
+        # What no kernel undercuts holds for the estimate's range as well.
+        least = np.maximum(queue / QUEUE_LOW_FACTOR, roofline.bound_s(gpu, ops, cold=False))
+        t = np.where(known, queue, t)
+        low = np.where(known, np.minimum(least, queue), low)
+        high = np.where(known, queue * QUEUE_HIGH_FACTOR, high)
+    return t, low, high
