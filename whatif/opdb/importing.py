@@ -12,7 +12,7 @@ from whatif.opdb.provenance import Method
 from whatif.opdb.store import CannotWriteError, Store, in_shards
 
 # What `whatif opdb import` reads.
-KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
+KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
 
 
 def read_foreign(
@@ -38,6 +38,7 @@ def read_foreign(
         "recording": lambda: _recording(path, device, author),
         "csv": lambda: _csv(path, device, method, author, licence),
         "aiconfigurator": lambda: _aiconfigurator(path, author),
+        "deepbench": lambda: _deepbench(path, device, author),
     }
     found = readers[kind]()
     if not found.contributions:
@@ -102,3 +103,9 @@ def _aiconfigurator(path: Path, author: str | None) -> Found:
     from whatif.opdb.importers.aiconfigurator import read_aiconfigurator
 
     return read_aiconfigurator(path, author=author)
+
+
+def _deepbench(path: Path, device: str | None, author: str | None) -> Found:
+    from whatif.opdb.importers.deepbench import read_deepbench
+
+    return read_deepbench(path, device=device, author=author)

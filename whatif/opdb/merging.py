@@ -44,7 +44,7 @@ def merge(
     all of them are, or a file cannot be written.
     """
     contributions, wrong = source.contributions()
-    chosen = [c for c in contributions if _chosen(c, device, family)]
+    chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
     done = Merged(refused=list(wrong))
     known = target.devices_by_times()
     for place, contribution in enumerate(chosen):
@@ -147,6 +147,6 @@ def _ratios(left: list[Contribution], right: list[Contribution]) -> Any:
     return sides[1][1][at_right] / sides[0][1][at_left]
 
 
-def _chosen(contribution: Contribution, device: str | None, family: str | None) -> bool:
-    said = contribution.provenance
+def is_chosen(said: Provenance, device: str | None, family: str | None) -> bool:
+    """Whether a contribution is of ``device`` and ``family``; None is any."""
     return device in (None, said.origin.device.name) and family in (None, said.family)

@@ -95,7 +95,7 @@ class Store:
                 raise WhatifError(f"{folder}: expected to make a folder, got '{error.strerror or error}'.") from error
             with replacing(marker) as part:
                 part.write_text(json.dumps({"whatif_opdb": SCHEMA_VERSION}) + "\n", encoding="utf-8")
-        _check_marker(marker)
+        check_marker(marker)
         return Store(folder)
 
     def sidecars(self) -> Iterator[Path]:
@@ -134,15 +134,11 @@ class Store:
             raise WhatifError(f"{self.folder}: expected 1 to {MOST_ROWS:,} sound measurements to add, got others.")
         known = self.devices_by_times() if known is None else known
         times, device = rows.times_sha256(), origin.device.name
-        if len(rows) >= FEWEST_ROWS_THAT_TELL and known.get(times, device) != device:
-            raise WhatifError(
-                f"{self.folder}: expected measurements of {device}, got the very times that are there as those of "
-                f"{known[times]}; find out which of the two names is true."
-            )
+        check_device_of_times(self.folder, device, times, len(rows), known)
         sha256 = rows.sha256()
         name = contribution_id(origin, rows.family, sha256)
         target = self._place(origin, rows.family) / name
-        if _is_sound(target.with_suffix(".json")):
+        if is_sound(target.with_suffix(".json")):
             known[times] = device
             return Outcome.PRESENT, name
         provenance = Provenance(
@@ -180,7 +176,7 @@ def in_shards(rows: Rows) -> Iterator[Rows]:
         yield rows.take(np.arange(start, min(start + MOST_ROWS, len(rows))))
 
 
-def _is_sound(sidecar: Path) -> bool:
+def is_sound(sidecar: Path) -> bool:
     """Whether a contribution is there, whole and as its sidecar tells."""
     if not sidecar.is_file():
         return False
@@ -191,12 +187,22 @@ def _is_sound(sidecar: Path) -> bool:
     return True
 
 
+def check_device_of_times(where: Path | str, device: str, times_sha256: str, rows: int, known: dict[str, str]) -> None:
+    """Raise WhatifError where the same times of so many rows are ``known`` as those of another device."""
+    if rows >= FEWEST_ROWS_THAT_TELL and known.get(times_sha256, device) != device:
+        raise WhatifError(
+            f"{where}: expected measurements of {device}, got the very times that are there as those of "
+            f"{known[times_sha256]}; find out which of the two names is true."
+        )
+
+
 def _is_foreign(path: Path) -> bool:
     """Whether a file in a folder without a mark is another than a mark that somebody has begun to write."""
     return not path.name.startswith(f".{MARKER}.")
 
 
-def _check_marker(marker: Path) -> None:
+def check_marker(marker: Path) -> None:
+    """Raise WhatifError where a file is not the mark of a database of this version."""
     try:
         with marker.open("rb") as file:
             said = json.loads(file.read(4096))

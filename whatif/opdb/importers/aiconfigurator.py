@@ -1,13 +1,15 @@
-"""Reader of the measurements in the package aiconfigurator-core (Apache-2.0): matrix products and NCCL collectives.
+"""Reader of the measurements in the package aiconfigurator-core (Apache-2.0): products, attention and collectives.
 
 One Parquet file a system, framework and version, SYSTEM/gemm/FRAMEWORK/VERSION/gemm_perf.parquet. Times are
 milliseconds of a kernel in a replayed CUDA graph, inputs warm in the second-level cache. A collective's `message_size`
-counts elements: here they are bytes.
+counts elements: here they are bytes. Attention of a prompt (`context`) is causal, over `isl` new tokens and `step` that
+lie in the cache; of one more token (`generation`) over `step` + 1; that of an encoder is not causal. A cache in another
+format than the products, and a window, stand in the operator's layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ from whatif.errors import WhatifError
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers
 from whatif.opdb.provenance import Environment, Method, Origin, Source
-from whatif.opdb.rows import Operators, measurements, operators
-from whatif.opdb.schema import MOST_ROWS
-from whatif.opdb.shard import parquet
+from whatif.opdb.rows import Operators, Rows, measurements, operators
+from whatif.opdb.schema import LONGEST_TEXT, MOST_ROWS
+from whatif.opdb.shard import LARGEST_SHARD_BYTES, parquet
+from whatif.types import Int64
 
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "int8": "int8", "fp8": "fp8",
@@ -34,13 +37,24 @@ _COLLECTIVES = {
 }
 _GEMM = ("framework", "device", "op_name", "gemm_dtype", "m", "n", "k", "latency")
 _NCCL = ("version", "device", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
-_FILES = {"gemm_perf.parquet": _GEMM, "nccl_perf.parquet": _NCCL}
+_ATTENTION = ("framework", "device", "op_name", "attn_dtype", "batch_size", "isl", "num_heads", "head_dim", "latency")
+# What an attention's table may tell beside these, and what it means where it does not.
+_MAY_TELL = ("num_key_value_heads", "step", "window_size", "beam_width", "kv_cache_dtype", "kernel_source")
+_FILES = {
+    "gemm_perf.parquet": _GEMM,
+    "nccl_perf.parquet": _NCCL,
+    "context_attention_perf.parquet": _ATTENTION,
+    "generation_attention_perf.parquet": _ATTENTION,
+    "encoder_attention_perf.parquet": _ATTENTION,
+}
+# No device, framework or kernel has a longer name.
+LONGEST_NAME = 500
 # Systems whose table of collectives is broken: 8 GPUs at 1 to 2 GB/s.
 _BROKEN_COLLECTIVES = ("l40s",)
 
 
 def read_aiconfigurator(path: Path, *, author: str | None = None) -> Found:
-    """Read the tables of matrix products and collectives below ``path``. Raises WhatifError where there are none."""
+    """Read the tables of products, attention and collectives below ``path``; WhatifError where there are none."""
     found = Found()
     files = [file for file in sorted(path.rglob("*.parquet")) if file.name in _FILES]
     if not files:
@@ -55,11 +69,11 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     if table is None:
         found.dropped["a table that does not tell its device (its rows are not counted)"] += 1
         return
-    is_gemm = file.name == "gemm_perf.parquet"
-    if not is_gemm and any(part in _BROKEN_COLLECTIVES for part in file.parts):
+    is_nccl = file.name == "nccl_perf.parquet"
+    if is_nccl and any(part in _BROKEN_COLLECTIVES for part in file.parts):
         found.dropped["a table of collectives that is known to be broken"] += len(table)
         return
-    library = "framework" if is_gemm else "version"
+    library = "version" if is_nccl else "framework"
     nameless = table[["device", library]].isna().any(axis=1)
     if nameless.any():
         found.dropped["no device, or no framework or version, is named"] += int(nameless.sum())
@@ -67,13 +81,13 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     for told, part in table.groupby("device", sort=True):
         for named, rows in part.groupby(library, sort=True):
             # Both name NCCL's version; where they contradict one another, it is not known.
-            agreed = is_gemm or str(named) == version
+            agreed = not is_nccl or str(named) == version
             origin = Origin(
                 device=device_called(str(told)),
                 environment=Environment(
-                    framework=str(named).lower() if is_gemm else None,
-                    framework_version=version if is_gemm else None,
-                    nccl=None if is_gemm or not agreed else version,
+                    framework=None if is_nccl else str(named).lower(),
+                    framework_version=None if is_nccl else version,
+                    nccl=version if is_nccl and agreed else None,
                 ),
                 method=Method(name="graph_replay", includes_launch=False, cache="hot"),
                 source=Source(
@@ -82,8 +96,8 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
                     note=None if agreed else f"NCCL {version} by its folder, {named} by its table",
                 ),
             )  # fmt: skip
-            for ops, chosen in _operators(rows, is_gemm=is_gemm, found=found):
-                found.keep(measurements(ops, numbers(chosen, "latency") * 1e-3), origin)
+            for measured in _OPERATORS[_FILES[file.name]](rows, found):
+                found.keep(measured, origin)
 
 
 def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
@@ -92,33 +106,114 @@ def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
 
     try:
         with reader.ParquetFile(file) as opened:
-            if not 0 < opened.metadata.num_rows <= MOST_ROWS:
-                raise WhatifError(f"{file}: expected a table of measurements, got {opened.metadata.num_rows:,} rows.")
-            if set(needed) - set(opened.schema_arrow.names):
-                return None
-            table = opened.read(columns=list(needed), use_threads=False).to_pandas()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise WhatifError(f"{file}: expected a Parquet file, got '{str(error).splitlines()[0][:120]}'.") from error
-    return pd.DataFrame(table)
+            names, rows = opened.schema_arrow.names, opened.metadata.num_rows
+            texts = [field.name for field in opened.schema_arrow if pa.types.is_string(field.type)]
+            groups = range(opened.metadata.num_row_groups)
+            stored = sum(opened.metadata.row_group(group).total_byte_size for group in groups)
+        if not 0 < rows <= MOST_ROWS or not 0 <= stored <= LARGEST_SHARD_BYTES:
+            raise WhatifError(f"{file}: expected a table of measurements, got {rows:,} rows of {stored:,} bytes.")
+        if set(needed) - set(names):
+            return None
+        columns = [*needed, *(name for name in _MAY_TELL if name in names)]
+        # One long text a million times is small in the file: it is looked at before it is unfolded.
+        with reader.ParquetFile(file, read_dictionary=texts) as opened:
+            table = opened.read(columns=columns, use_threads=False)
+        for name in set(texts) & set(columns):
+            longest = max(
+                (len(t or "") for chunk in table[name].chunks for t in chunk.dictionary.to_pylist()), default=0
+            )
+            if longest > LONGEST_NAME:
+                raise WhatifError(f"{file}: expected names in {name!r}, got a text of {longest:,} characters.")
+        frame = table.to_pandas(strings_to_categorical=False)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise WhatifError(f"{file}: expected a Parquet file, got '{_first_line(error)}'.") from error
+    return pd.DataFrame(frame.astype(dict.fromkeys(set(texts) & set(columns), object)))
 
 
-def _operators(table: pd.DataFrame, *, is_gemm: bool, found: Found) -> Iterator[tuple[Operators, pd.DataFrame]]:
-    told = table["gemm_dtype" if is_gemm else "nccl_dtype"].astype(str)
-    known = told.isin(list(_DTYPES)) & (is_gemm | table["op_name"].isin(list(_COLLECTIVES)))
-    if (~known).any():
-        # Block-scaled fp8 and quantized weights are other operators than a product of that format.
-        found.dropped["quantized products and collectives that the database has no word for"] += int((~known).sum())
-    chosen = table[known]
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+
+
+def _products(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
+    chosen, dtypes = _known(table, "gemm_dtype", table["op_name"].notna(), found)
+    if len(chosen):
+        sizes = {name: integers(chosen, name) for name in ("m", "n", "k")}
+        yield _timed(operators("matmul", {"batch": 1, **sizes}, name="linear", dtype=dtypes), chosen)
+
+
+def _collectives(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
+    chosen, dtypes = _known(table, "nccl_dtype", table["op_name"].isin(list(_COLLECTIVES)), found)
+    if len(chosen):
+        element = np.array([_ELEMENT_BYTES.get(str(name), 1) for name in chosen["nccl_dtype"]])
+        moved = integers(chosen, "message_size") * element
+        yield _timed(
+            operators(
+                "collective", {"bytes": moved, "ranks": integers(chosen, "num_gpus"), "nodes": 1},
+                name=[_COLLECTIVES[name] for name in chosen["op_name"]], dtype=dtypes,
+            ), chosen,
+        )  # fmt: skip
+
+
+def _attention(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
+    one_beam = _told(table, "beam_width", 1) == 1
+    known = table["op_name"].isin(("context_attention", "generation_attention", "encoder_attention")) & one_beam
+    chosen, dtypes = _known(table, "attn_dtype", known, found)
     if not len(chosen):
         return
-    dtypes = [_DTYPES[name] for name in told[known]]
-    if is_gemm:
-        sizes = {name: integers(chosen, name) for name in ("m", "n", "k")}
-        yield operators("matmul", {"batch": 1, **sizes}, name="linear", dtype=dtypes), chosen
-    else:
-        element = np.array([_ELEMENT_BYTES.get(name, 1) for name in told[known]])
-        moved = integers(chosen, "message_size") * element
-        yield operators(
-            "collective", {"bytes": moved, "ranks": integers(chosen, "num_gpus"), "nodes": 1},
-            name=[_COLLECTIVES[name] for name in chosen["op_name"]], dtype=dtypes,
-        ), chosen  # fmt: skip
+    new, cached, heads = integers(chosen, "isl"), _told(chosen, "step", 0), integers(chosen, "num_heads")
+    yield _timed(
+        operators(
+            "attention",
+            {
+                "batch": integers(chosen, "batch_size"), "query_length": new,
+                "key_length": np.where((new > 0) & (cached >= 0), new + cached, -1), "heads": heads,
+                # An encoder tells of no others than its heads.
+                "kv_heads": _told(chosen, "num_key_value_heads", 0) if "num_key_value_heads" in chosen else heads,
+                "head_size": integers(chosen, "head_dim"),
+                "causal": (chosen["op_name"] == "context_attention").to_numpy(),
+            },
+            name="attention", dtype=dtypes, layout=_layouts(chosen, dtypes),
+        ), chosen,
+    )  # fmt: skip
+
+
+def _layouts(table: pd.DataFrame, dtypes: list[str]) -> list[str]:
+    """What is out of the ordinary: a window of so many tokens, keys and values in another format."""
+    windows = _told(table, "window_size", 0).tolist()
+    stored = table["kv_cache_dtype"].astype(str) if "kv_cache_dtype" in table else [""] * len(table)
+    return [
+        " ".join(filter(None, (f"window={window}" if window > 0 else "", _cache(_DTYPES.get(cache, cache), dtype))))
+        for window, cache, dtype in zip(windows, stored, dtypes, strict=True)
+    ]
+
+
+def _cache(cache: str, dtype: str) -> str:
+    return f"cache={cache[:40]}" if cache and cache != dtype else ""
+
+
+def _told(table: pd.DataFrame, column: str, default: int) -> Int64:
+    return integers(table, column) if column in table else np.full(len(table), default, dtype=np.int64)
+
+
+def _known(
+    table: pd.DataFrame, dtype_column: str, wanted: pd.Series[bool], found: Found
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows whose operator and number format the database has words for, and those formats; others are counted."""
+    told = table[dtype_column].astype(str)
+    known = told.isin(list(_DTYPES)) & wanted
+    if (~known).any():
+        # Block-scaled fp8 and quantized weights are other operators than a product of that format.
+        found.dropped["quantized products and operators that the database has no word for"] += int((~known).sum())
+    return table[known], [_DTYPES[name] for name in told[known]]
+
+
+def _timed(ops: Operators, table: pd.DataFrame) -> Rows:
+    kernels = [str(name)[:LONGEST_TEXT] for name in table["kernel_source"]] if "kernel_source" in table else None
+    return measurements(ops, numbers(table, "latency") * 1e-3, **({} if kernels is None else {"kernels": kernels}))
+
+
+_OPERATORS: dict[tuple[str, ...], Callable[[pd.DataFrame, Found], Iterator[Rows]]] = {
+    _GEMM: _products,
+    _NCCL: _collectives,
+    _ATTENTION: _attention,
+}

@@ -1,0 +1,63 @@
+"""Takes an overhead out of measured times that grew while a table was measured.
+
+NeuSight's convolutions need it. Their rows come in random order of shapes, yet on all five GPUs each takes longer than
+the ones above it by a constant, whatever its shape: 0.28 ms over the 4,958 rows of the V100, 0.7 ms on the P100, where
+the smallest take 0.07 ms in the first rows. So it is time between the two events and not the kernel's. What grows there
+is not known. It can be told apart only where the order of the rows has nothing to do with their sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb.law import fit_shares
+
+Float64 = npt.NDArray[np.float64]
+
+# The overhead is a line in each of so many parts of the table.
+PARTS = 8
+# Fewer rows tell no line in each part (50 a part: our estimate).
+FEWEST_ROWS = 400
+# Less than this share of the shortest time is no growth but noise.
+_LEAST_GROWTH = 0.2
+# What is no growth explains no miss of the law: it has to miss less by this share with a growth than without one.
+_LEAST_GAIN = 0.05
+# Rows whose order goes with their FLOPs more than this (rank correlation) cannot be told from larger operators.
+_MOST_ORDER = 0.1
+
+
+def growing_overhead(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Float64:
+    """Give what each of n rows, in the order of measuring, took longer than it had at the top, seconds, shape (n,).
+
+    Fitted with the law time = floor + FLOPs / rate + bytes / rate + overhead(row), least absolute log error, where the
+    overhead never falls. It leaves no row less than what the shortest of the first part took. All zeros where nothing
+    grew, and where the table cannot tell.
+    """
+    rows = len(t_s)
+    none = np.zeros(rows)
+    if rows < FEWEST_ROWS or abs(_rank_correlation(flops)) > _MOST_ORDER:
+        return none
+    ramps = np.clip(np.arange(rows)[:, None] / rows * PARTS - np.arange(PARTS), 0, 1)
+    work = [amount / np.max(amount / t_s) for amount in (flops, moved_bytes)]
+    plain = np.column_stack([np.full(rows, t_s.min()), *work])
+    terms = np.column_stack([plain, ramps * t_s.min()])
+    start = np.array([1.0, 1.3, 1.3])
+    shares = fit_shares(terms, t_s, np.append(start, np.full(PARTS, 1.0 / PARTS)))
+    overhead = np.asarray(ramps @ shares[3:] * t_s.min())
+    miss, plain_miss = _miss(terms, shares, t_s), _miss(plain, fit_shares(plain, t_s, start), t_s)
+    if overhead[-1] < _LEAST_GROWTH * t_s.min() or miss > (1 - _LEAST_GAIN) * plain_miss:
+        return none
+    first = slice(0, rows // PARTS)
+    shortest = float(np.min(t_s[first] - np.minimum(overhead[first], 0.5 * t_s[first])))
+    return np.asarray(np.clip(t_s - shortest, 0, overhead))
+
+
+def _miss(terms: Float64, shares: Float64, t_s: Float64) -> float:
+    return float(np.mean(np.abs(np.log(terms @ shares / t_s))))
+
+
+def _rank_correlation(values: Float64) -> float:
+    """Spearman's correlation of values with their place."""
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
+    return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1]) if len(values) > 1 else 0.0

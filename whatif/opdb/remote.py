@@ -1,0 +1,187 @@
+"""A database in an object store, or on another machine: any URL that fsspec has a driver for (file, s3, gs, ssh, ...).
+
+It has the same files at the same places as a folder's (``whatif.opdb.store``). A shard goes up first, then its sidecar
+under another name, which is then renamed: until then the contribution does not exist. What comes down is laid in a
+folder of its own, checked there as anybody's files are, and only then added. No name that the other side chose becomes
+a path on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
+from whatif.opdb.schema import SCHEMA_VERSION
+from whatif.opdb.shard import LARGEST_SHARD_BYTES
+from whatif.opdb.store import MARKER, Contribution, check_marker
+
+# Where fsspec's drivers come from, for the sentence that says which one is missing.
+_DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
+            "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
+            "smb": "smbprotocol"}  # fmt: skip
+_PIECE_BYTES = 4_000_000
+_LARGEST_MARKER_BYTES = 4096
+# DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION, below the database's root.
+_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A contribution that lies at a URL: its sidecar, and where its files are (without their endings)."""
+
+    provenance: Provenance
+    path: str
+
+
+@dataclass
+class Remote:
+    """The database at a URL. Every method raises WhatifError, one sentence, where the other side refuses."""
+
+    url: str
+    _files: Any = field(repr=False)
+    _root: str = field(repr=False)
+
+    @staticmethod
+    def open(url: str, *, create: bool = False) -> Remote:
+        """Open the database at ``url``; with ``create`` an empty place becomes one."""
+        remote = Remote(url, *_driver(url))
+        marker = remote._path(MARKER)
+        with remote._speaking():
+            remote._files.invalidate_cache()
+            exists = remote._files.isfile(marker)
+            foreign = not exists and remote._files.isdir(remote._root) and bool(remote._files.ls(remote._root))
+        if exists:
+            with TemporaryDirectory() as folder:
+                remote._fetch(marker, Path(folder, MARKER), _LARGEST_MARKER_BYTES)
+                check_marker(Path(folder, MARKER))
+        elif not create:
+            raise WhatifError(f"{url}: expected an op database, got no {MARKER} there; `whatif opdb push` makes one.")
+        elif foreign:
+            raise WhatifError(f"{url}: expected an op database or an empty place, got other files; name another.")
+        else:
+            with remote._speaking():
+                remote._files.makedirs(remote._root, exist_ok=True)
+                remote._publish(marker, json.dumps({"whatif_opdb": SCHEMA_VERSION}).encode() + b"\n")
+        return remote
+
+    def contributions(self) -> tuple[list[Listed], list[str]]:
+        """Give the contributions whose two files are there, by id, and a sentence for each sidecar that is none."""
+        with self._speaking():
+            found = self._files.find(self._root, maxdepth=_DEPTH, detail=True)
+        files = {path for path, facts in found.items() if facts.get("type") == "file"}
+        listed: dict[str, Listed] = {}
+        wrong = []
+        with TemporaryDirectory() as folder:
+            for path in sorted(files):
+                name = path.removesuffix(".json").rpartition("/")[2]
+                parts = path.removeprefix(self._root).strip("/").split("/")
+                if len(parts) != _DEPTH or not path.endswith(".json") or not re.fullmatch(r"[0-9a-f]{24}", name):
+                    continue
+                if path.removesuffix(".json") + ".parquet" not in files:
+                    continue  # begun, and never ended
+                try:
+                    local = Path(folder, f"{name}.json")
+                    self._fetch(path, local, LARGEST_SIDECAR_BYTES)
+                    provenance = read_sidecar(local)
+                    if provenance.contribution != name:
+                        raise WhatifError(f"{path}: expected the name that follows from its content; push it again.")
+                except WhatifError as error:
+                    wrong.append(str(error).replace(str(Path(folder, f"{name}.json")), path))
+                    continue
+                listed[name] = Listed(provenance, path.removesuffix(".json"))
+        return [listed[name] for name in sorted(listed)], wrong
+
+    @contextlib.contextmanager
+    def fetched(self, listed: Listed) -> Iterator[Contribution]:
+        """Give the contribution as files of this machine, not yet checked, which vanish when the block ends."""
+        name = listed.provenance.contribution
+        with TemporaryDirectory() as folder:
+            sidecar = Path(folder, f"{name}.json")
+            self._fetch(f"{listed.path}.json", sidecar, LARGEST_SIDECAR_BYTES)
+            self._fetch(f"{listed.path}.parquet", sidecar.with_suffix(".parquet"), LARGEST_SHARD_BYTES)
+            try:
+                yield Contribution(listed.provenance, sidecar)
+            except WhatifError as error:
+                # The sentence names the file as the other side has it.
+                raise WhatifError(str(error).replace(str(sidecar.with_suffix("")), listed.path)) from error
+
+    def put(self, contribution: Contribution, place: tuple[str, ...]) -> None:
+        """Write a contribution's files into the folder ``place`` below the root: the sidecar last."""
+        target = self._path(*place, contribution.provenance.contribution)
+        with self._speaking():
+            self._files.makedirs(posixpath.dirname(target), exist_ok=True)
+            self._files.put_file(str(contribution.shard), f"{target}.parquet")
+            size = self._files.info(f"{target}.parquet")["size"]
+            if size != contribution.shard.stat().st_size:
+                raise OSError(f"{size} bytes arrived of {contribution.shard.stat().st_size}")
+            self._publish(f"{target}.json", contribution.sidecar.read_bytes())
+
+    def _publish(self, path: str, content: bytes) -> None:
+        """Write a small file that is there whole, or not at all."""
+        part = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}.{os.getpid()}.part")
+        try:
+            self._files.pipe_file(part, content)
+            self._files.mv(part, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._files.rm_file(part)
+            raise
+
+    def _fetch(self, path: str, target: Path, most_bytes: int) -> None:
+        """Copy a file that is no larger than it may be; what it says of its size is not believed."""
+        with self._speaking(), self._files.open(path, "rb") as source, target.open("wb") as copy:
+            while piece := source.read(min(_PIECE_BYTES, most_bytes + 1)):
+                copy.write(piece)
+                if copy.tell() > most_bytes:
+                    raise WhatifError(f"{path}: expected a file of at most {most_bytes:,} bytes, got a larger one.")
+
+    def _path(self, *parts: str) -> str:
+        return posixpath.join(self._root, *parts)
+
+    @contextlib.contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Turn whatever a driver raises into one sentence: each has kinds of errors of its own."""
+        try:
+            yield
+        except WhatifError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())[:160] or type(error).__name__
+            raise WhatifError(
+                f"{self.url}: expected to read and write there, got '{said}'; look at the address, its access rights "
+                "and the connection, then run it again: what was begun does no harm."
+            ) from error
+
+
+def _driver(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise WhatifError(
+            "opdb: expected the package fsspec, which reaches object stores and other machines, got none; install it "
+            "with `pip install 'whatif-profiler[opdb]'`."
+        ) from error
+    if "::" in url:
+        raise WhatifError(f"{url}: expected the address of a folder, got one inside of another; name the folder.")
+    protocol = url.partition("://")[0] if "://" in url else "file"
+    try:
+        files, path = url_to_fs(url)
+    except ImportError as error:
+        package = _DRIVERS.get(protocol, "")
+        how = f"`pip install {package}`" if package else "see fsspec's list of drivers"
+        raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {how}.") from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        raise WhatifError(f"{url}: expected an address that fsspec knows, got '{said}'.") from error
+    return files, str(path).rstrip("/")
