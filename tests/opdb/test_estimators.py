@@ -297,11 +297,11 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(elements: list[int]) ->
         assert alone.rung[0] == together.rung[place]
 
 
-def test_a_collective_is_interpolated_and_never_analytic() -> None:
+def test_a_collective_is_interpolated_else_nccls_tuner_answers() -> None:
     sizes = 2 ** np.arange(10, 30)
     ops = operators("collective", {"bytes": sizes, "ranks": 8, "nodes": 1}, name="all_reduce", dtype="fp16")
     index = indexed((measurements(ops, 15e-6 + sizes / 130e9), origin("A100-SXM-80", method="wall", launch=None)))
     one = operators("collective", {"bytes": 3 * 2**20, "ranks": [8, 4], "nodes": 1}, name="all_reduce", dtype="fp16")
     answers = ask(index, one, "A100-SXM-80")
-    assert answers.rung.tolist() == [Rung.INTERPOLATED, Rung.NONE]  # no other number of ranks was measured
+    assert answers.rung.tolist() == [Rung.INTERPOLATED, Rung.ANALYTIC]  # no other number of ranks was measured
     assert answers.t_s[0] == pytest.approx(15e-6 + 3 * 2**20 / 130e9, rel=0.03)

@@ -11,14 +11,15 @@ from whatif.cli.options import add_json
 from whatif.cli.reading import progress_bar, warn
 
 if TYPE_CHECKING:
+    from whatif.opdb.evaluate import Fit
     from whatif.opdb.provenance import Method
     from whatif.opdb.store import Store
 
 # Subcommands parse their own words; options stand behind them.
 REST_IS_FOREIGN = True
 
-_KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator")
-_RUNGS = ("exact", "interpolated", "same_shape", "analytic")
+_KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
+_RUNGS = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("source", metavar="FOLDER")
     _add_filters(merge)
 
+    pushing = command("push", _push, "bring what this database has to one in an object store or on another machine")
+    pulling = command("pull", _pull, "take over what a database in an object store or on another machine has")
+    for sharing in (pushing, pulling):
+        sharing.add_argument("url", metavar="URL", help="s3://…, gs://…, ssh://…, file://…: whatever fsspec reaches")
+        _add_filters(sharing)
+
     compare = command("diff", _diff, "what this database and another one have, and how their times differ")
     compare.add_argument("other", metavar="FOLDER")
 
@@ -78,7 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--unseen-device", action="store_true", help="hold out whole devices, each in its turn, instead of operators"
     )
+    evaluate.add_argument("--fit", action="store_true", help="learn from the rest as well (minutes, scikit-learn)")
     evaluate.add_argument("--rung", action="append", choices=_RUNGS, help="only these estimators (may be repeated)")
+
+    from whatif.cli.opdb_fit import add_fit_arguments, run_fit
+    from whatif.cli.opdb_profile import add_profile_arguments, run_profile
+
+    add_profile_arguments(command("profile", run_profile, "measure operators on this machine"))
+    add_fit_arguments(command("fit", run_fit, "learn models from what was measured, for what was not"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -166,21 +180,24 @@ def _query(args: argparse.Namespace) -> int:
     from whatif.errors import WhatifError
     from whatif.hardware import load_gpu
     from whatif.opdb.asking import ask, parse_operator
+    from whatif.opdb.default import opened
     from whatif.opdb.devices import facts
-    from whatif.opdb.index import open_index
+    from whatif.opdb.learned import shipped_models
     from whatif.opdb.schema import METHODS
     from whatif.report.text_opdb import print_reply
 
     if args.method not in (None, *METHODS):
         raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
     ops = parse_operator(args.operator)
-    store = _store(args)
     with progress_bar("indexing") as progress:
-        index = open_index(store, progress=progress)
+        index, models = opened(args.db, progress=progress)
     device = str(_device(args.device))
     if device not in index.devices() and facts(device) is None:
         load_gpu(args.device)  # says which names are close
-    reply = ask(index, ops, device, method=args.method, framework=args.framework, launch=args.launch)
+    reply = ask(
+        index, ops, device, method=args.method, framework=args.framework, launch=args.launch,
+        models=(*models, *shipped_models()),
+    )  # fmt: skip
     if reply.t_s is None:
         raise WhatifError(
             f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
@@ -241,6 +258,30 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
+def _push(args: argparse.Namespace) -> int:
+    from whatif.opdb.sharing import push
+    from whatif.report.text_opdb import print_merged
+
+    store = _store(args)
+    with progress_bar("pushing") as progress:
+        done = push(store, args.url, device=_device(args.device), family=_family(args.family), progress=progress)
+    print_merged(done, args.url, as_json=args.json)
+    warn(done.refused)
+    return 0
+
+
+def _pull(args: argparse.Namespace) -> int:
+    from whatif.opdb.sharing import pull
+    from whatif.report.text_opdb import print_merged
+
+    store = _store(args, create=True)
+    with progress_bar("pulling") as progress:
+        done = pull(args.url, store, device=_device(args.device), family=_family(args.family), progress=progress)
+    print_merged(done, store.folder, as_json=args.json)
+    warn(done.refused)
+    return 0
+
+
 def _diff(args: argparse.Namespace) -> int:
     from whatif.opdb.merging import diff
     from whatif.opdb.store import Store
@@ -272,13 +313,22 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise WhatifError("opdb: expected --unseen-device without --seed and --share, which draw nothing there.")
     rungs = sorted(Rung[name.upper()] for name in args.rung) if args.rung else ALL_RUNGS
     store, device = _store(args), _device(args.device)
+    fit = _fit_for(args.unseen_device) if args.fit else None
     with progress_bar("reading") as progress:
         if args.unseen_device:
-            found = evaluate_unseen_devices(store, rungs=rungs, device=device, progress=progress)
+            found = evaluate_unseen_devices(store, rungs=rungs, device=device, progress=progress, fit=fit)
         else:
             found = evaluate(
                 store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, rungs=rungs,
-                device=device, progress=progress,
+                device=device, progress=progress, fit=fit,
             )  # fmt: skip
     print_evaluation(found, as_json=args.json)
     return 0
+
+
+def _fit_for(unseen_device: bool) -> Fit:
+    """What learns from the measurements that are not held out: of a device itself, or across devices."""
+    from whatif.cli.opdb_fit import training
+
+    trained = training()
+    return lambda rest: trained.in_memory(trained.fit_models(rest, own=not unseen_device, across=unseen_device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.index import Index
+from whatif.opdb.learned import LearnedModel
 from whatif.opdb.merging import described
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside
@@ -130,9 +132,10 @@ def ask(
     method: str | None = None,
     framework: str | None = None,
     launch: bool = False,
+    models: Sequence[LearnedModel] = (),
 ) -> Reply:
     """Ask for one operator on a device (a name of the database)."""
-    estimator = Estimator(index, device, method=method, framework=framework, launch=launch)
+    estimator = Estimator(index, device, method=method, framework=framework, launch=launch, models=models)
     answers = estimator.estimate(ops)
     rung, basis = Rung(int(answers.rung[0])), int(answers.basis[0])
     t, low, high = (None if np.isnan(c[0]) else float(c[0]) for c in (answers.t_s, answers.low_s, answers.high_s))

@@ -2,8 +2,11 @@
 
 1. exact: the operator itself was measured on the device.
 2. interpolated: operators of other sizes were; see ``whatif.opdb.interpolate``.
-3. same_shape: the operator itself was measured on two other devices or more; see ``whatif.opdb.same_shape``.
-4. analytic: the device's data sheet; see ``whatif.opdb.roofline``.
+3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. Where it missed less than 2 on data that
+   neither had seen, it comes before it.
+4. same_shape: the operator itself was measured on two other devices or more; see ``whatif.opdb.same_shape``.
+5. learned_across: a model of several devices' measurements.
+6. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
 Nothing falls back in silence: what nobody can answer is NaN, with the rung NONE.
 """
@@ -13,86 +16,52 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.opdb import devices
+from whatif.opdb import analytic, devices
+from whatif.opdb.anchors import Anchors, fit_anchors
+from whatif.opdb.answers import ALL_RUNGS, Answers, Rung, unanswered
+from whatif.opdb.groups import law_knows_better, measured_in
 from whatif.opdb.index import FamilyIndex, GroupInfo, Index
-from whatif.opdb.interpolate import Group, Measured, fit_group
+from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
+from whatif.opdb.learned import LearnedModel
+from whatif.opdb.model_answers import Told, ask_model, log_law
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
-from whatif.opdb.roofline import analytic_s, answers_analytically, bound_s, compute_s, memory_s
+from whatif.opdb.roofline import answers_analytically
 from whatif.opdb.rows import Operators
-from whatif.opdb.same_shape import Transfer, fit_transfer
+from whatif.opdb.same_shape import Transfer, fit_transfer, of_sizes
 from whatif.opdb.work import work
-from whatif.types import Bool, Int8, Int32, Int64
+from whatif.types import Bool, Int64
+
+__all__ = ["ALL_RUNGS", "Answers", "Estimator", "Rung"]
 
 Float64 = npt.NDArray[np.float64]
 
-
-class Rung(IntEnum):
-    """Who answered, the best first."""
-
-    EXACT = 0
-    INTERPOLATED = 1
-    SAME_SHAPE = 2
-    ANALYTIC = 3
-    NONE = 4
-
-
-ALL_RUNGS = (Rung.EXACT, Rung.INTERPOLATED, Rung.SAME_SHAPE, Rung.ANALYTIC)
 # Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
 # which is what a task of a trace is.
 METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pair", "wall", "unknown")
 # A measurement that tells no spread: what library versions move the same shape by (1 to 5 % at the median).
 UNKNOWN_SIGMA = 0.05
-# An operator that moves as often the bytes of the second-level cache runs from memory.
-_CLEARLY_OUTSIDE = 4.0
 # However often it was repeated, another day and another process move it by more than this (NCCL sweeps: 1.5 %).
 LEAST_SIGMA = 0.01
+# As many measurements of a device make a model of its own, and interpolate well; fewer anchor that of other devices.
+ENOUGH_TO_LEARN = 200
 # The repeats' range holds 10 to 90 %: so many sigma of a normal distribution, and a nominal 90 % range is wider.
 _SIGMAS_IN_RANGE, _SIGMAS_OF_90 = 2.563, 1.645
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Durations of n operators, seconds, with a nominal 90 % range; all columns have shape (n,).
-
-    ``rung`` is who answered, ``basis`` how the measurements that it rests on were taken (an index into ``bases``, -1
-    where there are none), ``evidence`` how many rows those are, ``outside`` how many doublings the operator lies
-    beyond what was measured.
-    """
-
-    t_s: Float64
-    low_s: Float64
-    high_s: Float64
-    rung: Int8
-    basis: Int32
-    evidence: Int64
-    outside: Float64
-    bases: tuple[Basis, ...]
-
-    def __len__(self) -> int:
-        return len(self.t_s)
-
-    def take(self, rows: Int64) -> Answers:
-        """The answers ``rows``."""
-        return Answers(
-            self.t_s[rows], self.low_s[rows], self.high_s[rows], self.rung[rows], self.basis[rows], self.evidence[rows],
-            self.outside[rows], self.bases,
-        )  # fmt: skip
-
-
 @dataclass
 class Estimator:
-    """Answers for one device from an index; what it learns of a group is kept for the next question.
+    """Answers for one device from an index and models; what it learns of a group is kept for the next question.
 
     ``method`` and ``framework`` restrict it to times taken in one way; ``launch`` says whether an analytic answer holds
-    a launch.
+    a launch. With ``kernels_alone`` the launch is taken out of what models say that learned times with launches.
+    ``conv_law`` is who answers for convolutions from the data sheet alone (``whatif.opdb.analytic``).
     """
 
     index: Index
@@ -101,7 +70,11 @@ class Estimator:
     method: str | None = None
     framework: str | None = None
     launch: bool = False
+    models: Sequence[LearnedModel] = ()
+    kernels_alone: bool = False
+    conv_law: analytic.ConvLaw = "queue"
     _learned: dict[tuple[str, int], Group | None] = field(default_factory=dict)
+    _anchored: dict[tuple[str, np.uint64], Anchors | None] = field(default_factory=dict)
     _taken_over: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,6 +82,9 @@ class Estimator:
         others: Counter[Basis] = Counter()
         for group in (g for groups in self.index.groups.values() for g in groups):
             (own if group.device == self.device else others)[group.basis] += group.rows
+        for model in self.models:
+            if model.facts.device in ("", self.device):
+                (others if model.facts.across else own)[model.facts.measured_as] += model.facts.rows
         # What this device was measured by comes before what only others were.
         ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
         self.bases = tuple(ordered)
@@ -121,14 +97,20 @@ class Estimator:
         # A trace asks for the same few operators over and over.
         _, first, which = np.unique(ops.keys, return_index=True, return_inverse=True)
         asked = ops.take(first)
-        distinct = _unanswered(len(first), self.bases)
+        distinct = unanswered(len(first), self.bases)
         told = self.index.families.get(ops.family)
         if told is not None and Rung.EXACT in self.rungs:
             self._exact(told, self.index.groups[ops.family], asked.keys, distinct)
+        if Rung.LEARNED in self.rungs:
+            self._own_models(asked, distinct, better_only=Rung.INTERPOLATED in self.rungs)
         if told is not None and Rung.INTERPOLATED in self.rungs:
             self._interpolated(told, self.index.groups[ops.family], asked, distinct)
+        if Rung.LEARNED in self.rungs:
+            self._own_models(asked, distinct, better_only=False)
         if told is not None and Rung.SAME_SHAPE in self.rungs:
             self._same_shape(told, self.index.groups[ops.family], asked, distinct)
+        if Rung.LEARNED_ACROSS in self.rungs:
+            self._models_across(asked, distinct)
         if Rung.ANALYTIC in self.rungs:
             self._analytic(asked, distinct)
         return distinct.take(which.reshape(-1))
@@ -198,7 +180,7 @@ class Estimator:
                 near = np.ones(len(rows), dtype=np.bool_)
                 if self.gpu is not None and Rung.ANALYTIC in self.rungs:
                     launch = groups[number].basis.launch == "with launch"
-                    near = (outside == 0) | _law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
+                    near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
                 rows = rows[near]
                 answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t[near], low[near], high[near]
                 answers.rung[rows], answers.basis[rows], answers.evidence[rows] = Rung.INTERPOLATED, rank, len(group)
@@ -207,7 +189,7 @@ class Estimator:
 
     def _group(self, family: str, told: FamilyIndex, number: int) -> Group | None:
         if (family, number) not in self._learned:
-            self._learned[family, number] = fit_group(_measured(told, told.rows_of(number)))
+            self._learned[family, number] = fit_group(measured_in(told, told.rows_of(number)))
         return self._learned[family, number]
 
     def _same_shape(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
@@ -239,11 +221,104 @@ class Estimator:
             answers.rung[rows], answers.basis[rows] = Rung.SAME_SHAPE, rank
             answers.evidence[rows] = transfer.devices[at]
 
+    def _own_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
+        """Ask the models of this device, the preferred way of measuring first.
+
+        With ``better_only`` they answer for the operators that they miss less than an interpolation does.
+        """
+        for model, rank in self._models_of(self.device):
+            rows = np.flatnonzero(answers.rung == Rung.NONE)
+            if not len(rows) or (better_only and model.shipped):
+                continue
+            part = asked.take(rows)
+            known, spoken, extra = model.covers(part)
+            if better_only:
+                known &= model.of_name(spoken, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
+                known &= ~self._measured_better(part, rank)
+            if known.any():
+                told, rows = self._told(model, spoken.take(known), extra[known]), rows[known]
+                answers.fill(rows[told.near], told.take(told.near), Rung.LEARNED, rank, model.facts.rows)
+
+    def _models_across(self, asked: Operators, answers: Answers) -> None:
+        """Ask the models across devices; this device's own few measurements of a group anchor them.
+
+        One takes the place of those few, interpolated, where they anchor it, and of the same operator on other devices:
+        where its range is the narrower one.
+        """
+        for model, rank in self._models_of("") if self.gpu is not None else ():
+            few = (answers.rung == Rung.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
+            rows = np.flatnonzero(few | np.isin(answers.rung, (Rung.SAME_SHAPE, Rung.NONE)))
+            if not len(rows):
+                return
+            part = asked.take(rows)
+            known, spoken, extra = model.covers(part)
+            keys = np.where(known, part.group_keys, np.uint64(0))
+            for key in (np.uint64(0), *self._measured_groups(asked.family, rank)):
+                # Key 0 stands for all that was not measured here.
+                of_key = known & (~np.isin(keys, self._measured_groups(asked.family, rank)) if not key else keys == key)
+                if not of_key.any():
+                    continue
+                anchors = self._anchors(model, rank, part.take(of_key).take(np.array([0]))) if key else None
+                told, here = self._told(model, spoken.take(of_key), extra[of_key], anchors), rows[of_key]
+                open_ = answers.rung[here] == Rung.NONE
+                with np.errstate(invalid="ignore"):
+                    narrower = told.high_s / told.low_s < answers.high_s[here] / answers.low_s[here]
+                narrower &= (answers.rung[here] == Rung.SAME_SHAPE) | (anchors is not None)
+                chosen = (open_ & told.near) | (~open_ & narrower)
+                answers.fill(here[chosen], told.take(chosen), Rung.LEARNED_ACROSS, rank, model.facts.rows)
+
+    def _models_of(self, device: str) -> list[tuple[LearnedModel, int]]:
+        """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
+        able = [m for m in self.models if m.facts.device == device and self._may_answer(m.facts.measured_as)]
+        ranked = [(m, self.bases.index(m.facts.measured_as)) for m in able]
+        return sorted(ranked, key=lambda pair: (pair[1], pair[0].name))
+
+    def _measured_groups(self, family: str, rank: int) -> UInt64:
+        """The keys of the groups that this device was measured of in the way of ``rank``."""
+        groups = self.index.groups.get(family, [])
+        keys = [g.key for g, r in zip(groups, self._ranks(groups).tolist(), strict=True) if r == rank]
+        return np.array(keys, dtype=np.uint64)
+
+    def _told(self, model: LearnedModel, ops: Operators, extra: Float64, anchors: Anchors | None = None) -> Told:
+        return ask_model(
+            model, ops, extra, self.gpu, kernels_alone=self.kernels_alone, give_way=Rung.ANALYTIC in self.rungs,
+            anchors=anchors,
+        )  # fmt: skip
+
+    def _anchors(self, model: LearnedModel, rank: int, like: Operators) -> Anchors | None:
+        """What this device's own measurements of a group say of a model across devices."""
+        told, place = self.index.families.get(like.family), (model.name, like.group_keys[0])
+        if told is None or self.gpu is None:
+            return None
+        if place not in self._anchored:
+            self._anchored[place] = None
+            groups = self.index.groups[like.family]
+            mine = [
+                (g.key, r) == (int(place[1]), rank) for g, r in zip(groups, self._ranks(groups).tolist(), strict=True)
+            ]
+            for number in np.flatnonzero(mine).tolist():
+                rows = told.rows_of(number)
+                rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
+                rows = rows[:: max(len(rows) // ENOUGH_TO_LEARN, 1)]  # sorted by key: a fair sample
+                ops = of_sizes(like, np.asarray(told.log_sizes[rows]))
+                known, spoken, _ = model.covers(ops)
+                if known.all() and len(rows):
+                    law = log_law(spoken, self.gpu, launch=model.facts.measured_as.launch == "with launch")
+                    miss = np.log(np.asarray(told.t_s[rows])) - model.predict(spoken, self.gpu)
+                    self._anchored[place] = fit_anchors(miss, law)
+        return self._anchored[place]
+
+    def _measured_better(self, asked: Operators, rank: int) -> Bool:
+        """Mask, shape (n,), of the operators whose like were measured here in a way that comes before ``rank``."""
+        groups = self.index.groups.get(asked.family, [])
+        keys = [g.key for g, r in zip(groups, self._ranks(groups).tolist(), strict=True) if 0 <= r < rank]
+        return np.isin(asked.group_keys, np.array(keys, dtype=np.uint64))
+
     def _analytic(self, asked: Operators, answers: Answers) -> None:
-        rows = np.flatnonzero((answers.rung == Rung.NONE) & answers_analytically(self.gpu, asked))
+        rows = np.flatnonzero((answers.rung == Rung.NONE) & analytic.answers_analytically(self.gpu, asked))
         if self.gpu is None or not len(rows):
             return
-        t, low, high = analytic_s(self.gpu, asked.take(rows), launch=self.launch)
+        t, low, high = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
         answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
         answers.rung[rows] = Rung.ANALYTIC
 
@@ -251,41 +326,3 @@ class Estimator:
 def _in_order(rows: Counter[Basis]) -> list[Basis]:
     """The bases of so many rows each, the preferred one first: of two frameworks the one that was measured more."""
     return sorted(rows, key=lambda basis: (METHOD_ORDER.index(basis.method), -rows[basis], basis))
-
-
-def _unanswered(size: int, bases: tuple[Basis, ...]) -> Answers:
-    t, low, high = (np.full(size, np.nan) for _ in range(3))
-    rung, basis = np.full(size, Rung.NONE, dtype=np.int8), np.full(size, -1, dtype=np.int32)
-    return Answers(t, low, high, rung, basis, np.zeros(size, dtype=np.int64), np.zeros(size), bases)
-
-
-def _law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio: Float64, *, launch: bool) -> Bool:
-    """Mask, shape (n,), of the operators outside of what was measured for which its law knows better than a data sheet.
-
-    It does where its range is the narrower one, and where it cannot be wrong in kind: not below what the device can
-    do, and not bound by the device's memory when all that was measured fits the second-level cache.
-    """
-    _, low, high = analytic_s(gpu, ops, launch=launch)
-    cache_bytes = gpu.l2_mbyte * 1e6
-    cached = (work(ops)[1] > cache_bytes) & (group.most_bytes < _CLEARLY_OUTSIDE * cache_bytes)
-    cached &= memory_s(gpu, ops) > compute_s(gpu, ops)
-    better = (ratio < high / low) & (t_s >= bound_s(gpu, ops, cold=False)) & ~cached
-    return np.asarray(better | ~answers_analytically(gpu, ops), dtype=np.bool_)
-
-
-def _measured(told: FamilyIndex, rows: Int64) -> Measured:
-    """What a group learns from: its rows but the impossible ones; the middle sound one stands for each operator."""
-    aside = np.asarray(told.aside[rows])
-    rows, aside = rows[aside != Aside.IMPOSSIBLE], aside[aside != Aside.IMPOSSIBLE]
-    keys, t = np.asarray(told.keys[rows]), np.asarray(told.t_s[rows])
-    order = np.lexsort((t, aside, keys))
-    rows, aside, keys = rows[order], aside[order], keys[order]
-    # Sound rows come first within an operator.
-    distinct, start, operator = np.unique(keys, return_index=True, return_inverse=True)
-    operator = operator.reshape(-1)
-    sound = np.bincount(operator, weights=aside == Aside.SOUND, minlength=len(distinct)).astype(np.int64)
-    stands = (start + (sound - 1) // 2)[sound > 0]
-    place = np.where(sound > 0, np.cumsum(sound > 0) - 1, -1)
-    return Measured(
-        told.log_sizes[rows], told.flops[rows], told.moved_bytes[rows], told.t_s[rows], stands, place[operator]
-    )

@@ -8,7 +8,7 @@ rows, its quarantine included; held-out rows are never set aside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,11 +19,15 @@ from whatif.errors import WhatifError
 from whatif.opdb.chain import ALL_RUNGS, Answers, Estimator, Rung
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
+from whatif.opdb.learned import LearnedModel
 from whatif.opdb.provenance import Provenance
+from whatif.opdb.published import UNSEEN_DEVICES, UNSEEN_SHAPES, Published
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
 
 Float64 = npt.NDArray[np.float64]
+# Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
+Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None
 
 # The split of docs/opdb.md: which operators it holds out follows from these alone.
 SEED, SHARE = 2026, 0.1
@@ -43,11 +47,12 @@ class Score:
     bias_pct: float
     coverage_pct: float  # of the nominal 90 % ranges
     half_width_pct: float  # their median: how far the ends lie from the estimate, by the geometric mean
+    rung: str = ""  # who answered; "": whoever did
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was held out, who answered, and the scores: of each operator on all devices, and on each."""
+    """What was held out, and the scores of each operator: on all devices, on each, and by who answered."""
 
     seed: int | None  # None, as the share: whole devices were held out
     share: float | None
@@ -56,14 +61,22 @@ class Evaluation:
     rungs: dict[str, int]
     by_operator: tuple[Score, ...]
     by_device: tuple[Score, ...]
+    by_rung: tuple[Score, ...]
     total: Score
+
+    @property
+    def published(self) -> Published:
+        """What others printed of the same question."""
+        return UNSEEN_DEVICES if self.seed is None else UNSEEN_SHAPES
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
         return {
+            "published": {"source": self.published.source, "mape_pct": dict(self.published.mape_pct)},
             "seed": self.seed, "held_out_share": self.share, "rows": self.rows, "held_out": self.held_out,
             "answered_by": self.rungs, "by_operator": [asdict(s) for s in self.by_operator],
-            "by_operator_and_device": [asdict(s) for s in self.by_device], "total": asdict(self.total),
+            "by_operator_and_device": [asdict(s) for s in self.by_device],
+            "by_operator_and_rung": [asdict(s) for s in self.by_rung], "total": asdict(self.total),
         }  # fmt: skip
 
 
@@ -75,8 +88,9 @@ def evaluate(
     rungs: Sequence[Rung] = ALL_RUNGS,
     device: str | None = None,
     progress: Progress = None,
+    fit: Fit = None,
 ) -> Evaluation:
-    """Hold out ``share`` of the operators and estimate their times from the rest.
+    """Hold out ``share`` of the operators and estimate their times from the rest, which ``fit`` may learn from.
 
     Raises WhatifError where nothing is held out, or nothing left.
     """
@@ -87,13 +101,18 @@ def evaluate(
         raise WhatifError(
             f"{store.folder}: expected measurements to hold {share:.0%} of out and estimate from the rest, got too few."
         )
-    index = index_of(kept)
-    outcomes = [(c, rows, estimate_rows(index, c, rows, rungs)) for c, rows in tested]
+    index, models = index_of(kept), fit(kept) if fit else ()
+    outcomes = [(c, rows, estimate_rows(index, c, rows, rungs, models)) for c, rows in tested]
     return _evaluation(outcomes, seed, share, sum(len(r) for _, r in contributions))
 
 
 def evaluate_unseen_devices(
-    store: Store, *, rungs: Sequence[Rung] = ALL_RUNGS, device: str | None = None, progress: Progress = None
+    store: Store,
+    *,
+    rungs: Sequence[Rung] = ALL_RUNGS,
+    device: str | None = None,
+    progress: Progress = None,
+    fit: Fit = None,
 ) -> Evaluation:
     """Hold out each device in its turn, or only ``device``, and estimate its times from the others'.
 
@@ -109,9 +128,10 @@ def evaluate_unseen_devices(
         )
     outcomes = []
     for name in tested:
-        index = index_of([(c, r) for c, r in contributions if c.origin.device.name != name])
+        others = [(c, r) for c, r in contributions if c.origin.device.name != name]
+        index, models = index_of(others), fit(others) if fit else ()
         outcomes += [
-            (c, r, estimate_rows(index, c, r, rungs)) for c, r in contributions if c.origin.device.name == name
+            (c, r, estimate_rows(index, c, r, rungs, models)) for c, r in contributions if c.origin.device.name == name
         ]
     return _evaluation(outcomes, None, None, sum(len(r) for _, r in contributions))
 
@@ -130,10 +150,12 @@ def split(
     return kept, tested
 
 
-def estimate_rows(index: Index, said: Provenance, rows: Rows, rungs: Sequence[Rung]) -> Answers:
+def estimate_rows(
+    index: Index, said: Provenance, rows: Rows, rungs: Sequence[Rung], models: Sequence[LearnedModel] = ()
+) -> Answers:
     """Estimate rows as they were measured: on their device, with their method."""
     basis, launch = said.origin.basis, bool(said.origin.method.includes_launch)
-    estimator = Estimator(index, said.origin.device.name, rungs, basis.method, basis.framework, launch)
+    estimator = Estimator(index, said.origin.device.name, rungs, basis.method, basis.framework, launch, models)
     return estimator.estimate(rows.ops)
 
 
@@ -146,11 +168,12 @@ class _Columns:
     low: Float64
     high: Float64
 
-    def score(self, chosen: npt.NDArray[np.bool_], name: str, device: str) -> Score:
+    def score(self, chosen: npt.NDArray[np.bool_], name: str, device: str, rung: str = "") -> Score:
         answered = chosen & np.isfinite(self.estimated)
         t = self.measured[answered]
         if not len(t):
-            return Score(name, device, int(chosen.sum()), 0, *[float("nan")] * 6)
+            nan = float("nan")
+            return Score(name, device, int(chosen.sum()), 0, nan, nan, nan, nan, nan, nan, rung)
         error = 100 * (self.estimated[answered] / t - 1)
         low, high = self.low[answered], self.high[answered]
         inside = (low <= t) & (t <= high)
@@ -159,6 +182,7 @@ class _Columns:
         return Score(
             name, device, int(chosen.sum()), len(t), float(miss.mean()), float(np.median(miss)),
             float(np.quantile(miss, 0.9)), float(error.mean()), float(100 * inside.mean()), float(np.median(half)),
+            rung,
         )  # fmt: skip
 
 
@@ -184,6 +208,11 @@ def _evaluation(
             columns.score((columns.name == n) & (columns.device == d), n, d)
             for n in names
             for d in sorted(set(columns.device[columns.name == n].tolist()))
+        ),
+        tuple(
+            columns.score((columns.name == n) & (rung == r), n, "", Rung(r).name.lower())
+            for n in names
+            for r in np.unique(rung[columns.name == n]).tolist()
         ),
         columns.score(np.ones(len(columns.name), dtype=np.bool_), "all", ""),
     )  # fmt: skip

@@ -29,6 +29,7 @@ from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.quarantine import log_sizes, set_aside
 from whatif.opdb.rows import Operators, Rows, Texts, sound_part
 from whatif.opdb.schema import FAMILIES, TEXTS, TIMES
+from whatif.opdb.shard import parquet
 from whatif.opdb.store import Store
 from whatif.opdb.work import work
 from whatif.types import Array, Int8, Int32, Int64
@@ -251,6 +252,7 @@ def _clashes(ops: Operators) -> npt.NDArray[np.bool_]:
 
 
 def _build(store: Store, place: Path, folder: Path, progress: Progress) -> None:
+    parquet()  # without the package every shard would seem damaged, and an empty index would be kept
     index = index_of(*read_contributions(store, progress))
     try:
         place.mkdir(parents=True, exist_ok=True)

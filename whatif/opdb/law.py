@@ -42,8 +42,18 @@ def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
     amounts = zip((flops, moved_bytes), rates, strict=True)
     works = [amount / rate if rate > 0 else np.zeros(len(t_s)) for amount, rate in amounts]
     terms = np.stack([np.full(len(t_s), t_s.min()), *works], axis=1)
-    start = np.log([1.0, 1.3, 1.3])
-    logs = start.copy()
+    floor, *shares = fit_shares(terms, t_s, np.array([1.0, 1.3, 1.3])).tolist()
+    flops_rate, bytes_rate = (rate / share if rate > 0 else np.inf for rate, share in zip(rates, shares, strict=True))
+    return Law(floor * float(t_s.min()), float(flops_rate), float(bytes_rate))
+
+
+def fit_shares(terms: Float64, t_s: Float64, start: Float64) -> Float64:
+    """Give positive factors, shape (p,), of the columns of ``terms``, (n, p), whose sum comes closest to n times.
+
+    Least absolute log error, by reweighted Gauss-Newton steps on the factors' logarithms from ``start``.
+    """
+    from_ = np.log(start)
+    logs = from_.copy()
     for _ in range(_ROUNDS):
         parts = terms * np.exp(logs)
         total = parts.sum(axis=1)
@@ -51,11 +61,9 @@ def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
         weight = 1 / np.maximum(np.abs(residual), _SMALLEST_RESIDUAL)
         slope = parts / total[:, None]
         pull = _PULL * weight.sum()
-        curvature = (slope * weight[:, None]).T @ slope + pull * np.eye(3)
-        step = np.linalg.solve(curvature, (slope * weight[:, None]).T @ residual + pull * (start - logs))
+        curvature = (slope * weight[:, None]).T @ slope + pull * np.eye(len(logs))
+        step = np.linalg.solve(curvature, (slope * weight[:, None]).T @ residual + pull * (from_ - logs))
         logs += np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
         if np.abs(step).max() < 1e-4:
             break
-    floor, *shares = np.exp(logs).tolist()
-    flops_rate, bytes_rate = (rate / share if rate > 0 else np.inf for rate, share in zip(rates, shares, strict=True))
-    return Law(floor * float(t_s.min()), float(flops_rate), float(bytes_rate))
+    return np.exp(logs)

@@ -32,7 +32,7 @@ def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
     left at its default.
     """
     flops, _ = work(ops)
-    rates = [_rate_tflops(gpu, dtype, ops.family, tf32) for dtype in ops.texts["dtype"].table] or [1.0]
+    rates = [rate_tflops(gpu, dtype, ops.family, tf32=tf32) for dtype in ops.texts["dtype"].table] or [1.0]
     return np.asarray(flops / 1e12 / np.array(rates)[ops.texts["dtype"].codes])
 
 
@@ -118,7 +118,8 @@ def _may_save(ops: Operators) -> Bool:
     return np.asarray((c["kernel_h"] >= 3) & (c["kernel_w"] >= 3) & (c["stride_h"] == 1) & (c["stride_w"] == 1))
 
 
-def _rate_tflops(gpu: Gpu, dtype: str, family: str, tf32: bool) -> float:
+def rate_tflops(gpu: Gpu, dtype: str, family: str, *, tf32: bool) -> float:
+    """Give the device's peak for a family's operators in a number format, TFLOP/s; see ``compute_s`` for ``tf32``."""
     known = _RATE_DTYPE.get(dtype, dtype)
     if family not in _MATRIX_FAMILIES:
         return gpu.vector_tflops("fp64" if known == "fp64" else "fp32")

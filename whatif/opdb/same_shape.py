@@ -87,14 +87,14 @@ def _ratios(like: Operators, told: FamilyIndex, number: int, gpu: Gpu, *, launch
     """Sorted keys of the operators that a device measured, and the log ratio of each one's median time to the law."""
     rows = told.rows_of(number)
     rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
-    law, _, _ = analytic_s(gpu, _of_sizes(like, np.asarray(told.log_sizes[rows])), launch=launch)
+    law, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(told.log_sizes[rows])), launch=launch)
     keys, ratio = np.asarray(told.keys[rows]), np.log(told.t_s[rows] / law)
     order = np.lexsort((ratio, keys))
     distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
     return distinct, ratio[order][first + (count - 1) // 2]
 
 
-def _of_sizes(like: Operators, log_sizes: Float64) -> Operators:
+def of_sizes(like: Operators, log_sizes: Float64) -> Operators:
     """Give the operators of a group from one of them and the sizes of all, log2, shape (n, sizes)."""
     ops = like.take(np.zeros(len(log_sizes), dtype=np.int64))
     sizes = np.rint(np.exp2(log_sizes)).astype(np.int64)

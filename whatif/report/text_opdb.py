@@ -18,12 +18,14 @@ from whatif.report.layout import plain, print_table, print_title, report
 _WHO = {
     "exact": "measured",
     "interpolated": "interpolated between measured sizes",
+    "learned": "learned from what was measured there",
     "same_shape": "the same operator on other devices",
+    "learned_across": "learned from what was measured on other devices",
     "analytic": "from the device's data sheet alone",
 }
 
 
-def print_merged(done: Merged, folder: Path, *, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+def print_merged(done: Merged, folder: Path | str, *, as_json: bool, extra: dict[str, Any] | None = None) -> None:
     """Print what an import, merge or export did."""
     if as_json:
         print_json({"database": str(folder), **done.to_dict(), **(extra or {})})
@@ -183,7 +185,19 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
         out.print(plain(f"answered by: {who}", "dim"))
         headers = ["", "rows", "mean", "median", "90 %", "bias", "in range", "half-width"]
         print_title(out, "By operator, percent of the measured time (90 %: of the errors are smaller)")
-        print_table(out, headers, [(s.name, *_score(s)) for s in (*found.by_operator, found.total)])
+        printed = [f"{v:.2f}" if (v := found.published.mape_pct.get(s.name)) else "" for s in found.by_operator]
+        rows = [(s.name, *_score(s), p) for s, p in zip((*found.by_operator, found.total), [*printed, ""], strict=True)]
+        if any(printed):
+            print_table(out, [*headers, "printed"], rows)
+            out.print(plain(f"printed: {found.published.source}", "dim"))
+        else:
+            print_table(out, headers, [row[:-1] for row in rows])
+        if len(found.rungs) > 1:
+            print_title(out, "By operator and who answered")
+            print_table(
+                out, ["", " ", *headers[1:]], [(s.name, s.rung, *_score(s)) for s in found.by_rung], text_columns=2,
+                gives_way=1,
+            )  # fmt: skip
         print_title(out, "By operator and device")
         print_table(
             out,

@@ -1,0 +1,257 @@
+"""The nine operations of Tianshu: its network with and without the principal component, and what rivals it.
+
+Ten percent of the operators are held out by their keys, as `whatif opdb evaluate` does; nothing is chosen on them.
+Every operation is a model of its own, as in the paper. Its principal component and architecture are searched on the
+V100's rows and shared by the other GPUs, as the paper's are by the values of a mode; a CPU has its own.
+
+    python benchmarks/nine_operations.py --db FOLDER --device NAME [--dimensions ARCHIVE] [--operation Add]
+    python benchmarks/nine_operations.py --table          writes the table of docs/estimators.md
+    python benchmarks/nine_operations.py --check          fails where the table is not that of the results
+
+The database keeps of an element-wise operator how many elements it has; NeuSight's archive (``--dimensions``) tells the
+two sides, which the paper's networks see. Results lie in benchmarks/nine_operations.json, by device and operation, so
+that a part can be redone; training needs torch and scikit-learn, and half a minute of a core an operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.devices import device_called
+from whatif.opdb.evaluate import SEED, SHARE
+from whatif.opdb.index import index_of, read_contributions
+from whatif.opdb.keys import held_out
+from whatif.opdb.provenance import Provenance
+from whatif.opdb.rows import Rows, measurements, operators
+from whatif.opdb.store import Store
+from whatif.opdb.trees import forest_of
+
+fitting = importlib.import_module("whatif.instrumentation.estimators.fitting")
+boosting = importlib.import_module("whatif.instrumentation.estimators.boosting")
+samples = importlib.import_module("whatif.instrumentation.estimators.samples")
+principal = importlib.import_module("whatif.instrumentation.estimators.principal.fitting")
+parameters = importlib.import_module("whatif.instrumentation.estimators.principal.parameters")
+searching = importlib.import_module("whatif.instrumentation.estimators.principal.search")
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, RESULTS = ROOT / "docs/estimators.md", ROOT / "benchmarks/nine_operations.json"
+Float64 = npt.NDArray[np.float64]
+
+# Huang et al., table 3: percent with the principal component, and without; V100, TensorFlow 1.15, its own data.
+PUBLISHED = {
+    "Add": (0.57, 11.05), "Sub": (1.47, 3.74), "Mul": (1.49, 4.48), "RealDiv": (0.66, 4.68), "MatMul": (2.92, 9.85),
+    "ReLU": (0.29, 4.52), "Conv2D": (8.94, 30.58), "Conv2DBackpropInput": (8.33, 32.31),
+    "Conv2DBackpropFilter": (12.35, 43.07),
+}  # fmt: skip
+# What the database calls them: name and phase.
+OPERATIONS = {
+    "Add": (("add", "fwd"),), "Sub": (("sub", "fwd"),), "Mul": (("mul", "fwd"),), "RealDiv": (("div", "fwd"),),
+    "MatMul": (("linear", "fwd"), ("bmm", "fwd"), ("mm", "fwd")), "ReLU": (("relu", "fwd"),),
+    "Conv2D": (("conv2d", "fwd"),), "Conv2DBackpropInput": (("conv2d", "dgrad"),),
+    "Conv2DBackpropFilter": (("conv2d", "wgrad"),),
+}  # fmt: skip
+FEWEST_ROWS = 180
+# Less than what a user's own fit takes (Effort's defaults): 60 models are made here.
+EFFORT = searching.Effort(
+    candidate_steps=400, architecture_steps=150, final_steps=1500, layers=(3, 5, 8), neurons=(6, 12, 40), kept=2
+)
+_START, _END = "<!-- nine operations: start -->\n", "<!-- nine operations: end -->"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation's measurements on one device, and the parameters that its network sees."""
+
+    operation: str
+    name: str
+    told: Provenance
+    rows: Rows
+    parameters: tuple[Any, ...]
+
+
+def main() -> int:
+    """Measure what is asked for, write the table, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--device")
+    parser.add_argument("--dimensions", type=Path, help="NeuSight's archive")
+    parser.add_argument("--operation", choices=tuple(OPERATIONS))
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    for case in cases(asked.db, asked.device, asked.dimensions) if asked.db else ():
+        if asked.operation in (None, case.operation):
+            results = _results()  # another process may have written since
+            found = score(case, results)
+            results = _results() | {f"{case.told.origin.device.name}/{case.operation}/{case.name}": found}
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            print(case.told.origin.device.name, case.operation, case.name, found, flush=True)
+    if not asked.table and not asked.check:
+        return 0
+    before, _, rest = PAGE.read_text().partition(_START)
+    _, found_end, after = rest.partition(_END)
+    if not found_end:
+        sys.exit(f"{PAGE}: expected the marks of the table, got none.")
+    written = before + _START + table(_results()) + _END + after
+    if asked.check:
+        same = written == PAGE.read_text()
+        print("the table is that of the results" if same else "the table is not that of the results: --table writes it")
+        return int(not same)
+    PAGE.write_text(written)
+    return 0
+
+
+def cases(folder: Path, device: str | None, archive: Path | None) -> Iterator[Case]:
+    """Give the operations that were measured often enough, by device."""
+    parts: dict[tuple[str, str, str], list[tuple[Provenance, Rows]]] = {}
+    for told, rows in read_contributions(Store.open(folder))[0]:
+        if device not in (None, told.origin.device.name):
+            continue
+        texts = np.stack([np.array(rows.ops.texts[t].decoded()) for t in ("name", "phase", "dtype")], axis=1)
+        for operation, called in OPERATIONS.items():
+            for name, phase in called:
+                own = (texts == (name, phase, "fp32")).all(axis=1)
+                if own.any():
+                    parts.setdefault((told.origin.device.name, operation, name), []).append((told, rows.take(own)))
+    for (of, operation, name), several in sorted(parts.items()):
+        told, rows = several[0][0], _joined([r for t, r in several if t.origin.basis == several[0][0].origin.basis])
+        if len(rows) < FEWEST_ROWS:
+            continue
+        if archive is not None and rows.family == "elementwise":
+            yield _with_sides(archive, of, operation, name, told)
+        else:
+            yield Case(operation, name, told, rows, principal.parameters_of(rows.ops))
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    ops = samples.joined([part.ops for part in parts])
+    t_s, low_s, high_s = (np.concatenate([getattr(p, c) for p in parts]) for c in ("t_s", "t_low_s", "t_high_s"))
+    return measurements(ops, t_s, t_low_s=low_s, t_high_s=high_s)
+
+
+def _with_sides(archive: Path, device: str, operation: str, name: str, told: Provenance) -> Case:
+    """An element-wise operation with the two sides of its tensors."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name.count("/") == 3 and member.name.split("/")[1] == name and member.name.endswith(".csv"):
+                read = tar.extractfile(member)
+                assert read is not None
+                found = pd.read_csv(read)
+                if device_called(str(found["Device"][0])).name == device:
+                    break
+    sides = {side: found[side].to_numpy(dtype=np.int64) for side in ("B", "H")}
+    tensors = np.full(len(found), 1 if name == "relu" else 2)
+    ops = operators("elementwise", {"elements": sides["B"] * sides["H"], "tensors": tensors}, name=name, dtype="fp32")
+    rows = measurements(ops, found["Latency"].to_numpy() * 1e-3)
+    seen = tuple(parameters.Parameter(side, values, dimension=True) for side, values in sides.items())
+    return Case(operation, name, told, rows, seen)
+
+
+def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
+    """Give the mean misses of every rival on the operators held out, percent, and what the search found."""
+    out = held_out(case.rows.ops.keys, SEED, SHARE)
+    t_s, t_known = case.rows.t_s, np.where(out, np.nan, case.rows.t_s)
+    began = time.process_time()
+    found = _searched(case, out, results)
+    result: dict[str, Any] = {"rows": len(t_s), "held_out": int(out.sum()), "component": found.told()}
+    for key, logs, component in (
+        ("raw_pc", False, True), ("raw", False, False), ("log_pc", True, True), ("log", True, False),
+    ):  # fmt: skip
+        networks = principal.train_modes(found, t_s, ~out, EFFORT, logs=logs, component=component)
+        if key == "raw_pc":
+            best = max(networks.items(), key=lambda item: (found.mode == item[0]).sum())[1]
+            result["architecture"] = [best.hidden, best.neurons]
+            # As in the paper: without the principal component the network is of the same structure.
+            kept = {mode: [(n.hidden, n.neurons)] for mode, n in networks.items()}
+            found = replace(found, architectures=kept)
+        predicted = principal.predict_s(found, networks, t_known, logs=logs, component=component)
+        result[key] = _mape_pct(predicted[out], t_s[out])
+        result["answered"] = int(np.isfinite(predicted[out]).sum())
+    result["network_cpu_s"] = round(time.process_time() - began, 1)
+    kept, trial = case.rows.take(~out), case.rows.take(out)
+    sample = next(samples.samples_of([(case.told, kept)]))
+    names = (case.name,)
+    arrays = boosting.fit_trees(
+        sample.features(names, across=False)[0], sample.target(), fitting.SAME_DEVICE[kept.family]
+    )
+    x = replace(sample, ops=trial.ops, t_s=trial.t_s).features(names, across=False)[0]
+    over = samples.reference_s(trial.ops, sample.sheet, launch=sample.launch)
+    result["trees"] = _mape_pct(over * np.exp(forest_of(arrays, x.shape[1], "benchmark").predict(x)), trial.t_s)
+    answers = Estimator(index_of([(case.told, kept)]), case.told.origin.device.name, (Rung.INTERPOLATED,)).estimate(
+        trial.ops
+    )
+    result["interpolated"] = _mape_pct(answers.t_s, trial.t_s)
+    result["noise"] = _noise_pct(trial)
+    return result
+
+
+def _searched(case: Case, out: npt.NDArray[np.bool_], results: dict[str, Any]) -> Any:
+    """The search on the rows that are not held out, or what it found on another device."""
+    shared = results.get(f"V100-PCIE-32/{case.operation}/{case.name}")
+    device = case.told.origin.device.name
+    if shared is None or device == "V100-PCIE-32" or device.startswith("cpu:"):
+        known = tuple(replace(p, values=p.values[~out]) for p in case.parameters)
+        found = principal.search(known, case.rows.t_s[~out], EFFORT, logs=False)
+        fixed = [p for i, p in enumerate(case.parameters) if i not in found.varying]
+        return replace(found, parameters=case.parameters, mode=parameters.combinations(fixed, len(out)))
+    places, mode = parameters.modes_of(case.parameters)
+    varying = tuple(i for i in range(len(case.parameters)) if i not in places)
+    wanted = shared["component"].split(" / ")[0].split(" * ")
+    exponents = np.array([int(case.parameters[i].name in wanted) for i in varying], dtype=np.int8)
+    architectures = {number: [tuple(shared["architecture"])] for number in np.unique(mode).tolist()}
+    return principal.Found(case.parameters, varying, mode, exponents, np.empty(0), architectures)
+
+
+def _mape_pct(predicted: Float64, measured: Float64) -> float:
+    known = np.isfinite(predicted)
+    return (
+        round(float(100 * np.mean(np.abs(predicted[known] / measured[known] - 1))), 2) if known.any() else float("nan")
+    )
+
+
+def _noise_pct(rows: Rows) -> float | None:
+    """The median spread of the repeats, 10 to 90 %, half of it, where it was told."""
+    spread = (rows.t_high_s - rows.t_low_s) / rows.t_s / 2
+    return None if np.isnan(spread).all() else round(float(100 * np.nanmedian(spread)), 2)
+
+
+def _results() -> dict[str, Any]:
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.is_file() else {}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Give the table, one line an operation and device."""
+    lines = [
+        "| operation | device | rows | held out | principal component | layers x neurons | network | without it | log network | "
+        "without it | trees | interpolated | noise | Tianshu | without it |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key in sorted(results, key=lambda k: (list(PUBLISHED).index(k.split("/")[1]), k)):
+        device, operation, name = key.split("/")
+        found = results[key]
+        cells = [f"{found[k]:.2f}" for k in ("raw_pc", "raw", "log_pc", "log", "trees", "interpolated")]
+        noise = "" if found["noise"] is None else f"{found['noise']:.1f}"
+        layers, neurons = found["architecture"]
+        lines.append(
+            f"| {operation} ({name}) | {device} | {found['rows']:,} | {found['held_out']:,} | {found['component']} | {layers} x {neurons} | "
+            f"{' | '.join(cells)} | {noise} | {PUBLISHED[operation][0]:.2f} | {PUBLISHED[operation][1]:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

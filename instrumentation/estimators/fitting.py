@@ -1,0 +1,236 @@
+"""Fit models of trees to measurements: what each is learned from, how wide its range has to be, and where it wins."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.features import FEATURES_VERSION
+from whatif.opdb.index import index_of
+from whatif.opdb.interpolate import conformal
+from whatif.opdb.keys import held_out
+from whatif.opdb.law import fit_law
+from whatif.opdb.learned import MODEL_VERSION, ModelFacts, Source
+from whatif.opdb.roofline import FLOOR_S
+from whatif.opdb.rows import measurements
+from whatif.opdb.schema import FAMILIES
+from whatif.opdb.trees import Forest, forest_of
+from whatif.opdb.work import work
+
+from .boosting import Settings, fit_trees
+from .samples import Kind, Sample, joined
+
+Float64 = npt.NDArray[np.float64]
+Arrays = dict[str, npt.NDArray[Any]]
+Said = Callable[[str], None]
+
+# Fewer measurements make no model of a device, fewer devices none across devices.
+FEWEST_ROWS, FEWEST_DEVICES = 200, 4
+# The part of a device's operators that a model is first tried on: it tells the range, and whether interpolation misses
+# less. The model itself is then fitted to all of them.
+_TRIED_SHARE, _TRIED_SEED = 0.15, 11
+# Fewer rows do not tell a range of their own.
+_FEWEST_THAT_TELL = 30
+# Larger operators estimated from the smaller ones tell how far a model goes wrong a doubling outside; as in
+# ``whatif.opdb.interpolate``.
+_INNER_QUANTILE, _LEAST_GROWTH = 0.6, 0.05
+# Across devices that was not measured: our estimate.
+_GROWTH_ACROSS = float(np.log(1.25))
+_MOST_A_DEVICE = 12_000
+
+SAME_DEVICE = {
+    "matmul": Settings(rounds=600, rate=0.08, leaves=48),
+    "conv": Settings(rounds=300, rate=0.06, leaves=31, features=0.3),
+    "elementwise": Settings(rounds=150, rate=0.1, leaves=31),
+    "normalization": Settings(rounds=150, rate=0.1, leaves=31),
+    "attention": Settings(rounds=300, rate=0.1, leaves=63),
+}
+ACROSS = Settings(rounds=150, rate=0.1, leaves=31, in_leaf=20, seeds=3)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model and its arrays, not yet written."""
+
+    name: str
+    facts: ModelFacts
+    arrays: Arrays
+
+
+def fit_devices(
+    samples: Sequence[Sample], *, settings: Mapping[str, Settings] = SAME_DEVICE, say: Said | None = None
+) -> Iterator[Fitted]:
+    """Fit one model to each sample of a device that is large enough."""
+    for sample in samples:
+        sound = sample.take(sample.sound)
+        if len(sound) >= FEWEST_ROWS:
+            if say:
+                say(f"{sample.device} {sample.kind.family} {sample.kind.dtype}")
+            yield _fit_device(sample, settings[sample.kind.family])
+
+
+def _fit_device(sample: Sample, settings: Settings) -> Fitted:
+    names = tuple(sorted(set(sample.names.tolist())))
+    tried = held_out(sample.ops.keys, _TRIED_SEED, _TRIED_SHARE)
+    first = _forest([sample.take(sample.sound & ~tried)], names, settings, across=False)
+    trial = sample.take(tried)
+    miss = np.abs(_residual(first, trial, names, across=False))
+    arrays = _arrays([sample.take(sample.sound)], names, settings, across=False)
+    wins, error = _against_interpolation(sample, tried, miss)
+    facts = facts_of(sample.kind, [sample], names, settings, across=False)
+    facts = msgspec.structs.replace(
+        facts, half=halves_of(miss, trial.names, names), growth=_growth(sample, names, settings),
+        before_interpolation=wins, validation_pct=error, device=sample.device, sheet=sample.sheet,
+    )  # fmt: skip
+    return Fitted(_name(sample.device, sample.kind), facts, arrays)
+
+
+def fit_across(
+    samples: Sequence[Sample], *, settings: Settings = ACROSS, say: Said | None = None, most: int = _MOST_A_DEVICE
+) -> Iterator[Fitted]:
+    """Fit one model across devices to each kind of sample that four of them or more have."""
+    kinds: dict[Kind, list[Sample]] = {}
+    for sample in samples:
+        if sample.gpu is not None and sample.sound.sum() >= FEWEST_ROWS:
+            kinds.setdefault(sample.kind, []).append(sample)
+    for kind, found in kinds.items():
+        if len(found) >= FEWEST_DEVICES:
+            if say:
+                say(f"{len(found)} devices {kind.family} {kind.dtype}")
+            yield _fit_across(kind, [s.take(s.sound).drawn(most, _TRIED_SEED) for s in found], settings)
+
+
+def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted:
+    names = tuple(sorted({name for s in samples for name in s.names.tolist()}))
+    arrays = _arrays(samples, names, settings, across=True)
+    # Each device is left out once: what the others miss on it. Half of the rows tell that as well.
+    halves: dict[str, list[float]] = {name: [] for name in names}
+    misses: dict[str, list[float]] = {name: [] for name in names}
+    smaller = [s.drawn(len(s) // 2, _TRIED_SEED + 1) for s in samples]
+    for place, left_out in enumerate(smaller):
+        others = smaller[:place] + smaller[place + 1 :]
+        forest = _forest(others, names, replace(settings, seeds=1), across=True)
+        miss = np.abs(_residual(forest, left_out, names, across=True))
+        for name in names:
+            own = miss[left_out.names == name]
+            if len(own) >= _FEWEST_THAT_TELL:
+                halves[name].append(conformal(own))
+                misses[name].append(float(np.mean(np.expm1(own))))
+    widest = max((max(h) for h in halves.values() if h), default=1.0)
+    facts = msgspec.structs.replace(
+        facts_of(kind, samples, names, settings, across=True),
+        half={name: max(halves[name], default=widest) for name in names}, growth=_GROWTH_ACROSS,
+        validation_pct={name: 100 * float(np.mean(misses[name])) for name in names if misses[name]},
+    )  # fmt: skip
+    return Fitted(_name("across", kind), facts, arrays)
+
+
+def _arrays(samples: Sequence[Sample], names: Sequence[str], settings: Settings, *, across: bool) -> Arrays:
+    x = np.concatenate([s.features(names, across=across)[0] for s in samples])
+    return fit_trees(x, np.concatenate([s.target() for s in samples]), settings)
+
+
+def _forest(samples: Sequence[Sample], names: Sequence[str], settings: Settings, *, across: bool) -> Forest:
+    arrays = _arrays(samples, names, settings, across=across)
+    return forest_of(arrays, len(arrays["edge_starts"]) - 1, "a model that was just fitted")
+
+
+def _residual(forest: Forest, sample: Sample, names: Sequence[str], *, across: bool) -> Float64:
+    return sample.target() - forest.predict(sample.features(names, across=across)[0])
+
+
+def halves_of(miss: Float64, of: npt.NDArray[np.str_], names: Sequence[str]) -> dict[str, float]:
+    """The half-width that holds nine of ten, by name; where too few of a name tell it, that of all."""
+    pooled = conformal(miss)
+    counts = {name: int((of == name).sum()) for name in names}
+    return {name: conformal(miss[of == name]) if counts[name] >= _FEWEST_THAT_TELL else pooled for name in names}
+
+
+def _growth(sample: Sample, names: Sequence[str], settings: Settings) -> float:
+    """How much the misses grow with each doubling outside: larger operators estimated from the smaller ones."""
+    sound = sample.take(sample.sound)
+    sizes = np.stack(
+        [np.log2(np.maximum(sound.ops.integers[s], 1)) for s in FAMILIES[sample.kind.family].sizes], axis=1
+    )
+    edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
+    inner = (sizes <= edge).all(axis=1)
+    if min(inner.sum(), (~inner).sum()) < FEWEST_ROWS // 2:
+        return float(np.log(1.5))  # as an interpolation assumes where it cannot tell either
+    forest = _forest([sound.take(inner)], names, replace(settings, rounds=settings.rounds // 3, seeds=1), across=False)
+    outside = np.maximum(sizes[~inner] - sizes[inner].max(axis=0), 0).max(axis=1)
+    miss = np.abs(_residual(forest, sound.take(~inner), names, across=False))
+    return max(conformal(miss / np.maximum(outside, 0.5)), _LEAST_GROWTH)
+
+
+def _against_interpolation(
+    sample: Sample, tried: npt.NDArray[np.bool_], miss: Float64
+) -> tuple[tuple[str, ...], dict[str, float]]:
+    """Which operators the model misses less than an interpolation of the same rows; its mean miss, percent, by name."""
+    kept, trial = sample.take(~tried), sample.take(tried)
+    rows = measurements(kept.ops, kept.t_s)
+    index = index_of([(sample.told[0], rows)])
+    answers = Estimator(index, sample.device, (Rung.INTERPOLATED,)).estimate(trial.ops)
+    other = np.abs(np.log(answers.t_s / trial.t_s))
+    wins, error = [], {}
+    for name in sorted(set(trial.names.tolist())):
+        own = trial.names == name
+        error[name] = 100 * float(np.mean(np.expm1(miss[own])))
+        both = own & np.isfinite(other)
+        if not both.any() or miss[both].mean() < other[both].mean():
+            wins.append(name)
+    return tuple(wins), error
+
+
+def facts_of(
+    kind: Kind, samples: Sequence[Sample], names: tuple[str, ...], settings: Settings, *, across: bool
+) -> ModelFacts:
+    """What a model's file tells of the samples that it was learned from; its widths are filled in later."""
+    attributes = FAMILIES[kind.family].attributes
+    ops = joined([s.ops for s in samples])
+    digest = hashlib.sha256("".join(s.sha256() for s in samples).encode()).hexdigest()
+    sources = {
+        Source(name=o.tool or "unknown", licence=o.licence or "unknown", uri=o.uri or "", author=o.author or "")
+        for s in samples
+        for o in (said.origin.source for said in s.told)
+    }
+    called = samples[0].features(names, across=across)[1]
+    return ModelFacts(
+        version=MODEL_VERSION, features_version=FEATURES_VERSION, kind="trees", family=kind.family, device="",
+        names=names, dtype=kind.dtype, phase=kind.phase, layouts=tuple(sorted(set(ops.texts["layout"].decoded()))),
+        basis=kind.basis[:4], features=called,
+        low={a: int(ops.integers[a].min()) for a in attributes},
+        high={a: int(ops.integers[a].max()) for a in attributes},
+        half=dict.fromkeys(names, 0.0), growth=0.0, launch_s=_launch(samples, names),
+        devices=tuple(sorted({s.device for s in samples})), rows=sum(map(len, samples)), data_sha256=digest,
+        arrays_sha256="", sources=tuple(sorted(sources, key=lambda s: (s.name, s.uri))), settings=settings.told(),
+    )  # fmt: skip
+
+
+def _launch(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
+    """What times with a launch hold beyond a kernel's own: a law's floor less a kernel's; the median of the devices."""
+    if not samples[0].launch:
+        return {}
+    held: dict[str, float] = {}
+    for name in names:
+        floors = []
+        for sample in samples:
+            own = sample.take((sample.names == name) & sample.sound)
+            if len(own) >= _FEWEST_THAT_TELL:
+                floor_s = min(fit_law(*work(own.ops), own.t_s).floor_s, float(own.t_s.min()))
+                floors.append(max(floor_s - FLOOR_S, 0.0))
+        held[name] = float(np.median(floors)) if floors else 0.0
+    return held
+
+
+def _name(device: str, kind: Kind) -> str:
+    from whatif.opdb.devices import folder_name
+
+    way = "_".join(part for part in (kind.basis.method, kind.basis.framework) if part != "unknown")
+    return "-".join([folder_name(device), kind.family, kind.dtype, kind.phase, way]).replace(" ", "_")

@@ -1,0 +1,154 @@
+"""What a model is learned from: the measured operators of one family and number format, taken in one way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.opdb import devices
+from whatif.opdb.features import LEARNABLE, Sheet, features, reference_s, sheet_of
+from whatif.opdb.keys import held_out
+from whatif.opdb.law import fit_law
+from whatif.opdb.provenance import Basis, Provenance
+from whatif.opdb.quarantine import Aside, set_aside
+from whatif.opdb.rows import Operators, Rows
+from whatif.opdb.schema import FAMILIES
+from whatif.opdb.work import work
+
+Float64 = npt.NDArray[np.float64]
+
+# A CPU, or a GPU without a data sheet, is one "SM", and its second-level cache our estimate; its rates are fitted.
+_UNKNOWN_CACHE_MBYTE = 32.0
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """What the rows of a sample have in common."""
+
+    family: str
+    dtype: str
+    phase: str
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measurements of one kind on one device; ``sound`` masks those that the quarantine leaves, shape (n,)."""
+
+    device: str
+    kind: Kind
+    ops: Operators
+    t_s: Float64
+    sound: npt.NDArray[np.bool_]
+    told: tuple[Provenance, ...]
+    sheet: Sheet
+    gpu: Gpu | None
+
+    def __len__(self) -> int:
+        return len(self.t_s)
+
+    @property
+    def launch(self) -> bool:
+        """Whether its times hold a launch."""
+        return self.kind.basis.launch == "with launch"
+
+    @property
+    def names(self) -> npt.NDArray[np.str_]:
+        """The operators' names, shape (n,)."""
+        column = self.ops.texts["name"]
+        return np.array(column.table or ("",))[column.codes]
+
+    def take(self, rows: npt.NDArray[np.bool_]) -> Sample:
+        """The measurements under a mask."""
+        return Sample(
+            self.device,
+            self.kind,
+            self.ops.take(rows),
+            self.t_s[rows],
+            self.sound[rows],
+            self.told,
+            self.sheet,
+            self.gpu,
+        )
+
+    def drawn(self, most: int, seed: int) -> Sample:
+        """At most about ``most`` measurements, drawn by the operators' keys: the same ones on every device."""
+        share = most / max(len(self), 1)
+        return self if share >= 1 else self.take(held_out(self.ops.keys, seed, share))
+
+    def features(self, names: Sequence[str], *, across: bool) -> tuple[Float64, tuple[str, ...]]:
+        """What a model sees, shape (n, f), and what the features are called."""
+        return features(self.ops, self.sheet, names, across=across)
+
+    def target(self) -> Float64:
+        """What a model learns: log of time over the law, shape (n,)."""
+        return np.asarray(np.log(self.t_s / reference_s(self.ops, self.sheet, launch=self.launch)))
+
+    def sha256(self) -> str:
+        """A hash of the operators and their times."""
+        order = np.lexsort((self.t_s, self.ops.keys))
+        digest = hashlib.sha256(self.device.encode())
+        digest.update(self.ops.keys[order].astype("<u8").tobytes())
+        digest.update(self.t_s[order].astype("<f8").tobytes())
+        return digest.hexdigest()
+
+
+def samples_of(
+    contributions: Sequence[tuple[Provenance, Rows]], *, families: Sequence[str] = LEARNABLE
+) -> Iterator[Sample]:
+    """Give the samples of a database, by device and kind."""
+    parts: dict[tuple[str, Kind], list[tuple[Provenance, Operators, Float64]]] = {}
+    for said, rows in contributions:
+        if rows.family not in families:
+            continue
+        dtypes, phases = (rows.ops.texts[name] for name in ("dtype", "phase"))
+        pairs = np.stack([dtypes.codes, phases.codes], axis=1)
+        for dtype, phase in np.unique(pairs, axis=0).tolist():
+            chosen = (dtypes.codes == dtype) & (phases.codes == phase)
+            kind = Kind(rows.family, dtypes.table[dtype], phases.table[phase], said.origin.basis)
+            place = parts.setdefault((said.origin.device.name, kind), [])
+            place.append((said, rows.ops.take(chosen), rows.t_s[chosen]))
+    for (device, kind), found in sorted(parts.items(), key=lambda item: item[0]):
+        yield _sample(device, kind, found)
+
+
+def _sample(device: str, kind: Kind, parts: list[tuple[Provenance, Operators, Float64]]) -> Sample:
+    ops = joined([part for _, part, _ in parts])
+    t_s = np.concatenate([t for _, _, t in parts])
+    order = np.lexsort((t_s, ops.keys))
+    ops, t_s = ops.take(order), t_s[order]
+    gpu = devices.facts(device)
+    _, group = np.unique(ops.group_keys, return_inverse=True)
+    count = int(group.max()) + 1
+    aside = set_aside(ops, t_s, group.reshape(-1), [gpu] * count, [kind.basis.cache == "cold"] * count)
+    sheet = sheet_of(gpu, kind.family) if gpu is not None else _fitted_sheet(ops, t_s, kind.dtype)
+    return Sample(device, kind, ops, t_s, aside == Aside.SOUND, tuple(said for said, _, _ in parts), sheet, gpu)
+
+
+def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
+    """What a device without a data sheet does, from its own times."""
+    law = fit_law(*work(ops), t_s)
+    rate = law.flops_per_s / 1e12 if np.isfinite(law.flops_per_s) else 1.0
+    bandwidth = law.bytes_per_s / 1e9 if np.isfinite(law.bytes_per_s) else 1.0
+    return Sheet(
+        sm_count=1.0, tflops={"fp32": rate, dtype: rate}, memory_gbyte_s=bandwidth, l2_mbyte=_UNKNOWN_CACHE_MBYTE
+    )
+
+
+def joined(parts: Sequence[Operators]) -> Operators:
+    """Operators of one family, one after the other."""
+    from whatif.opdb.rows import Texts
+
+    texts = {}
+    for name in parts[0].texts:
+        table = {text: code for code, text in enumerate(dict.fromkeys(t for p in parts for t in p.texts[name].table))}
+        codes = [np.array([table[t] for t in p.texts[name].table], dtype=np.int32)[p.texts[name].codes] for p in parts]
+        texts[name] = Texts(np.concatenate(codes), tuple(table))
+    family = parts[0].family
+    integers = {name: np.concatenate([p.integers[name] for p in parts]) for name in FAMILIES[family].attributes}
+    return Operators(family, texts, integers)

@@ -1,0 +1,414 @@
+"""Learned models: as files, in the chain, and where they have to give way; the models here are made by hand."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
+from whatif.errors import WhatifError
+from whatif.hardware import load_gpu
+from whatif.opdb.anchors import fit_anchors
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.default import estimator, opened
+from whatif.opdb.features import FEATURES_VERSION, features, reference_s, sheet_of
+from whatif.opdb.index import Index
+from whatif.opdb.learned import (
+    MODEL_VERSION,
+    LearnedModel,
+    ModelFacts,
+    Source,
+    models_in,
+    read_model,
+    shipped_models,
+    write_model,
+)
+from whatif.opdb.provenance import Basis
+from whatif.opdb.roofline import analytic_s, bound_s
+from whatif.opdb.rows import Operators, measurements, operators
+
+__all__ = ["own_cache"]
+
+EMPTY = Index({}, {}, (), ())
+LAUNCHED = Basis("event_pair", "with launch", "unknown", "pytorch")
+KERNELS = Basis("graph_replay", "without launch", "hot", "trtllm")
+BOX = {"batch": (1, 1), "m": (1, 4096), "n": (1, 4096), "k": (1, 4096)}
+
+
+def constant(log_factor: float, features: int) -> dict[str, np.ndarray[Any, Any]]:
+    """A forest of one leaf: every time is so many times the reference law."""
+    return {
+        "edges": np.zeros(0), "edge_starts": np.zeros(features + 1, dtype=np.int64),
+        "feature": np.array([255], dtype=np.uint8), "bin": np.zeros(1, dtype=np.uint8),
+        "right": np.zeros(1, dtype=np.uint16), "value": np.array([log_factor], dtype=np.float32),
+        "starts": np.array([0, 1]), "base": np.array([0.0]),
+    }  # fmt: skip
+
+
+def facts(
+    device: str = V100, *, basis: Basis = LAUNCHED, half: float = 0.1, names: Sequence[str] = ("mm",), **more: Any
+) -> ModelFacts:
+    gpu = load_gpu(device or V100)
+    sheet = sheet_of(gpu, "matmul")
+    called = features(products([8]), sheet, names, across=not device)[1]
+    told = {
+        "version": MODEL_VERSION, "features_version": FEATURES_VERSION, "kind": "trees", "family": "matmul",
+        "device": device, "names": tuple(names), "dtype": "fp32", "basis": tuple(basis), "features": called,
+        "sheet": sheet if device else None, "low": {a: low for a, (low, _) in BOX.items()},
+        "high": {a: high for a, (_, high) in BOX.items()}, "half": dict.fromkeys(names, half), "growth": 0.2,
+        "devices": (device or T4,), "rows": 1000, "data_sha256": "0" * 64, "arrays_sha256": "",
+        "sources": (Source(name="a test", licence="MIT"),),
+    }  # fmt: skip
+    return ModelFacts(**{**told, **more})
+
+
+def model(factor: float = 2.0, device: str = V100, name: str = "a model", **more: Any) -> LearnedModel:
+    """A model that says ``factor`` times the reference law."""
+    told = facts(device, **more)
+    return LearnedModel(name, told, lambda: constant(np.log(factor), len(told.features)))
+
+
+def law_s(ops: Operators, device: str, *, launch: bool = True) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return reference_s(ops, sheet_of(load_gpu(device), "matmul"), launch=launch)
+
+
+# -- in the chain ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_answers_without_any_database() -> None:
+    asked = products([64, 2048])
+    answers = Estimator(EMPTY, V100, models=[model(2.0)]).estimate(asked)
+    assert answers.rung.tolist() == [Rung.LEARNED] * 2
+    assert answers.t_s == pytest.approx(2 * law_s(asked, V100))
+    assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.1))
+    assert answers.low_s == pytest.approx(answers.t_s * np.exp(-0.1))
+    assert answers.evidence.tolist() == [1000, 1000]
+    assert answers.bases[answers.basis[0]] == LAUNCHED
+    assert Estimator(EMPTY, T4, models=[model(2.0)]).estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+    with_other = Estimator(EMPTY, V100, method="trace", models=[model(2.0)])
+    assert with_other.estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+
+
+def test_a_model_across_devices_answers_for_one_that_was_not_measured() -> None:
+    asked = products([64, 2048])
+    across = model(3.0, "", half=0.5)
+    answers = Estimator(EMPTY, "A100-SXM-80", models=[across]).estimate(asked)
+    assert answers.rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+    assert answers.t_s == pytest.approx(3 * law_s(asked, "A100-SXM-80"))
+    assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.5))
+    both = Estimator(EMPTY, V100, models=[across, model(2.0)]).estimate(asked)
+    assert both.rung.tolist() == [Rung.LEARNED] * 2
+    assert Estimator(EMPTY, "no such GPU", models=[across]).estimate(asked).rung.tolist() == [Rung.NONE] * 2
+
+
+def test_nothing_is_under_what_the_device_can_do() -> None:
+    asked = products([4096], n=4096, k=4096)
+    answers = Estimator(EMPTY, V100, models=[model(0.01)]).estimate(asked)
+    bound = bound_s(load_gpu(V100), asked, cold=False)
+    assert answers.t_s == pytest.approx(bound)
+    assert answers.low_s == pytest.approx(bound)
+    assert answers.high_s[0] > bound[0]
+
+
+def test_outside_of_what_was_measured_the_range_grows_and_the_data_sheet_takes_over() -> None:
+    """Two doublings outside at 0.2 each: 0.1 + 0.4. The data sheet's range is a factor of 4, log 1.39."""
+    asked = products([4096, 4096 * 4, 4096 * 32])
+    answers = Estimator(EMPTY, V100, models=[model(2.0)]).estimate(asked)
+    assert answers.outside.tolist() == [0.0, 2.0, 0.0]
+    assert answers.rung.tolist() == [Rung.LEARNED, Rung.LEARNED, Rung.ANALYTIC]
+    assert np.log(answers.high_s[1] / answers.t_s[1]) == pytest.approx(0.5)
+    alone = Estimator(EMPTY, V100, rungs=(Rung.LEARNED,), models=[model(2.0)]).estimate(asked)
+    assert alone.outside.tolist() == [0.0, 2.0, 5.0]
+    assert alone.rung.tolist() == [Rung.LEARNED] * 3
+
+
+def test_other_operators_are_not_answered() -> None:
+    models = [model(2.0), model(3.0, "")]
+    for other in (products([64], dtype="fp64"), products([64], name="bmm")):
+        assert Estimator(EMPTY, V100, models=models).estimate(other).rung.tolist() == [Rung.ANALYTIC]
+    softmax = operators("normalization", {"rows": 8, "columns": 8}, name="softmax", dtype="fp32")
+    assert Estimator(EMPTY, V100, models=models).estimate(softmax).rung.tolist() == [Rung.ANALYTIC]
+    kin = Estimator(EMPTY, V100, models=models).estimate(products([64], name="linear"))
+    assert kin.rung.tolist() == [Rung.LEARNED]
+    assert np.log(kin.high_s / kin.t_s) == pytest.approx(0.15)  # under another name: 0.05 wider
+
+
+def test_operators_of_several_formats_are_asked_together() -> None:
+    """Each finds its own: the model the fp32 one, the data sheet the others."""
+    ops = operators(
+        "matmul", {"batch": 1, "m": 64, "n": 64, "k": 64}, name="mm", dtype=["fp16", "fp32", "int8", "unknown"]
+    )
+    for models in ([model(2.0)], [model(2.0, "")]):
+        answers = Estimator(EMPTY, V100, models=models).estimate(ops)
+        learned = Rung.LEARNED_ACROSS if models[0].facts.across else Rung.LEARNED
+        assert answers.rung.tolist() == [Rung.ANALYTIC, learned, Rung.ANALYTIC, Rung.ANALYTIC]
+
+
+def test_who_missed_less_comes_first() -> None:
+    """Measured operators answer for themselves; between them the model does where it won, else the interpolation."""
+    sizes = range(8, 8 + 300 * 4, 4)
+    rows = timed(sizes, (1e6 * law_s(products(sizes), V100)).tolist())
+    index = indexed((rows, origin()))
+    asked = products([8, 9])
+    loser, winner = model(2.0), model(2.0, before_interpolation=("mm",))
+    assert Estimator(index, V100, models=[loser]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
+    assert Estimator(index, V100, models=[winner]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.LEARNED]
+    shipped = LearnedModel("another's", winner.facts, winner.read_arrays, shipped=True)
+    assert Estimator(index, V100, models=[shipped]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
+    # Kernels alone, interpolated, come before a model of times with launches.
+    kernels = indexed((rows, origin(method="kernel", launch=False)))
+    assert Estimator(kernels, V100, models=[winner]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
+
+
+def test_a_launch_is_taken_out_for_kernels() -> None:
+    told = model(2.0, launch_s={"mm": 15e-6})
+    asked = products([8, 4096], n=4096, k=4096)
+    whole = Estimator(EMPTY, V100, models=[told]).estimate(asked)
+    alone = Estimator(EMPTY, V100, models=[told], kernels_alone=True).estimate(asked)
+    assert whole.t_s - alone.t_s == pytest.approx([15e-6, 15e-6])
+    tiny = products([1], n=1, k=1)
+    assert Estimator(EMPTY, V100, models=[model(0.5, launch_s={"mm": 15e-6})], kernels_alone=True).estimate(
+        tiny
+    ).t_s == pytest.approx([3e-6])
+    kernels = model(2.0, basis=KERNELS)
+    for alone_too in (False, True):
+        answers = Estimator(EMPTY, V100, models=[kernels], kernels_alone=alone_too).estimate(asked)
+        assert answers.t_s == pytest.approx(2 * law_s(asked, V100, launch=False))
+    both = Estimator(EMPTY, V100, models=[told, kernels]).estimate(asked)
+    assert {both.bases[b] for b in both.basis} == {KERNELS}
+
+
+# -- anchors --------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_by_hand() -> None:
+    """Six that are all 30 % slower: the level is shrunken by 6 / 7, and there is no slope to see."""
+    found = fit_anchors(np.full(6, 0.3), np.linspace(-12, -6, 6))
+    assert found is not None
+    assert found.level == pytest.approx(0.3 * 6 / 7)
+    assert found.slope == pytest.approx(0, abs=1e-12)
+    assert found.half is None
+    assert fit_anchors(np.full(4, 0.3), np.zeros(4)) is None
+    ten = fit_anchors(np.full(10, 0.3), np.linspace(-12, -6, 10))
+    assert ten is not None
+    assert ten.half == pytest.approx(0.3 / 10)  # nine of ten anchors: 0.3 x 9 / 10
+    stray = fit_anchors(np.array([0.1] * 19 + [9.0]), np.linspace(-12, -6, 20))
+    assert stray is not None
+    assert stray.level < 0.15
+
+
+def test_a_few_measurements_anchor_a_model_across_devices() -> None:
+    """The model says 1 x the law; this device takes 1.5 x: twenty anchors tell it, and narrow the range."""
+    device, sizes = "A100-SXM-80", np.unique(np.geomspace(64, 4000, 20).astype(int)).tolist()
+    ops = products(sizes, n=1024, k=1024)
+    slower = 1.5 * law_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.02, len(sizes)))
+    index = indexed((measurements(ops, slower), origin(device)))
+    asked = products([100, 3001], n=2048, k=512)
+    across = model(1.0, "", half=0.6)
+    answers = Estimator(index, device, models=[across]).estimate(asked)
+    assert answers.rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+    assert answers.t_s == pytest.approx(1.5 * law_s(asked, device), rel=0.05)
+    assert (np.log(answers.high_s / answers.t_s) < 0.1).all()
+    unanchored = Estimator(EMPTY, device, models=[across]).estimate(asked)
+    assert unanchored.t_s == pytest.approx(law_s(asked, device))
+    assert (np.log(unanchored.high_s / unanchored.t_s) > 0.5).all()
+    # Times that were taken in another way are no anchors.
+    other = indexed((measurements(ops, slower), origin(device, method="trace", launch=False)))
+    other_way = Estimator(other, device, rungs=(Rung.LEARNED_ACROSS,), models=[across]).estimate(asked)
+    assert other_way.t_s == pytest.approx(law_s(asked, device))
+
+
+def test_the_same_shape_elsewhere_or_the_model_whichever_knows_better() -> None:
+    """Elsewhere the same shapes took 1.1 and 1.2 times the data sheet's law: 0.09 apart. A model of 0.6 gives way."""
+    sizes = range(64, 64 + 40 * 16, 16)
+    ops = products(sizes)
+    parts = [
+        (measurements(ops, f * analytic_s(load_gpu(d), ops, launch=True)[0]), origin(d))
+        for d, f in ((V100, 1.1), (T4, 1.2))
+    ]
+    asked = products([80])
+    for half, who in ((0.6, Rung.SAME_SHAPE), (0.01, Rung.LEARNED_ACROSS)):
+        found = Estimator(indexed(*parts), "A100-SXM-80", models=[model(1.0, "", half=half)]).estimate(asked)
+        assert found.rung.tolist() == [who]
+
+
+# -- as files -------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, name: str = "one", **more: Any) -> Path:
+    told = facts(**more)
+    return write_model(folder, name, told, constant(np.log(2.0), len(told.features)))
+
+
+def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    again = read_model(path, path.with_suffix(".npz"))
+    assert msgspec.structs.replace(again.facts, arrays_sha256="") == facts()
+    asked = products([64])
+    assert Estimator(EMPTY, V100, models=[again]).estimate(asked).t_s == pytest.approx(2 * law_s(asked, V100))
+    (tmp_path / "twice").mkdir()
+    other = written(tmp_path / "twice")
+    for suffix in (".json", ".npz"):
+        assert other.with_suffix(suffix).read_bytes() == path.with_suffix(suffix).read_bytes()
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        told = json.loads(path.read_text())
+        change(told)
+        path.write_text(json.dumps(told))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff\xfe{}"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_bytes(b" " * 1_000_001),
+        edit(lambda told: told.update(version=99)),
+        edit(lambda told: told.update(features_version=99)),
+        edit(lambda told: told.update(family="other")),
+        edit(lambda told: told.update(kind="pickle")),
+        edit(lambda told: told.update(more=1)),
+        edit(lambda told: told["low"].pop("m")),
+        edit(lambda told: told["half"].update(mm=-1)),
+        edit(lambda told: told.update(half={})),
+        edit(lambda told: told.update(names=[])),
+        edit(lambda told: told.update(growth=float("1e9"))),
+        edit(lambda told: told.update(sheet=None)),
+    ],
+)
+def test_what_is_no_model_is_refused_and_the_others_remain(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    written(tmp_path, "good")
+    bad = written(tmp_path, "bad")
+    damage(bad)
+    found, wrong = models_in(tmp_path)
+    assert [Path(m.name).stem for m in found] == ["good"]
+    assert len(wrong) == 1
+    assert "bad.json: expected a learned model, got" in wrong[0]
+    assert "\n" not in wrong[0]
+
+
+def hashed(path: Path) -> None:
+    """Tell the hash of the arrays that are there now: an attacker can."""
+    import hashlib
+
+    told = json.loads(path.read_text())
+    told["arrays_sha256"] = hashlib.sha256(path.with_suffix(".npz").read_bytes()).hexdigest()
+    path.write_text(json.dumps(told))
+
+
+def pickled(path: Path) -> None:
+    np.savez(path.with_suffix(".npz"), edges=np.array([{"a": 1}], dtype=object))
+    hashed(path)
+
+
+def bomb(path: Path) -> None:
+    with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("edges.npy", b"\0" * 33_000_000)
+    hashed(path)
+
+
+def cut(path: Path) -> None:
+    arrays = path.with_suffix(".npz")
+    arrays.write_bytes(arrays.read_bytes()[:-30])
+    hashed(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.with_suffix(".npz").unlink(),
+        lambda path: path.with_suffix(".npz").write_bytes(b"no archive"),
+        pickled,
+        bomb,
+        cut,
+    ],
+)
+def test_damaged_arrays_are_one_sentence(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = written(tmp_path)
+    damage(path)
+    found, _ = models_in(tmp_path)
+    with pytest.raises(WhatifError, match=r"expected the arrays of a model.*fetch it again\.$"):
+        found[0].predict(products([8]), load_gpu(V100))
+
+
+def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
+    told = facts(features=("log2 something",))
+    path = write_model(tmp_path, "odd", told, constant(0.0, 1))
+    with pytest.raises(WhatifError, match="of this version's features"):
+        read_model(path, path.with_suffix(".npz")).predict(products([8]), None)
+
+
+# -- the estimator that everybody asks ------------------------------------------------------------------------------
+
+
+def test_without_a_database_models_and_data_sheets_answer(own_cache: Path, tmp_path: Path) -> None:
+    asked = operators("elementwise", {"elements": 10**7, "tensors": 2}, name="add", dtype="fp32")
+    answers = estimator("NVIDIA A100-SXM4-80GB").estimate(asked)
+    assert answers.rung[0] in (Rung.LEARNED, Rung.LEARNED_ACROSS, Rung.ANALYTIC)
+    # 120 MB at 2 TB/s: 60 us.
+    assert 50e-6 < answers.t_s[0] < 120e-6
+    with pytest.raises(WhatifError, match="expected an op database"):
+        estimator(V100, database=tmp_path / "none")
+
+
+def test_a_database_and_its_own_models(own_cache: Path, tmp_path: Path) -> None:
+    store = database(tmp_path / "db", (timed([8], [10.0]), origin()))
+    (store.folder / "models").mkdir()
+    written(store.folder / "models", device=V100)
+    (store.folder / "models" / "broken.json").write_text("no")
+    index, models = opened(store.folder)
+    assert len(models) == 1
+    assert any("broken.json" in sentence for sentence in index.warnings)
+    chain = estimator(V100, database=store.folder)
+    answers = chain.estimate(products([8, 16]))
+    assert answers.rung[0] == Rung.EXACT
+    assert answers.t_s[0] == pytest.approx(10e-6)
+    assert answers.rung[1] == Rung.LEARNED
+
+
+def test_without_pyarrow_the_rest_still_answers(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = database(tmp_path / "data" / "whatif" / "opdb", (timed([8], [10.0]), origin()))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setattr("whatif.opdb.default.importlib.util.find_spec", lambda name: None)
+    index, _ = opened()
+    assert len(index) == 0
+    assert "pyarrow is missing" in index.warnings[0]
+    with pytest.raises(WhatifError, match="pyarrow"):
+        opened(store.folder)
+
+
+def test_the_models_that_ship_are_sound() -> None:
+    """Each is read whole, answers, tells its source and licence; together they stay under four megabytes."""
+    folder = Path(__file__).resolve().parents[2] / "whatif" / "opdb" / "fitted"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
+    for one in shipped_models():
+        told = one.facts
+        assert told.sources
+        assert all(s.licence in ("MIT", "Apache-2.0") for s in told.sources)
+        middle = {a: int(np.sqrt(max(told.low[a], 1) * max(told.high[a], 1))) for a in told.low}
+        integers = {a: np.array([told.low[a], middle[a] if told.high[a] else 0]) for a in told.low}
+        ops = operators(
+            told.family, integers, name=told.names[0], dtype=told.dtype, phase=told.phase, layout=told.layouts[0]
+        )
+        known, spoken, extra = one.covers(ops)
+        assert known.all()
+        assert (extra == 0).all()
+        log_time = one.predict(spoken, load_gpu(told.device or V100))
+        assert np.isfinite(log_time).all()
+        assert (log_time < np.log(100)).all()

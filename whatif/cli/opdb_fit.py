@@ -1,0 +1,76 @@
+"""``whatif opdb fit``: learn models from what a database holds; they lie beside it, or in a folder to share."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+
+# Loaded by name: the library does not import what trains.
+TRAINING = "whatif.instrumentation.estimators.models"
+
+
+def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``whatif opdb fit``."""
+    parser.add_argument("--device", help="only from what was measured on this one")
+    parser.add_argument("--family", help="only of this family of operators")
+    parser.add_argument("--across", action="store_true", help="models for devices that were not measured as well")
+    parser.add_argument("--out", metavar="FOLDER", help="where the models go (default: models, in the database)")
+
+
+def training() -> Any:
+    """Give the module that trains. Raises WhatifError where scikit-learn is missing."""
+    try:
+        importlib.import_module("sklearn.ensemble")
+        return importlib.import_module(TRAINING)
+    except ImportError as error:
+        raise WhatifError(
+            f"opdb: expected scikit-learn to learn with, got '{error}'; pip install 'whatif-profiler[fit]'."
+        ) from error
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    """Learn, write, and tell how far each model missed."""
+    from whatif.cli.opdb import _device, _family, _store
+    from whatif.cli.reading import progress_bar, warn
+    from whatif.opdb.default import MODELS
+    from whatif.opdb.index import read_contributions
+    from whatif.report.text_models import print_models
+
+    store, device, family = _store(args), _device(args.device), _family(args.family)
+    trained = training()
+    with progress_bar("reading") as progress:
+        contributions, wrong = read_contributions(store, progress)
+    chosen = [
+        (said, rows)
+        for said, rows in contributions
+        if device in (None, said.origin.device.name) and family in (None, rows.family)
+    ]
+    folder = Path(args.out) if args.out else store.folder / MODELS
+    with progress_bar("fitting") as progress:
+        fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across)
+    if not fitted:
+        raise WhatifError(
+            f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer."
+        )
+    trained.write_models(folder, fitted)
+    print_models([m.facts for m in fitted], folder, as_json=args.json)
+    warn(wrong)
+    return 0
+
+
+def _counted(progress: Callable[[int, int], None] | None) -> Callable[[str], None]:
+    """Count the models that are begun; how many there will be is not known before."""
+    begun = 0
+
+    def say(_: str) -> None:
+        nonlocal begun
+        begun += 1
+        if progress:
+            progress(begun - 1, begun)
+
+    return say

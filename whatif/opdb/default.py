@@ -1,0 +1,61 @@
+"""The estimator that everybody asks: the person's database where there is one, and the models that ship."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from whatif.errors import WhatifError
+from whatif.opdb.chain import ALL_RUNGS, Estimator, Rung
+from whatif.opdb.devices import device_called
+from whatif.opdb.index import Index, Progress, open_index
+from whatif.opdb.learned import LearnedModel, models_in, shipped_models
+from whatif.opdb.location import default_database
+from whatif.opdb.store import MARKER, Store
+
+# A person's own models lie in this folder of a database.
+MODELS = "models"
+
+
+def estimator(
+    device: str,
+    *,
+    database: str | Path | None = None,
+    rungs: Sequence[Rung] = ALL_RUNGS,
+    method: str | None = None,
+    framework: str | None = None,
+    launch: bool = False,
+    kernels_alone: bool = True,
+) -> Estimator:
+    """Give the chain for ``device``, whatever it is called: a database, own models, shipped models, the data sheet.
+
+    Without a database (or without pyarrow to index one) the models and the data sheet answer. With ``kernels_alone``,
+    as tasks of a trace are, launches are taken out of what models learned of times with launches. Raises WhatifError
+    where ``database`` is named and is none.
+    """
+    index, own = opened(database)
+    return Estimator(
+        index, device_called(device).name, rungs, method, framework, launch, models=(*own, *shipped_models()),
+        kernels_alone=kernels_alone,
+    )  # fmt: skip
+
+
+def opened(database: str | Path | None = None, *, progress: Progress = None) -> tuple[Index, list[LearnedModel]]:
+    """Give the index and the models of a database; an empty index where none is named and the person has none.
+
+    A model that is damaged is left out, with a sentence among the index's warnings.
+    """
+    folder = Path(database) if database is not None else default_database()
+    models, wrong = models_in(folder / MODELS)
+    if database is None and not (folder / MARKER).is_file():
+        return Index({}, {}, (), tuple(wrong)), models
+    try:
+        index = open_index(Store.open(folder), progress=progress)
+    except WhatifError:
+        # A database of one's own that cannot be indexed without pyarrow is no reason to know nothing.
+        if database is not None or importlib.util.find_spec("pyarrow") is not None:
+            raise
+        sentence = f"{folder}: measured operators are not used: pyarrow is missing (whatif-profiler[opdb])."
+        return Index({}, {}, (), (sentence, *wrong)), models
+    return Index(index.families, index.groups, index.contributions, (*index.warnings, *wrong)), models

@@ -1,0 +1,271 @@
+"""Learned models as files: NAME.json says what a model knows and from what data, NAME.npz holds its arrays.
+
+Nothing is unpickled, and every array is checked before it is used. Two kinds exist: "trees" (``whatif.opdb.trees``) and
+"network" (``whatif.opdb.network_model``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder
+``models`` of a database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.hardware import Gpu
+from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, reference_s, sheet_of
+from whatif.opdb.provenance import Basis
+from whatif.opdb.rows import Operators
+from whatif.opdb.schema import FAMILIES
+from whatif.opdb.stand_ins import stand_ins
+from whatif.opdb.trees import forest_of
+from whatif.output_file import replacing
+from whatif.types import Bool
+
+Float64 = npt.NDArray[np.float64]
+# What a model gives for n operators on a device: log of seconds, shape (n,).
+LogTime = Callable[[Operators, Gpu | None], Float64]
+
+MODEL_VERSION = 1
+_LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
+# Other kinds than trees: the module whose ``log_time_of(facts, arrays, where)`` gives a ``LogTime``.
+_OTHER_KINDS = {"network": "whatif.opdb.network_model"}
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose measurements a model was learned from."""
+
+    name: str
+    licence: str
+    uri: str = ""
+    author: str = ""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What NAME.json says. ``device`` is "" for a model across devices; widths are logs, by operator's name.
+
+    ``half`` is the half-width of the nominal 90 % range inside of what was measured, ``growth`` what a doubling outside
+    adds to it. ``before_interpolation`` lists the operators that it misses less than an interpolation does, on data
+    that neither had seen. ``launch_s`` is what a time holds beyond that of the kernels.
+    """
+
+    version: int
+    features_version: int
+    kind: str
+    family: str
+    device: str
+    names: tuple[str, ...]
+    dtype: str
+    phase: str = "fwd"
+    layouts: tuple[str, ...] = ("",)
+    basis: tuple[str, str, str, str]
+    features: tuple[str, ...] = ()
+    sheet: Sheet | None = None
+    low: dict[str, int]  # of every integer of the family, what was measured
+    high: dict[str, int]
+    half: dict[str, float]
+    growth: float
+    launch_s: dict[str, float] = {}
+    before_interpolation: tuple[str, ...] = ()
+    validation_pct: dict[str, float] = {}  # mean miss on data that was not trained on, by name
+    devices: tuple[str, ...]  # that were measured
+    rows: int
+    data_sha256: str  # of the rows that it was learned from
+    arrays_sha256: str  # of NAME.npz
+    sources: tuple[Source, ...]
+    settings: dict[str, float] = {}
+
+    @property
+    def across(self) -> bool:
+        """Whether it answers for devices that were not measured."""
+        return not self.device
+
+    @property
+    def measured_as(self) -> Basis:
+        """How the times were taken that it learned."""
+        return Basis(*self.basis)
+
+
+@dataclass
+class LearnedModel:
+    """A model, its arrays read when it is first asked.
+
+    One that is ``shipped`` was learned from other people's measurements: it never comes before an interpolation.
+    """
+
+    name: str
+    facts: ModelFacts
+    read_arrays: Callable[[], Mapping[str, npt.NDArray[Any]]]
+    shipped: bool = False
+    _log_time: LogTime | None = field(default=None, repr=False)
+
+    def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
+        """Give the log of the time in seconds of n operators that it ``covers``, shape (n,).
+
+        ``gpu`` is the device that is asked about; a model of one device needs none. Raises WhatifError where the
+        model's arrays are damaged.
+        """
+        if self._log_time is None:
+            self._log_time = _log_time_of(self.facts, self.read_arrays(), self.name)
+        return self._log_time(ops, gpu)
+
+    def covers(self, ops: Operators) -> tuple[Bool, Operators, Float64]:
+        """Tell which of n operators it can answer for, as which of its own, and how much wider their range is.
+
+        Gives a mask (n,), the operators in the model's words, and logs to add to the half-width, shape (n,).
+        """
+        facts = self.facts
+        if ops.family != facts.family:
+            none = np.zeros(len(ops), dtype=np.bool_)
+            return none, ops, np.zeros(len(ops))
+        known, spoken, extra = stand_ins(ops, facts.names, facts.dtype, facts.phase, facts.layouts)
+        for mode in FAMILIES[facts.family].modes:
+            known &= (spoken.integers[mode] >= facts.low[mode]) & (spoken.integers[mode] <= facts.high[mode])
+        return known, spoken, extra
+
+    def outside(self, ops: Operators) -> Float64:
+        """Give by how many doublings each operator's farthest size lies beyond what was measured, shape (n,)."""
+        far = np.zeros(len(ops))
+        for size in FAMILIES[self.facts.family].sizes:
+            column = np.log2(np.maximum(ops.integers[size], 1))
+            low, high = (np.log2(max(end[size], 1)) for end in (self.facts.low, self.facts.high))
+            far = np.maximum(far, np.maximum(low - column, column - high))
+        return far
+
+    def of_name(self, ops: Operators, values: Mapping[str, float], default: float) -> Float64:
+        """Give what ``values`` says of each operator's name, shape (n,)."""
+        column = ops.texts["name"]
+        return np.array([values.get(name, default) for name in column.table] or [default])[column.codes]
+
+
+def _log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> LogTime:
+    if facts.kind in _OTHER_KINDS:
+        made: LogTime = importlib.import_module(_OTHER_KINDS[facts.kind]).log_time_of(facts, arrays, where)
+        return made
+    forest = forest_of(arrays, len(facts.features), where)
+    launch = facts.measured_as.launch == "with launch"
+
+    def log_time(ops: Operators, gpu: Gpu | None) -> Float64:
+        sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
+        if sheet is None:
+            raise WhatifError(f"{where}: expected a device with a data sheet, got one without.")
+        x, called = features(ops, sheet, facts.names, across=facts.across)
+        if called != facts.features:
+            raise WhatifError(f"{where}: expected a model of this version's features, got others; fit it again.")
+        return np.asarray(forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
+
+    return log_time
+
+
+def read_model(
+    json_file: Path | Traversable, arrays_file: Path | Traversable, *, shipped: bool = False
+) -> LearnedModel:
+    """Read a model. Raises WhatifError, one sentence, where it is none of this version; its arrays are read later."""
+    where = str(json_file)
+    try:
+        with json_file.open("rb") as file:
+            text = file.read(_LARGEST_JSON_BYTES + 1)
+    except OSError as error:
+        raise WhatifError(f"{where}: expected a readable model, got '{error.strerror or error}'.") from error
+    try:
+        if len(text) > _LARGEST_JSON_BYTES:
+            raise ValueError("a file of over a megabyte")
+        facts = msgspec.json.decode(text, type=ModelFacts)
+        _check(facts)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise WhatifError(
+            f"{where}: expected a learned model, got '{str(error)[:120]}'; fit or fetch it again."
+        ) from error
+    return LearnedModel(where, facts, lambda: _read_arrays(arrays_file, facts.arrays_sha256), shipped)
+
+
+def _check(facts: ModelFacts) -> None:
+    """Raise ValueError where the parts of a model do not fit one another."""
+    if (facts.version, facts.features_version) != (MODEL_VERSION, FEATURES_VERSION):
+        raise ValueError(f"version {facts.version}.{facts.features_version}")
+    if facts.family not in LEARNABLE or facts.kind not in ("trees", *_OTHER_KINDS):
+        raise ValueError(f"a model of {facts.family[:40]!r} by {facts.kind[:40]!r}")
+    attributes = set(FAMILIES[facts.family].attributes)
+    if set(facts.low) != attributes or set(facts.high) != attributes:
+        raise ValueError("another family's sizes")
+    numbers = [*facts.half.values(), facts.growth, *facts.launch_s.values()]
+    if not facts.names or set(facts.half) != set(facts.names) or not all(0 <= n < 1e3 for n in numbers):
+        raise ValueError("widths that are none")
+    if not facts.across and facts.kind == "trees" and facts.sheet is None:
+        raise ValueError("no facts of its device")
+
+
+def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray[Any]]:
+    """Read NAME.npz: only the arrays whose hash NAME.json tells are unfolded."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST_ARRAYS_BYTES + 1)
+        if len(content) > _LARGEST_ARRAYS_BYTES or hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError("other content than its .json tells of")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_ARRAYS_BYTES:
+                raise ValueError("arrays that unfold into more than a model has")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise WhatifError(
+            f"{file}: expected the arrays of a model, got '{str(error)[:120]}'; fit or fetch it again."
+        ) from error
+
+
+def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
+    """Write NAME.npz and NAME.json (last: without it there is no model); gives the latter's path."""
+    content = packed(arrays)
+    facts = msgspec.structs.replace(facts, arrays_sha256=hashlib.sha256(content).hexdigest())
+    with replacing(folder / f"{name}.npz") as part:
+        part.write_bytes(content)
+    text = msgspec.json.format(msgspec.json.encode(facts, order="deterministic"), indent=1)
+    with replacing(folder / f"{name}.json") as part:
+        part.write_bytes(text + b"\n")
+    return folder / f"{name}.json"
+
+
+def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Give arrays as the bytes of a compressed .npz; the same arrays give the same bytes."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(arrays):
+            one = io.BytesIO()
+            np.lib.format.write_array(one, arrays[name], allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy")  # its date is that of the format's beginning
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, one.getvalue(), compresslevel=9)
+    return whole.getvalue()
+
+
+def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:
+    """Give the models of a folder, by name, and a sentence for each file that is none; none where it does not exist."""
+    found, wrong = [], []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            found.append(read_model(file, file.with_suffix(".npz")))
+        except WhatifError as error:
+            wrong.append(str(error))
+    return found, wrong
+
+
+@lru_cache(maxsize=1)
+def shipped_models() -> tuple[LearnedModel, ...]:
+    """Give the models that ship with the package, by name."""
+    folder = resources.files("whatif.opdb") / "fitted"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json")) if folder.is_dir() else []
+    return tuple(
+        read_model(folder / name, folder / (name.removesuffix(".json") + ".npz"), shipped=True) for name in names
+    )

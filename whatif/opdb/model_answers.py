@@ -1,0 +1,85 @@
+"""What a learned model says of operators, with its range: never under what the device can do, wider outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.hardware import Gpu
+from whatif.opdb.anchors import Anchors
+from whatif.opdb.features import reference_s, sheet_of
+from whatif.opdb.learned import LearnedModel
+from whatif.opdb.roofline import FLOOR_S, analytic_s, answers_analytically, bound_s
+from whatif.opdb.rows import Operators
+from whatif.types import Bool
+
+Float64 = npt.NDArray[np.float64]
+
+
+def log_law(ops: Operators, gpu: Gpu, *, launch: bool) -> Float64:
+    """Give the log of the law's time of n operators, shape (n,): what the anchors' correction is a line in."""
+    return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
+
+
+@dataclass(frozen=True)
+class Told:
+    """Seconds with a nominal 90 % range, and doublings outside of what was measured; all columns have shape (n,).
+
+    ``near`` is false where the model is so far from what it has seen that the data sheet's range is narrower.
+    """
+
+    t_s: Float64
+    low_s: Float64
+    high_s: Float64
+    outside: Float64
+    near: Bool
+
+    def take(self, rows: Bool) -> Told:
+        """The answers ``rows``."""
+        return Told(self.t_s[rows], self.low_s[rows], self.high_s[rows], self.outside[rows], self.near[rows])
+
+
+def ask_model(
+    model: LearnedModel,
+    ops: Operators,
+    extra: Float64,
+    gpu: Gpu | None,
+    *,
+    kernels_alone: bool,
+    give_way: bool,
+    anchors: Anchors | None = None,
+) -> Told:
+    """Ask a model for operators in its own words, whose ranges are ``extra`` wider (log).
+
+    With ``kernels_alone`` a launch that the model's times hold is taken out of them. With ``give_way`` it leaves to the
+    data sheet what is outside of its data, where that knows better. ``anchors`` are this device's own measurements.
+    """
+    facts = model.facts
+    launch = facts.measured_as.launch == "with launch"
+    log_t = model.predict(ops, gpu)
+    outside = model.outside(ops)
+    half = model.of_name(ops, facts.half, max(facts.half.values()))
+    if anchors is not None and gpu is not None:
+        log_t = log_t + anchors.correction(log_law(ops, gpu, launch=launch))
+        half = half if anchors.half is None else np.full(len(ops), anchors.half)
+    t = np.exp(log_t)
+    half = half + extra + facts.growth * outside
+    if gpu is not None:
+        t = np.maximum(t, bound_s(gpu, ops, cold=False))
+    low, high = t * np.exp(-half), t * np.exp(half)
+    if kernels_alone and launch:
+        # The launch comes before the kernel; a kernel takes its own floor at the least.
+        held = model.of_name(ops, facts.launch_s, 0.0)
+        t, low, high = (np.maximum(c - held, FLOOR_S) for c in (t, low, high))
+        launch = False
+    near = np.isfinite(t)  # a model may have no word for some mode of an operator
+    if gpu is not None:
+        bound = bound_s(gpu, ops, cold=False)
+        t = np.maximum(t, bound)
+        low, high = np.minimum(np.maximum(low, bound), t), np.maximum(high, t)
+        if give_way:
+            _, sheet_low, sheet_high = analytic_s(gpu, ops, launch=launch)
+            near &= (outside == 0) | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
+    return Told(t, low, high, outside, near)

@@ -1,0 +1,38 @@
+"""The report of ``whatif opdb fit``: what was learned, and how far it missed on what it had not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from whatif.opdb.learned import ModelFacts
+from whatif.report.as_json import print_json
+from whatif.report.layout import plain, print_table, report
+
+
+def print_models(models: Sequence[ModelFacts], folder: Path, *, as_json: bool) -> None:
+    """Print what was learned."""
+    if as_json:
+        print_json({"folder": str(folder), "models": [_told(facts) for facts in models]})
+        return
+    with report() as out:
+        out.print(plain(f"{folder}: {len(models)} model{'' if len(models) == 1 else 's'} written", "bold"))
+        rows = [
+            (
+                facts.device or f"across {len(facts.devices)} devices", f"{facts.family} {facts.dtype}",
+                f"{facts.rows:,}", f"{np.mean(list(facts.validation_pct.values()) or [np.nan]):.1f} %",
+                f"{100 * np.expm1(np.median(list(facts.half.values()))):.1f} %",
+            )
+            for facts in models
+        ]  # fmt: skip
+        print_table(out, ["device", "operators", "rows", "misses by", "range (90 %)"], rows, text_columns=2)
+
+
+def _told(facts: ModelFacts) -> dict[str, object]:
+    return {
+        "device": facts.device or None, "family": facts.family, "dtype": facts.dtype, "names": list(facts.names),
+        "devices": list(facts.devices), "rows": facts.rows, "miss_pct": facts.validation_pct,
+        "half_width_log": facts.half, "before_interpolation": list(facts.before_interpolation),
+    }  # fmt: skip
