@@ -42,7 +42,7 @@ STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)
 CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
 
 _UNKNOWN = dict.fromkeys(
-    ("start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "measured"), -1
+    ("start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "measured", "called"), -1
 )
 _CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
 

@@ -3,11 +3,12 @@
 Source: Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow), MLSys 2019; Daydream
         (USENIX ATC 2020) §5.1 and Algorithm 9.
 Model:  a removed layer takes its kernels along, forward and backward, the calls and the Python around them (Algorithm 9
-        selects GPU tasks; their launches go with them either way) and, where the recording tells gradients, its part
-        of the update. A scaled layer's kernels take `factor` of their time. Merged layers become the first of them,
-        which takes `factor` of the time of all. The factors are the policy's own: they come from profiling the new
-        layers, or from their FLOPs. What lies inside a layer that is named goes with it. Ignored: what the neighbours
-        of a changed layer gain or lose by it.
+        selects GPU tasks; their launches go with them either way) and, where the recording tells gradients, its part of
+        the update. A scaled layer's kernels take `factor` of their time. Merged layers become the first of them, which
+        takes `factor` of the time of all. The factors are the policy's own: they come from profiling the new layers, or
+        from their FLOPs. Of a layer that gets other `sizes` (out_channels = 128) the op database tells the ratio of new
+        to recorded operator on the recorded device (docs/device.md). What lies inside a layer that is named goes with
+        it. Ignored: what the neighbours of a changed layer gain or lose by it.
 
         With a mapping instead of a file it is the cost model of a search, which needs one reading of the recording:
         whatif.apply(baseline, whatif.load_transform("metaflow", policy={"remove": ["stem.2"]})).predicted_ms
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif import TaskGraph, WhatifError
-from whatif.models.change_layers import merge_layers, remove_layers, scale_layers
+from whatif.models.change_layers import merge_layers, remove_layers, resize_layers, scale_layers
 from whatif.models.policy import FORM, Policy, Resolved
 
 
@@ -28,8 +29,9 @@ def transform(graph: TaskGraph, *, policy: Path | Mapping[str, Any] | None = Non
     if policy is None:
         raise WhatifError(f"metaflow: expected policy=FILE, {FORM}, got none.")
     changes = Resolved.of(Policy.of(policy), graph)
-    for layers, factor in changes.scale:
-        graph = scale_layers(graph, layers, factor)
+    for layers, change in changes.scale:
+        sizes = dict(change.sizes)
+        graph = resize_layers(graph, layers, sizes) if sizes else scale_layers(graph, layers, change.factor)
     for parts, factor in changes.merge:
         graph = merge_layers(graph, parts, factor)
     if changes.remove.any():

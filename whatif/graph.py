@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
+    from whatif.opdb.importers.torch_operators import Described
+
 # Columns with one row a task, in the order in which they are listed to people.
 TASK_COLUMNS = (
     "name", "kind", "thread", "duration_ns", "low_ns", "high_ns", "start_ns", "layer", "phase", "step",
     "correlation_id", "family", "dtype", "size_bytes", "flops", "warps", "registers",
-    "operator", "in_optimizer", "measured", "profiler_events",
+    "operator", "in_optimizer", "measured", "called", "profiler_events",
 )  # fmt: skip
 
 
@@ -73,6 +75,7 @@ class GraphInfo:
     workers: int | None = None  # how many ranks trained together, by the trace's header
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
+    operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
     memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
     origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
@@ -114,6 +117,7 @@ class TaskGraph:
     operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
     measured: Int32  # row of its operator in `whatif.models.measured.OperatorTimes`; -1 where it was not measured alone
+    called: Int32  # row of its operator in `info.operators`; -1 where none is known
     profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
 
     dependencies: Dependencies
@@ -382,6 +386,14 @@ class TaskGraph:
         from whatif.convert import from_networkx
 
         return from_networkx(graph, like)
+
+    def __repr__(self) -> str:
+        return f"TaskGraph({len(self):,} tasks on {len(self.threads)} threads, {self.info.path!r})"
+
+    def _repr_html_(self) -> str:
+        from whatif.report.notebook import graph_html
+
+        return graph_html(self)
 
 
 def matching(table: tuple[str, ...], pattern: str) -> Bool:

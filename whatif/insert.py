@@ -201,6 +201,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         "operator": np.full(count, -1, dtype=np.int32),
         "in_optimizer": np.zeros(count, dtype=np.bool_),
         "measured": np.full(count, -1, dtype=np.int32),
+        "called": np.full(count, -1, dtype=np.int32),
         "profiler_events": np.zeros(count, dtype=np.int32),
     }
 

@@ -18,7 +18,9 @@ from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, Task
 # after seeing the lab's rounds take up to a tenth longer than their parts (docs/dts.md).
 UNSEEN = 0.1
 BEGIN, END = "a round begins", "a round is over"
-_UNKNOWN = ("start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured")
+_UNKNOWN = (
+    "start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured", "called",
+)  # fmt: skip
 
 
 def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Sequence[str]) -> TaskGraph:

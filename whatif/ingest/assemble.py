@@ -9,6 +9,7 @@ import numpy as np
 from whatif.graph import GraphInfo, TaskGraph
 from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
+from whatif.ingest.called import called_operators, find_calls_of_tasks
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.measured import measured_rows
@@ -55,7 +56,9 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
-    flops, size_bytes, op_dtype = task_costs(events, columns, family)
+    calls = find_calls_of_tasks(events, columns, family)
+    flops, size_bytes, op_dtype = task_costs(events, columns, family, calls)
+    called, operators = called_operators(events, calls, len(name))
     dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     kind = columns["kind"].astype(np.int8)
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
@@ -75,7 +78,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
         start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
         operator=columns["operator"].astype(np.int32), in_optimizer=columns["in_optimizer"].astype(np.bool_),
-        measured=measured_rows(events, columns["operator"], info.metadata),
+        measured=measured_rows(events, columns["operator"], info.metadata), called=called,
         profiler_events=columns["profiler_events"].astype(np.int32),
         phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
         correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
@@ -83,7 +86,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         registers=registers.astype(np.int32), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
-    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + _base_ns(events))))
+    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + _base_ns(events), operators=operators)))
 
 
 def _base_ns(events: Events) -> int:

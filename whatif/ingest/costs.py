@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.ingest.called import Calls
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.op_cost import input_dtype, op_cost
 from whatif.kernels import DTYPES, MATRIX_FAMILIES
-from whatif.types import Array, Int8, Int64, TaskKind, among
+from whatif.types import Array, Int8, Int64, among
 
 
-def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple[Int64, Int64, Int8]:
+def task_costs(
+    events: Events, columns: dict[str, Array], family: Int8, calls: Calls
+) -> tuple[Int64, Int64, Int8]:
     """Give FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
 
     An operator's FLOPs go to its matrix kernels by their share of its time; its bytes to its kernel where it has one.
@@ -22,20 +25,11 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8) -> tuple
     event = columns["event"]
     own = event >= 0
     size_bytes[own] = events.size_bytes[event[own]]
-    working = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
-    task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
-    operator = columns["operator"][task]
-    known = events.shape[operator] >= 0
-    task, operator = task[known], operator[known]
+    task, operator, which, distinct = calls.task, calls.operator, calls.which, calls.distinct
     if not len(task):
         return flops, size_bytes, dtype
     # Costs are computed once per distinct (operator, shapes).
-    # One number a pair: np.unique sorts rows of a table ten times slower.
-    key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
-    codes = np.unique(key)
-    which = np.searchsorted(codes, key)
-    distinct = np.stack(np.divmod(codes, len(events.shapes)), axis=1)
-    costs = [op_cost(events.names[name], *events.shapes[shape]) for name, shape in distinct.tolist()]
+    costs = [op_cost(events.names[name], *events.shapes[shape]) for name, shape in distinct]
     op_flops = np.array([_number(c.flops) if c else MISSING for c in costs], dtype=np.int64)[which]
     op_bytes = np.array([_number(c.bytes) if c else MISSING for c in costs], dtype=np.int64)[which]
     dtypes = [

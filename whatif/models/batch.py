@@ -22,6 +22,8 @@ _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
 # What a small operator takes on a CPU beside its arithmetic (dispatch, allocation): the operators of the CPU
 # recordings in traces/ that touch a few elements take 1 to 4 us.
 CPU_OPERATOR_NS = 2_000
+# The attached column that says how many times the work of its recorded operator a task does.
+WORK = "work"
 # Fits in an int64 with room for sums.
 MOST_WORK = 2**60
 # Of the change: products fill the machine better or worse at another size; our estimate.
@@ -74,7 +76,24 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
     ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
     low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
     source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
-    return Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
+    found = Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
+    return _by_database(graph, ids, factor, known, found) if graph.on_gpu.any() else found
+
+
+def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model: Estimates) -> Estimates:
+    """The estimates, but for operators that were measured on the recorded GPU in both sizes: their ratio."""
+    from whatif.models import changed_operators
+
+    told = changed_operators.at_batch(graph, ids, factor)
+    if not told.known.any():
+        return model
+    better = told.known & ~known
+    columns = zip(
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
+        strict=True,
+    )  # fmt: skip
+    times = [np.where(better, now[ids] * by, old) for old, now, by in columns]
+    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
 
 
 def _fixed_on_cpu(ids: Array) -> _Fixed:
@@ -114,7 +133,14 @@ def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = Fal
         return np.where(known, np.minimum(np.rint(column * float(factor)), MOST_WORK), column).astype(np.int64)
 
     graph = graph.replace(flops=grown(graph.flops), size_bytes=grown(graph.size_bytes))
+    graph = graph.attach(**{WORK: np.where(tasks, factor, 1.0) * work_times(graph)})
     return graph.replace(warps=grown(graph.warps)) if wider else graph
+
+
+def work_times(graph: TaskGraph) -> Float64:
+    """Give how many times the work of its recorded operator each task does, shape (n_tasks,)."""
+    told = graph.attached.get(WORK)
+    return np.ones(len(graph)) if told is None else np.where(told == 0, 1.0, told)  # 0: an inserted task
 
 
 def with_batch_size(graph: TaskGraph, factor: float) -> TaskGraph:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.memory import Memory
+from whatif.models.estimator import put, scaled
 from whatif.models.layer_facts import gradient_bytes
 from whatif.models.memory_effects import change_memory
 from whatif.models.optimizer import implementation, step_kernels
@@ -30,6 +32,26 @@ def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
 def scale_layers(graph: TaskGraph, layers: Bool, factor: float) -> TaskGraph:
     """Give the graph in which the work of ``layers`` takes ``factor`` of its time."""
     return graph.scale(layer_work(graph, layers), factor)
+
+
+def resize_layers(graph: TaskGraph, layers: Bool, sizes: Mapping[str, int]) -> TaskGraph:
+    """Give the graph in which the operators of ``layers`` have other sizes, by the op database's estimates.
+
+    Raises WhatifError where no operator of them that the recording tells has such a size.
+    """
+    from whatif.models.changed_operators import resized
+
+    tasks = np.flatnonzero(layer_work(graph, layers))
+    found = resized(graph, tasks, sizes)
+    known = found.known
+    if not known.any():
+        names = [graph.layers[code] for code in np.flatnonzero(layers)[:2].tolist()]
+        raise WhatifError(
+            f"metaflow: expected operators with {', '.join(sizes)} in {', '.join(names)}, got none that the recording "
+            "tells the sizes of; give a factor instead."
+        )
+    ratio, low, high, source = (column[known] for column in found)
+    return put(graph, tasks[known], scaled(graph, tasks[known], ratio, source, low=low, high=high))
 
 
 def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> TaskGraph:

@@ -31,9 +31,12 @@ class Source(IntEnum):
 
     RECORDED = 0  # the recording itself; inserted rows of an attached column hold this value as well
     MEASURED = 1  # measured alone on the recorded machine: operators, copies, rates
-    ROOFLINE = 2  # data sheet of the device, with the efficiency that the kernel itself reached
-    PAPER = 3  # a constant that a paper or a vendor printed
-    ASSUMED = 4  # our estimate, not measured
+    DATABASE = 2  # the op database: the operator measured on the device, or interpolated between its neighbours
+    LEARNED = 3  # a model of the device's measurements
+    OTHER_DEVICES = 4  # measurements of other devices, or a model of them
+    ROOFLINE = 5  # data sheet of the device, with the efficiency that the kernel itself reached
+    PAPER = 6  # a constant that a paper or a vendor printed
+    ASSUMED = 7  # our estimate, not measured
 
 
 @dataclass(frozen=True, slots=True)

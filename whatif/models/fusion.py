@@ -226,7 +226,7 @@ def _with_fused_times(
         for time_ns, share in zip((graph.duration_ns, graph.low_ns, graph.high_ns), kept, strict=True)
     )
     heads = order[begins[longer]]
-    values = {"family": int(KernelFamily.FUSED), "size_bytes": -1, "flops": -1, "measured": -1}
+    values = {"family": int(KernelFamily.FUSED), "size_bytes": -1, "flops": -1, "measured": -1, "called": -1}
     changed = {column: getattr(graph, column).copy() for column in values}
     for column, value in values.items():
         changed[column][heads] = value

@@ -30,10 +30,11 @@ FORM = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Layers as the policy writes them, and what their time is multiplied by."""
+    """Layers as the policy writes them, and what their time is multiplied by, or the sizes that they get."""
 
     layers: tuple[str, ...]
     factor: float
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ def _changes(where: str, rows: Any, *, least: int, needs_factor: bool) -> tuple[
     found = []
     for number, row in enumerate(rows):
         place = f"{where}[{number}]"
+        if needs_factor and isinstance(row, Mapping) and row.keys() == {"layers", "sizes"}:
+            found.append(Change(_layers(place, row["layers"]), 1.0, _sizes(place, row["sizes"])))
+            continue
         allowed = isinstance(row, Mapping) and row.keys() <= {"layers", "factor"} and "layers" in row
         if not allowed or (needs_factor and "factor" not in row):
             raise WhatifError(f"metaflow: {place}: expected layers and factor, got {_kind(row)}.")
@@ -104,6 +108,21 @@ def _changes(where: str, rows: Any, *, least: int, needs_factor: bool) -> tuple[
             raise WhatifError(f"metaflow: {place}: expected {least} layers or more to merge, got {len(layers)}.")
         found.append(Change(layers, float(factor)))
     return tuple(found)
+
+
+def _sizes(where: str, sizes: Any) -> tuple[tuple[str, int], ...]:
+    from whatif.opdb.schema import FAMILIES, LARGEST_ATTRIBUTE
+
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise WhatifError(f"metaflow: {where}: expected sizes as {{out_channels = 128}}, got {_kind(sizes)}.")
+    known = [FAMILIES[family].attributes for family in ("conv", "matmul", "normalization", "elementwise")]
+    names = sorted({name for attributes in known for name in attributes})
+    for name, value in sizes.items():
+        if name not in names:
+            raise WhatifError(f"metaflow: {where}: expected sizes among {', '.join(names)}, got {name!r}.")
+        if type(value) is not int or not 0 < value <= LARGEST_ATTRIBUTE:
+            raise WhatifError(f"metaflow: {where}: {name}: expected a whole number above 0, got {value!r}.")
+    return tuple(sizes.items())
 
 
 def _layers(where: str, names: Any) -> tuple[str, ...]:
@@ -127,7 +146,7 @@ class Resolved:
     """
 
     remove: Bool
-    scale: tuple[tuple[Bool, float], ...]
+    scale: tuple[tuple[Bool, Change], ...]
     merge: tuple[tuple[tuple[Bool, ...], float], ...]
 
     @staticmethod
@@ -140,7 +159,7 @@ class Resolved:
             )
         remove = _union(graph, [_named(graph, name) for name in policy.remove])
         scale = tuple(
-            (_union(graph, [_named(graph, name) for name in change.layers]), change.factor) for change in policy.scale
+            (_union(graph, [_named(graph, name) for name in change.layers]), change) for change in policy.scale
         )
         merge = []
         for change in policy.merge:

@@ -42,7 +42,7 @@ def in_precision(graph: TaskGraph, tasks: npt.NDArray[Any], target: Precision) -
     """
     gpu = device(graph)
     if target in ("fp16", "bf16"):
-        return _in_half(graph, tasks, gpu, target)
+        return _by_database(graph, tasks, target, _in_half(graph, tasks, gpu, target))
     dtype, family, duration = matrix_dtype(graph)[tasks], graph.family[tasks], graph.duration_ns[tasks]
     flops, size_bytes = graph.flops[tasks], graph.size_bytes[tasks]
     centre, low, high = (np.ones(len(dtype)) for _ in range(3))
@@ -55,7 +55,27 @@ def in_precision(graph: TaskGraph, tasks: npt.NDArray[Any], target: Precision) -
         found = matrix_ratios(member, switch, flops[mask], size_bytes[mask], duration[mask].astype(np.float64), gpu)
         centre[mask], low[mask], high[mask] = found
         source[mask] = np.where(work_is_known(flops[mask], duration[mask], gpu), Source.ROOFLINE, Source.PAPER)
-    return scaled(graph, tasks, centre, source, low=np.minimum(low, centre), high=np.maximum(high, centre))
+    model = scaled(graph, tasks, centre, source, low=np.minimum(low, centre), high=np.maximum(high, centre))
+    return _by_database(graph, tasks, target, model)
+
+
+def _by_database(graph: TaskGraph, tasks: npt.NDArray[Any], target: Precision, model: Estimates) -> Estimates:
+    """The estimates, but for changed operators that were measured on the recorded GPU in both formats: their ratio."""
+    from whatif.models import changed_operators
+
+    changes = model.source != Source.RECORDED
+    if not changes.any():
+        return model
+    told = changed_operators.in_format(graph, tasks, target)
+    better = told.known & changes
+    if not better.any():
+        return model
+    columns = zip(
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
+        strict=True,
+    )  # fmt: skip
+    times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
+    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
 
 
 def _switched(target: Precision) -> list[tuple[KernelFamily, str]]:

@@ -122,12 +122,12 @@ def _recompute_on_gpu(
 
 def _like(graph: TaskGraph, originals: Int64, inserted: Inserted) -> TaskGraph:
     """The graph with the new tasks, which what-ifs that follow change as they change the originals."""
-    measured = inserted.graph.measured.copy()
-    measured[inserted.ids] = graph.measured[originals]
+    measured, called = inserted.graph.measured.copy(), inserted.graph.called.copy()
+    measured[inserted.ids], called[inserted.ids] = graph.measured[originals], graph.called[originals]
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
     for name, column in attached.items():
         column[inserted.ids] = graph.attached[name][originals]
-    return inserted.graph.replace(measured=measured, attached=attached)
+    return inserted.graph.replace(measured=measured, called=called, attached=attached)
 
 
 def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,17 @@ from whatif.types import (
     Waits,
 )
 
+_T = TypeVar("_T")
+
 # Attached: 1 + the collective that a task is one rank's part of, 0 for all others; negative for a rank that has left
 # before the others come, whom they wait for and who waits for nobody.
 COLLECTIVE = "collective"
 # Threads that belong to no rank.
 NOBODY = -1
+# What is not known of a task that only arrives.
+_UNKNOWN = (
+    "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured", "called",
+)  # fmt: skip
 # How often the times by which tasks are put in order are pushed behind hubs before a general sort takes over.
 _ROUNDS = 50
 
@@ -57,6 +63,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     blocks = [_with_arrivals(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
     names, name_codes = _tables([block.names for block in blocks])
     layers, layer_codes = _tables([block.layers for block in blocks])
+    operators, operator_codes = _tables([block.info.operators for block in blocks])
     sizes = np.cumsum([0, *(len(block) for block in blocks)])
     first_thread = np.cumsum([0, *(len(block.threads) for block in blocks)])
     first_operator = np.cumsum([0, *(int(block.operator.max(initial=-1)) + 1 for block in blocks)])
@@ -67,6 +74,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     for i, block in enumerate(blocks):
         own = columns_of(block)
         own["name"], own["layer"] = name_codes[i][own["name"]], layer_codes[i][own["layer"]]
+        own["called"] = np.append(operator_codes[i], np.int32(-1))[own["called"]]  # -1 is the last entry
         own["thread"] = own["thread"] + np.int32(first_thread[i])
         own["start_ns"] = np.where(own["start_ns"] >= 0, own["start_ns"] + begins_ns[i], -1)
         own["operator"] = np.where(own["operator"] >= 0, own["operator"] + first_operator[i], -1).astype(np.int32)
@@ -91,7 +99,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
             for thread in block.threads
         ),
         layers=layers,
-        info=info,
+        info=replace(info, operators=operators),
         attached={name: np.concatenate(column) for name, column in attached.items()},
         notes=tuple(dict.fromkeys(note for block in blocks for note in block.notes)),
     )
@@ -111,9 +119,9 @@ def _prefix(number: int) -> str:
     return f"rank {number}: "
 
 
-def _tables(tables: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[Int32]]:
-    """One table of all strings, and for each table where its entries stand in it."""
-    code: dict[str, int] = {}
+def _tables(tables: Sequence[tuple[_T, ...]]) -> tuple[tuple[_T, ...], list[Int32]]:
+    """One table of all entries, and for each table where its entries stand in it."""
+    code: dict[_T, int] = {}
     where = [np.array([code.setdefault(text, len(code)) for text in table], dtype=np.int32) for table in tables]
     return tuple(code), where
 
@@ -137,7 +145,7 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
     rows |= {key: np.zeros(count, dtype=rows[key].dtype) for key in ("duration_ns", "low_ns", "high_ns", "dtype")}
     rows |= {
         key: np.full(count, -1, dtype=rows[key].dtype)
-        for key in ("correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured")
+        for key in _UNKNOWN
     }
     rows["name"] = np.full(count, names.index(ARRIVAL_NAME), dtype=np.int32)
     rows["kind"] = np.full(count, TaskKind.WAIT, dtype=np.int8)
@@ -318,7 +326,7 @@ def take_apart(graph: TaskGraph) -> list[TaskGraph]:
                     name: _uses(column[tasks], new_thread) if name == USES else column[tasks]
                     for name, column in graph.attached.items()
                 },
-                info=info,
+                info=replace(info, operators=graph.info.operators),
             )
         )
     return parts
@@ -348,6 +356,8 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         graph.info,
         ranks=tuple(part.info for part in after),
         batch_size=first.batch_size,
+        gpu=first.gpu,
+        gpu_memory_bytes=first.gpu_memory_bytes,
         memory=first.memory,
         queue_depth=first.queue_depth,
         execution=first.execution,

@@ -1,0 +1,119 @@
+"""The what-if `device` beside recordings of the same work on both devices: writes the tables of docs/device.md.
+
+python benchmarks/devices.py [--check]
+
+GPU busy time, by family of kernels. The recordings are other people's (../shared/traces). ``--check`` writes nothing
+and exits 1 where the page is not what it would write. A database of one's own is not asked: the models that ship are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import whatif
+from whatif.graph import TaskGraph
+from whatif.kernels import KernelFamily
+from whatif.transform import load_transform
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACES = ROOT.parent / "shared" / "traces"
+PAGE = ROOT / "docs" / "device.md"
+BEGIN, END = "<!-- written by benchmarks/devices.py -->", "<!-- end -->"
+H100_MI300X = "tracelens-h100-mi300"
+MODELS = (
+    ("BERT-small, inference, bf16", "gaunernst_bert-small-uncased__1016001.json.gz"),
+    ("ViT-base, inference, bf16", "Falconsai_nsfw_image_detection__1016002.json.gz"),
+)
+# Images a second in fp32 and TF32: NVIDIA, DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md
+# (container 21.03, one GPU, batch 256).
+V100_FP32, A100_TF32 = 367, 938
+RESNET = "kineto-resnet50-v100/num_workers_0.2021-06.pt.trace.json.gz"
+
+
+def by_family(graph: TaskGraph, column: str = "duration_ns") -> dict[str, float]:
+    """GPU time of a steady step by family of kernels, ms, collectives left out."""
+    first, last = graph.info.steady
+    steady = (graph.step >= first) & (graph.step < last) if last > first else np.ones(len(graph), dtype=np.bool_)
+    tasks = graph.on_gpu & steady & (graph.kind != whatif.TaskKind.COMMUNICATION)
+    time_ns = np.bincount(graph.family[tasks], weights=getattr(graph, column)[tasks], minlength=len(KernelFamily))
+    return {family.name.lower(): time_ns[family] / 1e6 / max(last - first, 1) for family in KernelFamily}
+
+
+def pairs() -> Iterator[tuple[str, str, str, TaskGraph, TaskGraph, TaskGraph]]:
+    """Model, from, to; recorded, predicted and measured graph."""
+    for model, file in MODELS:
+        sides = {"H100-SXM-80": f"h100.{file}", "MI300X": f"mi300.{file}"}
+        graphs = {name: whatif.read(TRACES / H100_MI300X / side) for name, side in sides.items()}
+        for old, new in (("H100-SXM-80", "MI300X"), ("MI300X", "H100-SXM-80")):
+            predicted = load_transform("device", to=new)(graphs[old])
+            yield model, old, new, graphs[old], predicted, graphs[new]
+
+
+def tables() -> str:
+    """The tables as Markdown."""
+    lines = [
+        "| work | from → to | recorded | predicted | nominal 90 % range | measured | error |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    families: dict[tuple[str, str], list[str]] = {}
+    for model, old, new, recorded, predicted, measured in pairs():
+        before, after, truth = (by_family(graph) for graph in (recorded, predicted, measured))
+        low, high = (sum(by_family(predicted, column).values()) for column in ("low_ns", "high_ns"))
+        total, true = sum(after.values()), sum(truth.values())
+        lines.append(
+            f"| {model} | {old} → {new} | {sum(before.values()):.3f} | {total:.3f} | {low:.3f} … {high:.3f} "
+            f"| {true:.3f} | {100 * (total / true - 1):+.1f} % |"
+        )
+        families[model, f"{old} → {new}"] = [
+            f"{name} {after[name] / truth[name] - 1:+.0%}".replace("%", " %")
+            for name in sorted(truth, key=lambda name: -truth[name])
+            if truth[name] > 0.03 * true
+        ]
+    lines += ["", "The same by family of kernels, those over 3 % of the measured time, longest first:", ""]
+    lines += [f"- {model}, {way}: {', '.join(told)}" for (model, way), told in families.items()]
+    graph = whatif.read(TRACES / RESNET)
+    recorded_ms = sum(by_family(graph).values())
+    lines += [
+        "", "Without a pair of recordings: ResNet-50 training, batch 32, recorded on a V100 in fp32.", "",
+        "| to | GPU busy, ms a step | as fast | |", "|---|---|---|---|", f"| (V100) | {recorded_ms:.1f} | 1 | |",
+    ]  # fmt: skip
+    published = f"published: {A100_TF32 / V100_FP32:.2f} (batch 256)"
+    for spec, remark in (
+        ("A100-SXM-80", published), ("A100-SXM-80,tf32=no", ""), ("A100-SXM-40", ""), ("A100-PCIE-40", ""),
+        ("H100-SXM-80", ""), ("T4", ""),
+    ):  # fmt: skip
+        predicted_ms = sum(by_family(load_transform(f"device:to={spec}")(graph)).values())
+        lines.append(f"| {spec} | {predicted_ms:.1f} | {recorded_ms / predicted_ms:.2f} | {remark} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the tables, or compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as nothing:
+        os.environ["WHATIF_OPDB"] = str(Path(nothing) / "no database")
+        told = tables()
+    page = PAGE.read_text(encoding="utf-8")
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    new = f"{head}{BEGIN}\n\n{told}\n\n{END}{tail}"
+    if args.check:
+        if new != page:
+            print(f"{PAGE.name} differs from what benchmarks/devices.py would write", file=sys.stderr)
+        return int(new != page)
+    PAGE.write_text(new, encoding="utf-8")
+    print(told)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""Device: the recorded step on another GPU.
+
+Source: Tianshu (offline op database); Yu et al., "Habitat", USENIX ATC 2021 (wave scaling); Williams et al.,
+        "Roofline", CACM 2009.
+Model:  each kernel takes its recorded time times the ratio of two estimates of one kind, one for either device: from
+        the op database, from models of measurements, else from the data sheets (whatif/models/other_device.py).
+        Convolutions in fp32 run in TF32 where the new device has it and the recorded one had none (`tf32=no`: not), as
+        PyTorch does by default. The CPU takes 1 / `cpu` of its time. Collectives stay (name `distributed` or give a
+        cluster for these), and so do copies from memory that is not pinned. Ignored: another kernel choice where the
+        format stays, caches that hold more, clocks that sag.
+Effort: medium: another machine.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from whatif import TaskGraph, TaskKind, WhatifError
+from whatif.hardware import load_gpu
+from whatif.memory import peak
+from whatif.models.estimator import device, put
+from whatif.models.other_device import notes_of, on_device, with_facts_of
+
+
+def transform(
+    graph: TaskGraph, *, to: str | None = None, cpu: float = 1.0, tf32: Literal["auto", "no"] = "auto"
+) -> TaskGraph:
+    """Give every GPU task its time on the device `to`."""
+    if to is None:
+        raise WhatifError(
+            "device: expected device:to=NAME, as in device:to=A100-SXM-80; `whatif recommend` tries them all."
+        )
+    new = load_gpu(to)
+    if not 0 < cpu < 1e6:
+        raise WhatifError(f"device: expected a speedup of the CPU above 0 and below a million, got {cpu}.")
+    if not graph.on_gpu.any():
+        raise WhatifError("device: expected the recording of a GPU, got one of a CPU; `whatif predict` starts without.")
+    if cpu != 1:
+        graph = graph.scale(graph.on_cpu, 1 / cpu)
+    old = device(graph)
+    if old is not None and old.name == new.name:
+        return graph.note(f"device: the recording is of a {new.name} already; no kernel changes")
+    tasks = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).astype(np.int64)
+    estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
+    for note in notes_of(graph, tasks, estimates, new):
+        graph = graph.note(note)
+    memory = graph.info.memory
+    if memory is not None and peak(memory).total > new.memory_bytes:
+        graph = graph.note(
+            f"device: the step does not fit: it needs {peak(memory).total / 2**30:.1f} GiB at its peak, and "
+            f"{new.name} has {new.memory_gibyte:g}; `whatif memory` tells what would"
+        )
+    return with_facts_of(put(graph, tasks, estimates), new, tf32=tf32 == "auto")

@@ -1,0 +1,163 @@
+"""Which operator each task is of, in the words of the op database: what an estimate of another device asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.opdb.importers.torch_operators import Described, describe, describe_other
+from whatif.types import Array, Int32, Int64, TaskKind, among
+
+# The two halves of a convolution's gradient in PyTorch before 1.11: neither tells all three shapes, what encloses both
+# does (native_functions.yaml of 1.10).
+_HALVES = {"backward_input": "dgrad", "backward_weight": "wgrad"}
+_HALF = re.compile(r"aten::((?:cudnn|miopen)_convolution_backward)_(input|weight)")
+_WHOLE = re.compile(r"aten::(cudnn|miopen)_convolution_backward")
+# Operators of which the last two names tell the input and the weight, and where a gradient's own shape stands.
+_BACKWARD_PLACES = {"aten::convolution_backward": (0, 1, 2)}
+_FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The tasks that work inside an operator with shapes: ``task`` and the ``operator`` event of each, shape (n,).
+
+    ``which``, shape (n,), is each one's place in ``distinct``: pairs of a name and a shape, as codes of the events.
+    """
+
+    task: Int64
+    operator: Int64
+    which: Int64
+    distinct: list[tuple[int, int]]
+
+
+def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array) -> Calls:
+    """Give the operator calls of all kernels and CPU operators that have a family; ``columns`` are the tasks'."""
+    working = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
+    operator = columns["operator"][task].astype(np.int64)
+    known = events.shape[operator] >= 0
+    task, operator = task[known], operator[known]
+    # One number a pair: np.unique sorts rows of a table ten times slower.
+    key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
+    codes = np.unique(key)
+    distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
+    return Calls(task, operator, np.searchsorted(codes, key), distinct)
+
+
+def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:
+    """Give each task's row in a table of distinct operators, shape (n_tasks,), -1 where none is known; and the table.
+
+    What a call was is told by its name, shapes, types and numbers. Where old recordings tell no numbers, those of a
+    convolution follow from its sizes.
+    """
+    table: dict[Described, int] = {}
+    geometry: dict[str, tuple[list[int], list[int]]] | None = None
+    row = np.full(len(calls.distinct), MISSING, dtype=np.int32)
+    halves = []
+    for at, (name_code, shape) in enumerate(calls.distinct):
+        name, said = events.names[name_code], events.shapes[shape]
+        if _HALF.fullmatch(name):
+            halves.append(at)
+            continue
+        what = describe(name, *said)
+        if what is None and _FORWARD.fullmatch(name):
+            geometry = _geometries(events) if geometry is None else geometry
+            what = _forward(said, geometry)
+        what = what or describe_other(name, *said)
+        if what is not None:
+            row[at] = table.setdefault(what, len(table))
+    of_call = row[calls.which]
+    if halves:
+        for members, what in _described_halves(events, calls, halves):
+            of_call[members] = table.setdefault(what, len(table))
+    called = np.full(n_tasks, MISSING, dtype=np.int32)
+    called[calls.task] = of_call
+    return called, tuple(table)
+
+
+def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterator[tuple[Array, Described]]:
+    """The calls (places in ``calls``) of each half of a gradient, described by what encloses it."""
+    wholes = {code for code, name in enumerate(events.names) if _WHOLE.fullmatch(name)}
+    outer = np.flatnonzero((events.category == EventCategory.CPU_OP) & np.isin(events.name, list(wholes)))
+    if not len(outer):
+        return
+    members = np.flatnonzero(np.isin(calls.which, halves))
+    inner = calls.operator[members]
+    enclosing = np.full(len(members), MISSING, dtype=np.int64)
+    for track in np.unique(events.track[inner]):
+        mine, own = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
+        if not len(mine):
+            continue
+        at = np.maximum(np.searchsorted(events.start_ns[mine], events.start_ns[inner[own]], side="right") - 1, 0)
+        end_ns = events.start_ns[mine[at]] + events.duration_ns[mine[at]]
+        inside = (events.start_ns[mine[at]] <= events.start_ns[inner[own]]) & (events.start_ns[inner[own]] < end_ns)
+        enclosing[own] = np.where(inside, mine[at], MISSING)
+    members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))
+    key = events.name[inner].astype(np.int64) * len(events.shapes) + events.shape[enclosing]
+    for code in np.unique(key).tolist():
+        name, shape = divmod(code, len(events.shapes))
+        half = _HALF.fullmatch(events.names[name])
+        what = (
+            _gradient(events.shapes[shape], (1, 0, 2), _HALVES[f"backward_{half[2]}"]) if half and shape >= 0 else None
+        )
+        if what is not None:
+            yield members[key == code], what
+
+
+def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
+    """Stride and padding of the convolutions whose gradient the recording holds, by the sizes of input and weight."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    codes = [code for code, name in enumerate(events.names) if _WHOLE.fullmatch(name) or name in _BACKWARD_PLACES]
+    rows = np.flatnonzero(np.isin(events.name, codes) & (events.shape >= 0))
+    for code in np.unique(events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]).tolist():
+        name, shape = divmod(code, len(events.shapes))
+        grad, x, weight = _BACKWARD_PLACES.get(events.names[name], (1, 0, 2))
+        dims = events.shapes[shape][0]
+        told = _stride_and_padding(dims, grad, x, weight)
+        if told is not None:
+            found.setdefault(str((dims[x], dims[weight])), told)
+    return found
+
+
+def _stride_and_padding(dims: Any, grad: int, x: int, weight: int) -> tuple[list[int], list[int]] | None:
+    """Stride and padding of the usual convolution (dilation 1) with these sizes; None where there is none."""
+    if not isinstance(dims, list) or len(dims) < 3:
+        return None
+    shapes = [dims[place] for place in (grad, x, weight)]
+    if not all(isinstance(s, list) and len(s) == 4 and all(type(n) is int and n > 0 for n in s) for s in shapes):
+        return None
+    strides, paddings = [], []
+    for out, size, kernel in zip(*(shape[2:] for shape in shapes), strict=True):
+        stride = max(round(size / out), 1)
+        # The least padding with which so many windows fit.
+        padding = max(-(-((out - 1) * stride + kernel - size) // 2), 0)
+        if (size + 2 * padding - kernel) // stride + 1 != out:
+            return None
+        strides.append(stride)
+        paddings.append(padding)
+    return strides, paddings
+
+
+def _forward(said: tuple[Any, Any, Any], geometry: dict[str, tuple[list[int], list[int]]]) -> Described | None:
+    dims, types, _ = said
+    told = geometry.get(str((dims[0], dims[1]))) if isinstance(dims, list) and len(dims) > 1 else None
+    if told is None:
+        return None
+    return describe("aten::conv2d", dims, types, ["", "", "", *map(str, told), "[1, 1]"])
+
+
+def _gradient(said: tuple[Any, Any, Any], places: tuple[int, int, int], phase: str) -> Described | None:
+    dims, types, _ = said
+    told = _stride_and_padding(dims, *places)
+    if told is None:
+        return None
+    _, x, weight = places
+    kinds = [types[place] if isinstance(types, list) and place < len(types) else "" for place in (x, weight)]
+    what = describe("aten::conv2d", [dims[x], dims[weight]], kinds, ["", "", "", *map(str, told), "[1, 1]"])
+    return replace(what, phase=phase) if what else None
