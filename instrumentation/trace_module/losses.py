@@ -1,0 +1,56 @@
+"""The number that a backward pass begins with, from whatever a model returns."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from whatif.errors import WhatifError
+
+LOSSES = ("auto", "cross_entropy", "mse", "sum")
+
+
+def loss_of(output: Any, wanted: str) -> tuple[torch.Tensor, str]:
+    """Give the loss of a model's output and a sentence on what it is.
+
+    "auto" is the model's own where it returns one, else cross entropy over the last dimension of (rows, classes) or
+    (batch, positions, classes), else the sum. Raises WhatifError where there is nothing to differentiate.
+    """
+    own = _own_loss(output)
+    if wanted == "auto" and own is not None:
+        return own, "the loss is the model's own"
+    scores = _scores(output)
+    if scores is None or not scores.requires_grad:
+        raise WhatifError(
+            "predict: expected a model that returns a tensor with a gradient, got none; give a function that returns "
+            "the model with its loss inside, or take --inference."
+        )
+    if wanted == "auto":
+        wanted = "cross_entropy" if scores.dim() in (2, 3) and scores.size(-1) > 1 else "sum"
+    if scores.dim() == 0:
+        return scores, "the loss is what the model returns"
+    if wanted == "cross_entropy":
+        rows = scores.reshape(-1, scores.size(-1))
+        targets = torch.empty(rows.size(0), dtype=torch.int64, device=rows.device)
+        return nn.functional.cross_entropy(rows, targets), (
+            f"the loss is taken to be cross entropy over {rows.size(0):,} rows of {rows.size(-1):,} classes"
+        )
+    if wanted == "mse":
+        return nn.functional.mse_loss(scores, torch.empty_like(scores)), "the loss is taken to be the squared error"
+    return scores.sum(), "the loss is taken to be the sum of the output"
+
+
+def _own_loss(output: Any) -> torch.Tensor | None:
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
+
+
+def _scores(output: Any) -> torch.Tensor | None:
+    """The first floating-point tensor that a model returns; of a model of transformers its logits."""
+    if isinstance(output, torch.Tensor):
+        return output if output.is_floating_point() else None
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor):
+        return logits
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return next((found for value in values if (found := _scores(value)) is not None), None)

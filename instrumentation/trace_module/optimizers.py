@@ -1,0 +1,102 @@
+"""Optimizers of torch.optim on meta tensors, in the implementation that a device would take."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whatif.errors import WhatifError
+
+_CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "rmsprop": (torch.optim.RMSprop, {}),
+}
+IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
+_FUSED = ("adam", "adamw")
+_ELEMENTWISE_LISTS = frozenset(
+    f"aten::_foreach_{name}"
+    for name in ("add", "sub", "mul", "div", "sqrt", "neg", "lerp", "addcmul", "addcdiv", "maximum", "pow", "copy")
+)
+
+
+def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer | None:
+    """Give the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; None for "none".
+
+    Without an implementation it is torch's own default: lists of tensors (foreach) on a GPU, a loop on a CPU.
+    """
+    name, _, how = spelled.partition(":")
+    if name == "none":
+        return _Nothing(model)
+    if name not in _CLASSES or how not in ("", *IMPLEMENTATIONS):
+        raise WhatifError(
+            f"predict: expected --optimizer NAME[:HOW] with one of {', '.join([*_CLASSES, 'none'])} and one of "
+            f"{', '.join(IMPLEMENTATIONS)}, got {spelled!r}."
+        )
+    if how == "fused" and name not in _FUSED:
+        raise WhatifError(f"predict: expected fused with one of {', '.join(_FUSED)}, got {spelled!r}.")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise WhatifError("predict: expected a model with parameters to train, got none; take --inference.")
+    how = how or ("for-loop" if on_cpu else "foreach")
+    made, options = _CLASSES[name]
+    flags: dict[str, Any] = {"fused": True} if how == "fused" else {"foreach": how == "foreach"}
+    with fused_on_meta():
+        optimizer: torch.optim.Optimizer = made(parameters, **options, **flags)
+    return optimizer
+
+
+def prepare_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer take its first step, in which it makes its state; gradients are gone afterwards."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    mode: Any = _ListsOnMeta  # untyped
+    with mode():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+class _ListsOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func._schema.name)
+        return lists_on_meta(func, name, args, kwargs) if "_foreach_" in name else func(*args, **(kwargs or {}))
+
+
+def lists_on_meta(func: Any, name: str, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    """Run an operator on lists of meta tensors; one that works element by element on shapes alone.
+
+    torch would visit every tensor several times in Python, which took half of the time of a whole step.
+    """
+    tensors = args[0]
+    if not all(t.is_meta for t in tensors) or name.rstrip("_") not in _ELEMENTWISE_LISTS:
+        return func(*args, **(kwargs or {}))
+    return None if name.endswith("_") else [torch.empty_like(t) for t in tensors]
+
+
+@contextmanager
+def fused_on_meta() -> Iterator[None]:
+    """Let torch's fused optimizers take meta tensors: their operators work on shapes, only a check is in the way."""
+    # torch.optim takes its own module's name away.
+    module = importlib.import_module("torch.optim.optimizer")
+    devices = module._get_fused_kernels_supported_devices
+    with patch.object(module, "_get_fused_kernels_supported_devices", lambda: [*devices(), "meta"]):
+        yield
+
+
+class _Nothing(torch.optim.Optimizer):
+    """No update: gradients are made and dropped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__([p for p in model.parameters() if p.requires_grad], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""

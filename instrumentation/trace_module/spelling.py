@@ -1,0 +1,46 @@
+"""Arguments of operators as PyTorch's profiler spells them: "Input Dims", "Input type", "Concrete Inputs"."""
+
+from typing import Any
+
+import torch
+
+TYPE_NAMES = {
+    torch.float64: "double", torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
+    torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2", torch.int64: "long int",
+    torch.int32: "int", torch.int16: "short int", torch.int8: "signed char", torch.uint8: "unsigned char",
+    torch.bool: "bool", torch.complex64: "c10::complex<float>",
+}  # fmt: skip
+
+
+def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[str], list[str]]:
+    """Give dims, types and concrete values of a call, one entry for each argument of the operator's schema.
+
+    A list of tensors is "TensorList:float": the profiler's own spelling does not tell the type of its members.
+    """
+    dims: list[Any] = []
+    types: list[str] = []
+    concrete: list[str] = []
+    for place, argument in enumerate(func._schema.arguments):
+        named = kwargs.get(argument.name, argument.default_value)
+        one_dims, one_type, one_text = _one(args[place] if place < len(args) else named)
+        dims.append(one_dims)
+        types.append(one_type)
+        concrete.append(one_text)
+    return dims, types, concrete
+
+
+def _one(value: Any) -> tuple[list[Any], str, str]:
+    if isinstance(value, torch.Tensor):
+        return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), ""
+    if isinstance(value, list | tuple):
+        tensors = [item for item in value if isinstance(item, torch.Tensor)]
+        if tensors and len(tensors) == len(value):
+            return [list(t.shape) for t in tensors], f"TensorList:{TYPE_NAMES.get(tensors[0].dtype, 'unknown')}", ""
+        if tensors:  # an index without a tensor in some of its places
+            return [list(t.shape) for t in tensors], f"TensorList:{TYPE_NAMES.get(tensors[-1].dtype, 'unknown')}", ""
+        return [], "ScalarList", f"[{', '.join(map(str, value))}]"
+    if value is None:
+        return [], "", ""
+    if isinstance(value, bool | int | float):
+        return [], "Scalar", str(value)
+    return [], "", ""

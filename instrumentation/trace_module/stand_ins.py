@@ -1,0 +1,89 @@
+"""What a GPU runs in one operator and meta tensors in several: dropout and attention, chosen as the device would."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+# FlashAttention's kernels take these; memory-efficient attention takes the others and all masks (sdp_utils.cpp of
+# PyTorch 2.x). What cuDNN would be chosen for on Hopper costs about as much.
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
+
+
+class AsOnDevice(TorchFunctionMode):
+    """While it is entered, ``dropout`` and ``scaled_dot_product_attention`` call the operators of a GPU, or of a CPU.
+
+    ``capability`` is the GPU's compute capability (8.0); None stands for a CPU.
+    """
+
+    def __init__(self, capability: float | None) -> None:
+        super().__init__()
+        self._capability = capability
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.dropout and self._capability is not None:
+            return _dropout(*args, **kwargs)
+        if func is nn.functional.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        aten = torch.ops.aten
+        if enable_gqa and query.dim() == 4 and key.size(1) != query.size(1):
+            key, value = (t.repeat_interleave(query.size(1) // t.size(1), dim=1) for t in (key, value))
+        if query.dim() != 4 or query.size(-1) != value.size(-1):  # the fused kernels take nothing else
+            result: torch.Tensor = aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+            )[0]
+            return result
+        mask = None if attn_mask is None else _as_bias(attn_mask, query)
+        if self._capability is None:
+            outputs = aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
+            )
+        elif (
+            mask is None
+            and query.dtype in _FLASH_DTYPES
+            and self._capability >= _FLASH_CAPABILITY
+            and query.size(-1) <= _FLASH_HEAD
+        ):
+            outputs = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
+        else:
+            if mask is not None:
+                mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+            keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+            outputs = aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
+            )
+        attended: torch.Tensor = outputs[0]
+        return attended
+
+
+def _as_bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """A mask of truths as the numbers that are added to scores: the fused kernels take these alone."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: A002
+    if not training or p == 0.0:
+        return input
+    if p == 1.0:
+        return input * 0.0
+    dropped: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped

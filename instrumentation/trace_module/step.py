@@ -1,0 +1,191 @@
+"""Runs one training step on meta tensors and gives its operators: forward, loss, backward, update."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from whatif.errors import WhatifError
+from whatif.operator_graph.operations import OperatorGraph
+from whatif.types import Phase
+
+from ..layers import GradientOrder, describe_layers
+from ..metadata import describe_optimizer, describe_precision
+from .load import load_model
+from .losses import LOSSES, loss_of
+from .optimizers import fused_on_meta, make_optimizer, prepare_state
+from .stand_ins import AsOnDevice
+from .watch import Watch
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
+INPUT_DTYPES = {
+    **DTYPES, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64,
+    "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None stands for a CPU."""
+
+    target: str
+    inputs: Sequence[tuple[str, tuple[int, ...], str]] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "fp32"
+    optimizer: str = "adam"
+    loss: str = "auto"
+    attention: str | None = None
+    inference: bool = False
+    capability: float | None = 8.0
+
+
+def take_down_step(wanted: Wanted) -> OperatorGraph:
+    """Give the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
+    model, own_inputs = load_model(wanted.target, wanted.keywords)
+    if wanted.attention is not None:
+        _set_attention(model, wanted)
+    dtype = DTYPES[wanted.dtype]
+    model.to(dtype)
+    model.train(not wanted.inference)
+    positional, named = _inputs(wanted, own_inputs, dtype)
+    optimizer = None
+    if not wanted.inference:
+        optimizer = make_optimizer(wanted.optimizer, model, on_cpu=wanted.capability is None)
+    order = GradientOrder(model)
+    watch = Watch(model, rounded=wanted.capability is not None)
+    notes: list[str] = []
+    try:
+        with fused_on_meta():
+            if optimizer is not None:
+                prepare_state(optimizer)
+            watch.know([*model.parameters(), *model.buffers(), *_all_tensors([positional, named])])
+            if optimizer is not None:
+                watch.know(t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+            grad = torch.no_grad() if wanted.inference else nullcontext()
+            with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
+                _run(model, positional, named, optimizer, watch, wanted, notes)
+    except WhatifError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        where = f" in layer {watch.layer!r}" if watch.layer else ""
+        raise WhatifError(
+            f"{wanted.target}: running a step on shapes failed{where} with {type(error).__name__}: {said}; do the "
+            "inputs fit the model (--input, --input-dtype)? --debug shows where."
+        ) from error
+    finally:
+        watch.remove()
+        order.remove()
+    first = next(iter(_all_tensors([positional, named])), None)
+    resident = [*model.parameters(), *model.buffers(), *_all_tensors([positional, named])]
+    if optimizer is not None:
+        resident += [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.is_meta]
+    metadata = {
+        "version": 1,
+        "batch_size": int(first.shape[0]) if first is not None and first.dim() else None,
+        "input_shape": list(first.shape) if first is not None else None,
+        "input_dtype": str(first.dtype).removeprefix("torch.") if first is not None else None,
+        "precision": describe_precision(model, None),
+        "layers": describe_layers(model),
+        "grad_ready_order": order.rows(),
+        "optimizer": describe_optimizer(optimizer),
+        "torch": str(torch.__version__),
+        "execution": {"compiled": False, "cuda_graph": False},
+    }
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        notes.append(
+            "recurrent layers are taken down step by step, as meta tensors run them: a library's fused kernels take "
+            "less time and memory"
+        )
+    return OperatorGraph(
+        wanted.target, watch.operations, watch.layer_calls, watch.allocations,
+        sum(t.untyped_storage().nbytes() for t in _distinct(resident)), metadata, tuple(notes),
+    )  # fmt: skip
+
+
+def _run(
+    model: nn.Module, positional: list[Any], named: dict[str, Any], optimizer: torch.optim.Optimizer | None,
+    watch: Watch, wanted: Wanted, notes: list[str],
+) -> None:  # fmt: skip
+    output = model(*positional, **named)
+    if optimizer is None:
+        return
+    loss, what = loss_of(output, wanted.loss)
+    del output
+    notes.append(what)
+    watch.phase = Phase.BACKWARD
+    loss.backward()  # type: ignore[no-untyped-call]
+    del loss
+    watch.phase = Phase.UPDATE
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _set_attention(model: nn.Module, wanted: Wanted) -> None:
+    setter = getattr(model, "set_attn_implementation", None)
+    if setter is None:
+        raise WhatifError(
+            f"{wanted.target}: expected a model of transformers for --attention, got {type(model).__name__}, which "
+            "cannot change it."
+        )
+    try:
+        setter(wanted.attention)
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise WhatifError(f"{wanted.target}: --attention {wanted.attention}: {said}") from error
+
+
+def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
+    """The model's inputs on meta: those that the user names, else those that came with the model."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, shape, kind in wanted.inputs:
+        tensor = torch.empty(shape, dtype=INPUT_DTYPES[kind] if kind else dtype, device="meta")
+        if name:
+            named[name] = tensor
+        else:
+            positional.append(tensor)
+    if positional or named:
+        return positional, named
+    if own is None:
+        raise WhatifError(
+            f"{wanted.target}: expected --input SHAPE (as 64,3,224,224) or a function that returns the model with its "
+            "inputs, got neither."
+        )
+    own = _to_meta(own)
+    if isinstance(own, dict):
+        return [], own
+    return (list(own) if isinstance(own, list | tuple) else [own]), {}
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, dict):
+        return {key: _to_meta(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_meta(item) for item in value]
+    return value
+
+
+def _all_tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += _all_tensors(value.values())
+        elif isinstance(value, list | tuple):
+            found += _all_tensors(value)
+    return found
+
+
+def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor for each piece of memory: weights may be shared."""
+    return list({t.untyped_storage()._cdata: t for t in tensors}.values())
+
+
+__all__ = ["DTYPES", "INPUT_DTYPES", "LOSSES", "Wanted", "take_down_step"]

@@ -1,0 +1,169 @@
+"""Watches a step on meta tensors: which operators are called, by which layer and node, and which memory lives when."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whatif.errors import WhatifError
+from whatif.operator_graph.operations import Allocation, LayerCall, Operation
+from whatif.types import Phase
+
+from ..layers import named_layers
+from .known_values import KnownValues
+from .optimizers import lists_on_meta
+from .spelling import TYPE_NAMES, spelled
+
+# Operators that read a value back: a program that does so chooses by data, and a step without data cannot.
+_READ_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique")
+# A GPU's caching allocator rounds every tensor up to this (CUDACachingAllocator.cpp: kMinBlockSize).
+_BLOCK_BYTES = 512
+# What costs nothing on either side of the bus: the profiler's own marks, and copies of Python numbers.
+_UNSEEN = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes down every operator that is called while it is entered; ``phase`` is set by who drives the step."""
+
+    def __init__(self, model: nn.Module, *, rounded: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+        self.layer_calls: list[LayerCall] = []
+        self.allocations: list[Allocation] = []
+        self.phase = Phase.FORWARD
+        self._rounded = rounded
+        self._values = KnownValues()
+        self._open: list[tuple[str, int]] = []
+        self._last_sequence = _next_sequence() - 1
+        self._known: dict[int, None] = {}
+        self._handles = [
+            handle
+            for name, module in named_layers(model)
+            for handle in (
+                module.register_forward_pre_hook(self._enter(name), prepend=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off the model; what is still alive outlives the step."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def layer(self) -> str:
+        """The innermost layer that runs."""
+        return self._open[-1][0] if self._open else ""
+
+    def know(self, tensors: Any) -> None:
+        """Leave the memory of ``tensors`` out: it was there before the step."""
+        for tensor in tensors:
+            self._known[tensor.untyped_storage()._cdata] = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func._schema.name)
+        device_tensors = [t for t in _tensors([*args, *kwargs.values()]) if t.is_meta]
+        if device_tensors and name.removeprefix("aten::").rstrip("_") in _READ_BACK:
+            known = [self._values.twin(t) for t in device_tensors]
+            if name != "aten::_local_scalar_dense" or known[0] is None:
+                self._cannot_tell(name)
+            self._take_down(func, name, args, kwargs, device_tensors, None)
+            return func(*known)
+        try:
+            result = (
+                lists_on_meta(func, name, args, kwargs) if name.startswith("aten::_foreach_") else func(*args, **kwargs)
+            )
+        except NotImplementedError as error:
+            raise WhatifError(
+                f"predict: expected operators that work on shapes alone, got {name}{self._where()}, which does not: "
+                "give the model a branch without it, or record a run with `whatif collect`."
+            ) from error
+        self._values.follow(func, args, kwargs, result)
+        if not name.startswith(_UNSEEN):
+            self._take_down(func, name, args, kwargs, device_tensors, result)
+        return result
+
+    def _cannot_tell(self, name: str) -> None:
+        raise WhatifError(
+            f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which reads a "
+            "value of a tensor back: without data nobody knows it; record a run with `whatif collect`."
+        )
+
+    def _where(self) -> str:
+        return f" in layer {self.layer!r}" if self.layer else ""
+
+    def _take_down(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
+    ) -> None:
+        node: Any = torch._C._current_autograd_node()
+        sequence, newest = -1, _next_sequence() - 1
+        if node is not None:
+            sequence = int(node._sequence_nr())
+            sequence = sequence if sequence < 2**62 else -1  # of a node that no operator made
+        elif newest > self._last_sequence:
+            sequence = newest
+        self._last_sequence = newest
+        made = _tensors([result])
+        meta = [t for t in made if t.is_meta]
+        fresh = [] if func.is_view else meta
+        # Unless it is a view, what it returns is written, be it new or one of its inputs.
+        outputs = tuple((tuple(t.shape), TYPE_NAMES.get(t.dtype, "unknown")) for t in fresh)
+        on_device = bool(inputs or meta)
+        self.operations.append(
+            Operation(
+                name, *spelled(func, args, kwargs), self.phase, outputs, sequence,
+                _node_name(node) if node is not None else "", on_device,
+            )
+        )  # fmt: skip
+        for tensor in meta:
+            self._follow(tensor)
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        """Take down when the memory of a tensor is taken and given back."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        if key in self._known or not size:
+            return
+        self._known[key] = None
+        birth = len(self.operations) - 1
+        if self._rounded:
+            size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+        weakref.finalize(storage, self._dies, key, birth, size).atexit = False
+
+    def _dies(self, key: int, birth: int, size_bytes: int) -> None:
+        self._known.pop(key, None)
+        self.allocations.append(Allocation(birth, len(self.operations), size_bytes))
+
+    def _enter(self, name: str) -> Any:
+        def entered(module: nn.Module, args: Any) -> None:
+            self._open.append((name, len(self.operations)))
+
+        return entered
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        name, first = self._open.pop()
+        # Recomputed activations run in the backward pass: their spans belong to no forward pass.
+        if len(self.operations) > first and torch._C._current_autograd_node() is None:
+            self.layer_calls.append(LayerCall(name, first, len(self.operations)))
+
+
+def _next_sequence() -> int:
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _node_name(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found

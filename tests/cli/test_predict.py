@@ -1,0 +1,146 @@
+"""``whatif predict``: text, JSON keys, what-ifs on a step that nobody ran, a saved step, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import need
+from whatif.cli.main import main
+
+MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
+TWO = f"{MODELS}:TwoLinear"
+RESNET = f"{MODELS}:resnet50"
+# The keys of `whatif apply`, and those of a step that nobody measured.
+KEYS = {
+    "trace", "transforms", "steps", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "predicted_ms",
+    "low_ms", "high_ms", "speedup", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown", "warnings",
+    "device", "kernels", "answered_by", "unknown_operators", "peak_bytes", "fits", "flops", "mfu_pct", "notes",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever whoever runs the tests has measured, it is not asked."""
+    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    need("torch")
+    assert main(["predict", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["predict", *words]) in (1, 2)
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
+    told = report(capsys, TWO, "--input", "32,8", "--device", "V100-SXM2-32")
+    assert told.keys() >= KEYS
+    assert told["measured_ms"] is None
+    assert told["replay_error_pct"] is None
+    assert told["low_ms"] < told["predicted_ms"] < told["high_ms"]
+    assert told["device"] == "V100-SXM2-32"
+    assert sum(told["answered_by"].values()) == told["kernels"] > 0
+    # Three products of the backward pass and two of the forward one, a multiply-add is two.
+    assert told["flops"] == 2 * 32 * (8 * 16 * 2 + 16 * 4 * 3)
+    assert told["fits"] is True
+
+
+def test_a_step_takes_the_time_of_what_it_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    small = report(capsys, RESNET, "--input", "16,3,224,224", "--optimizer", "momentum", "--device", "V100-SXM2-32")
+    large = report(capsys, RESNET, "--input", "64,3,224,224", "--optimizer", "momentum", "--device", "V100-SXM2-32")
+    assert large["flops"] == 4 * small["flops"]
+    # 4.1 GFLOP of multiply-adds an image forward (He et al., table 1: 3.8e9), and nearly twice that backward.
+    assert small["flops"] / 16 == pytest.approx(2 * 4.09e9 * 3, rel=0.02)
+    assert 2.5 < large["gpu_busy_ms"]["predicted"] / small["gpu_busy_ms"]["predicted"] < 4.2
+    # No kernel beats the peak: 15.7 TFLOP/s, and 2.25 times that with Winograd's 3x3.
+    assert large["predicted_ms"] > 1e3 * large["flops"] / (2.25 * 15.7e12)
+
+
+def test_what_ifs_apply_to_a_step_that_nobody_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (RESNET, "--input", "64,3,224,224", "--device", "V100-SXM2-32", "--optimizer", "adam:for-loop")
+    told = report(capsys, *words, "amp", "fused_adam")
+    assert [t["name"] for t in told["transforms"]] == ["amp", "fused_adam"]
+    assert told["predicted_ms"] < told["baseline_ms"]
+    assert len(told["contributions"]) == 2
+
+
+def test_a_saved_step_is_read_by_the_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.json.gz"
+    told = report(capsys, TWO, "--input", "32,8", "--device", "T4", "--save", str(path))
+    for command in (["info"], ["explain"], ["apply", "scale:kind=gpu,factor=0.5"], ["memory"]):
+        assert main([*command, str(path), "--json"]) == 0, command
+        found = json.loads(capsys.readouterr().out)
+        if command[0] == "apply":
+            assert found["baseline_ms"] == pytest.approx(told["predicted_ms"])
+        if command[0] == "memory":
+            assert found["peak_bytes"] == told["peak_bytes"]
+
+
+def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    need("torch")
+    assert main(["predict", TWO, "--input", "32,8", "--device", "H100"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith(f"{TWO} on H100-SXM-80: ")
+    assert lines[1].endswith("nothing of it was measured")
+    assert any(line.endswith("samples/s") for line in lines)
+    assert any("cross entropy over 32 rows of 4 classes" in line for line in lines)
+
+
+def test_arguments_of_the_model_and_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--kwargs", '{"name": "vgg19"}', "--optimizer", "momentum", "--device", "A100-SXM-80")
+    told = report(capsys, f"{MODELS}:twin", *words)
+    assert told["notes"] == ["the loss is what the model returns"]
+    named = report(capsys, TWO, "--input", "x=32,8:fp32", "--inference")
+    assert named["flops"] == 2 * 32 * (8 * 16 + 16 * 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([TWO, "--input", "32x8"], "--input"),
+        ([TWO, "--input", "32,8:float7"], "float7"),
+        ([TWO, "--input", "32,8", "--kwargs", "{"], "--kwargs"),
+        ([TWO, "--input", "32,8", "--kwargs", "[1]"], "JSON object"),
+        ([TWO, "--input", "32,8", "--device", "V1000"], "V1000"),
+        ([TWO, "--input", "32,8", "no_such_what_if"], "no_such_what_if"),
+        ([TWO, "--input", "32,9"], "do the inputs fit"),
+        (["nothing.onnx"], "nothing.onnx"),
+        (["nothing.json"], "nothing.json"),
+        ([TWO, "--input", "32,8", "--save", "/no/such/folder/x.json"], "/no/such/folder"),
+    ],
+)
+def test_what_is_spelled_wrongly_is_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need("torch")
+    assert said in refused(capsys, *words)
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else real(name, *rest))
+    assert "expected PyTorch" in refused(capsys, TWO, "--input", "32,8")
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from whatif.cli.main import main; main(['predict', '--help']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

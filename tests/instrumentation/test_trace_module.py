@@ -1,0 +1,201 @@
+"""A step taken down from a module: beside recordings of the very same models, by hand, and models that cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whatif
+from tests.helpers import need
+from whatif.errors import WhatifError
+from whatif.ingest.op_cost import op_cost
+from whatif.memory import peak
+from whatif.operator_graph.operations import OperatorGraph
+from whatif.types import Phase
+
+MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
+# Operators that a recording shows once for each call, whoever calls them.
+COUNTED = (
+    "mm", "addmm", "bmm", "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward",
+    "native_layer_norm", "native_layer_norm_backward", "gelu", "gelu_backward", "embedding", "embedding_dense_backward",
+    "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "threshold_backward",
+    "max_pool2d_with_indices_backward", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "_local_scalar_dense", "addcmul_", "addcdiv_",
+)  # fmt: skip
+TWINS = [
+    ("resnet50", "momentum:foreach"), ("vgg19", "momentum:foreach"), ("densenet121", "momentum:foreach"),
+    ("bert-base", "adam:for-loop"), ("gpt2-small", "adam:for-loop"),
+]  # fmt: skip
+
+
+def step_module() -> Any:
+    need("torch")
+    import importlib
+
+    return importlib.import_module("whatif.instrumentation.trace_module.step")
+
+
+def taken(name: str, *inputs: tuple[str, tuple[int, ...], str], **wanted: Any) -> OperatorGraph:
+    step = step_module()
+    found: OperatorGraph = step.take_down_step(step.Wanted(f"{MODELS}:{name}", inputs, **wanted))
+    return found
+
+
+def peak_bytes(graph: OperatorGraph) -> int:
+    changes = [c for a in graph.allocations for c in ((a.birth, 1, a.size_bytes), (a.death, 0, -a.size_bytes))]
+    now = most = 0
+    for _, _, size in sorted(changes):
+        now += size
+        most = max(most, now)
+    return graph.resident_bytes + most
+
+
+@pytest.mark.parametrize(("name", "optimizer"), TWINS)
+def test_a_step_is_the_recorded_one(name: str, optimizer: str, own_traces: Path) -> None:
+    """Operators as often as recorded, FLOPs as recorded, memory within what libraries take beside tensors."""
+    path = own_traces / "memory_cpu" / f"{name}.trace.json.gz"
+    recording = json.loads(gzip.decompress(path.read_bytes()))
+    graph = taken("twin", keywords={"name": name}, optimizer=optimizer, capability=None)
+    marks = sorted(
+        (e for e in recording["traceEvents"] if e.get("name", "").startswith("ProfilerStep#")), key=lambda e: e["ts"]
+    )
+    begin, end = marks[1]["ts"], marks[1]["ts"] + marks[1]["dur"]
+    recorded = Counter(
+        e["name"] for e in recording["traceEvents"] if e.get("cat") == "cpu_op" and begin <= e["ts"] < end
+    )
+    mine = Counter(operation.name for operation in graph.operations)
+    names = [f"aten::{n}" for n in COUNTED]
+    assert {n: mine[n] for n in names if mine[n]} == {n: recorded[n] for n in names if recorded[n]}
+    told = recording["whatif"]["flops"]["forward"]
+    assert forward_flops(graph) == pytest.approx(told, rel=0.01)
+    memory = whatif.read(path).info.memory
+    assert memory is not None
+    # Convolutions of oneDNN copy tensors into layouts of their own: up to 4.2 % of these small models.
+    tolerance = 0.045 if name in ("resnet50", "vgg19") else 0.001
+    assert peak_bytes(graph) == pytest.approx(peak(memory).total, rel=tolerance)
+
+
+def forward_flops(graph: OperatorGraph) -> int:
+    total = 0
+    for operation in graph.operations:
+        if operation.phase != Phase.FORWARD:
+            continue
+        name = operation.name.removesuffix("_for_cpu")  # the same product, under the GPU's name
+        cost = op_cost(name, operation.dims, operation.types, operation.concrete)
+        total += (cost.flops or 0) if cost else 0
+    return total
+
+
+def test_two_linear_layers_by_hand() -> None:
+    graph = taken("TwoLinear", ("", (32, 8), ""), optimizer="sgd:for-loop", loss="sum")
+    by_phase = {
+        phase: [o.name.removeprefix("aten::") for o in graph.operations if o.phase == phase and o.outputs]
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
+    }
+    assert by_phase[Phase.FORWARD] == ["mm", "relu", "mm", "sum"]
+    # Two gradients of the second layer, one of the first: its input needs none.
+    assert [n for n in by_phase[Phase.BACKWARD] if n == "mm"] == ["mm"] * 3
+    assert by_phase[Phase.UPDATE] == ["add_", "add_"]
+    first, second = (o for o in graph.operations if o.phase == Phase.FORWARD and o.name == "aten::mm")
+    assert (first.dims, second.dims) == ([[32, 8], [8, 16]], [[32, 16], [16, 4]])
+    assert [call.name for call in graph.layer_calls] == ["up", "down", "(root)"]
+    backward = [o for o in graph.operations if o.node.startswith("MmBackward")]
+    assert {o.sequence for o in backward} == {first.sequence, second.sequence}
+    # 8 x 16 + 16 x 4 numbers, and the batch.
+    assert graph.resident_bytes == 4 * (128 + 64 + 32 * 8)
+    assert graph.metadata["batch_size"] == 32
+    assert [layer["parameters"] for layer in graph.metadata["layers"]] == [0, 128, 64]
+
+
+def test_inference_has_a_forward_pass_alone() -> None:
+    graph = taken("TwoLinear", ("", (32, 8), ""), inference=True)
+    assert not graph.trains
+    assert {operation.phase for operation in graph.operations} == {Phase.FORWARD}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "operators"),
+    [("adam", {"_foreach_addcmul_": 1, "_foreach_addcdiv_": 1}), ("adamw:fused", {"_fused_adamw_": 1}),
+     ("adam:for-loop", {"addcmul_": 2, "addcdiv_": 2}), ("none", {})],
+)  # fmt: skip
+def test_optimizers_in_their_implementations(optimizer: str, operators: dict[str, int]) -> None:
+    graph = taken("TwoLinear", ("", (4, 8), ""), optimizer=optimizer)
+    found = Counter(o.name.removeprefix("aten::") for o in graph.operations if o.phase == Phase.UPDATE)
+    assert {name: found[name] for name in operators} == operators
+    if not operators:
+        assert not found
+
+
+def test_gpus_run_dropout_and_attention_as_one_operator() -> None:
+    need("transformers")
+    gpt2 = taken("gpt2", ("", (2, 16), "int64"))
+    names = Counter(operation.name.removeprefix("aten::") for operation in gpt2.operations)
+    assert names["_scaled_dot_product_efficient_attention"] == 2
+    assert names["native_dropout"] == names["native_dropout_backward"] == 5
+    half = taken("gpt2", ("", (2, 16), "int64"), dtype="bf16")
+    assert sum(o.name == "aten::_scaled_dot_product_flash_attention" for o in half.operations) == 2
+    eager = taken("gpt2", ("", (2, 16), "int64"), attention="eager")
+    names = Counter(operation.name.removeprefix("aten::") for operation in eager.operations)
+    assert (names["bmm"], names["_softmax"]) == (4 + 8, 2)
+
+
+@pytest.mark.parametrize("name", ["bert", "opt"])
+def test_models_of_transformers_are_taken_down(name: str) -> None:
+    need("transformers")
+    graph = taken(name, ("input_ids", (2, 16), "int64"))
+    names = Counter(operation.name.removeprefix("aten::") for operation in graph.operations)
+    assert names["native_layer_norm"] == names["native_layer_norm_backward"] > 0
+    assert names["_log_softmax"] == names["_log_softmax_backward_data"] == 1
+    # Each product of the forward pass has two in the backward one; the embeddings have none.
+    assert names["addmm"] + names["bmm"] + names["mm"] >= 3 * names["addmm"]
+
+
+def test_seven_billion_parameters_need_no_memory() -> None:
+    need("transformers")
+    graph = taken("llama7", ("", (1, 16), "int64"), inference=True, dtype="bf16")
+    assert graph.resident_bytes == pytest.approx(2 * 6.74e9, rel=0.01)
+
+
+def test_a_program_may_look_at_its_positions() -> None:
+    graph = taken("LooksAtPositions", ("", (2, 16, 8), ""))
+    assert graph.trains
+    assert any(operation.name == "aten::_local_scalar_dense" for operation in graph.operations)
+
+
+@pytest.mark.parametrize(
+    ("target", "inputs", "said"),
+    [
+        (f"{MODELS}:LooksAtData", [("", (4, 8), "")], "_local_scalar_dense"),
+        (f"{MODELS}:TwoLinear", [("", (4, 9), "")], "do the inputs fit the model"),
+        (f"{MODELS}:TwoLinear", [], "expected --input SHAPE"),
+        (f"{MODELS}:TwoLineal", [("", (4, 8), "")], "TwoLinear"),
+        (f"{MODELS}:no_module", [("", (4, 8), "")], "got int"),
+        (f"{MODELS}:TWINS", [("", (4, 8), "")], "got dict"),
+        (f"{MODELS}:twin", [], "TypeError"),
+        ("no_such_module:Model", [], "no_such_module"),
+        ("no_such_file.py:Model", [], "no such file"),
+        ("TwoLinear", [], "module:Model"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(target: str, inputs: list[Any], said: str) -> None:
+    step = step_module()
+    with pytest.raises(WhatifError) as error:
+        step.take_down_step(step.Wanted(target, inputs))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("optimizer", ["adamm", "adam:fastest", "sgd:fused", ":"])
+def test_unknown_optimizers(optimizer: str) -> None:
+    with pytest.raises(WhatifError, match="expected"):
+        taken("TwoLinear", ("", (4, 8), ""), optimizer=optimizer)
+
+
+def test_the_operator_that_reads_a_value_is_named_with_its_layer() -> None:
+    with pytest.raises(WhatifError, match=r"aten::_local_scalar_dense in layer '\(root\)'"):
+        taken("LooksAtData", ("", (4, 8), ""))

@@ -1,0 +1,145 @@
+"""Models that the tests predict: the campaign's twins with their losses inside, and those of other people's traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from whatif.instrumentation.campaign.cnns import ResNet
+from whatif.instrumentation.campaign.models import TWINS
+
+
+class WithLoss(nn.Module):
+    """A model and its loss function as one module: it returns the loss."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, inputs: list[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.loss(self.model(*inputs), target)
+        return found
+
+
+def twin(name: str) -> tuple[nn.Module, Any]:
+    """A twin of the campaign, with a batch of its own size."""
+    spec = TWINS[name]
+    with torch.device("cpu"):
+        inputs, target = spec.make_batch(spec.samples)
+    return WithLoss(spec.build(), spec.loss), [list(inputs), target]
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50 for images of 224 px: the model of shared/traces/kineto-resnet50-v100."""
+    return ResNet((3, 4, 6, 3), 64, 1000, False)
+
+
+class Vgg13(nn.Module):
+    """VGG-13 (Simonyan and Zisserman, ICLR 2015, table 1, column B): the model of shared/traces/triosim-vgg13-h100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for width in (64, 128, 256, 512, 512):
+            for _ in range(2):
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(
+            nn.Linear(25088, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+            nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.classifier(self.pool(self.features(images)).flatten(1))
+        return scores
+
+
+class TwoLinear(nn.Module):
+    """Two linear layers: every size of the step can be worked out by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down(self.up(x).relu())
+        return found
+
+
+class LooksAtData(nn.Module):
+    """Takes a branch that depends on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y if y.sum() > 0 else -y
+
+
+class LooksAtPositions(nn.Module):
+    """Takes a branch that depends on positions alone, which follow from the shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(64, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        y = x + self.table(positions)
+        if bool((positions.diff() != 1).any()):
+            raise ValueError("positions of one sequence follow one another")
+        found: torch.Tensor = self.layer(y)
+        return found
+
+
+def built() -> nn.Module:
+    """A module that is no class."""
+    return TwoLinear()
+
+
+no_module = 5
+
+
+def gpt2() -> nn.Module:
+    """A small GPT-2 of transformers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, n_positions=32, use_cache=False))
+
+
+def bert() -> nn.Module:
+    """A small BERT of transformers."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(
+        BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100,
+            attn_implementation="eager",
+        )
+    )  # fmt: skip
+
+
+def opt() -> nn.Module:
+    """A small OPT of transformers."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    return OPTForCausalLM(
+        OPTConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=100, use_cache=False,
+            word_embed_proj_dim=32, attn_implementation="eager",
+        )
+    )  # fmt: skip
+
+
+def llama7() -> nn.Module:
+    """Llama-2 7B: 6.74e9 parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(use_cache=False))

@@ -1,0 +1,159 @@
+"""Which kernels an operation becomes, their names' families, and how lists of tensors are cut into launches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whatif.kernels import KernelFamily, classify_kernel
+from whatif.operator_graph.gpu_work import kernels_of, on_tensor_cores, traffic
+from whatif.operator_graph.multi_tensor import CHUNK_ELEMENTS, launches_of
+from whatif.operator_graph.operations import Operation
+from whatif.types import Phase
+
+F = "float"
+
+
+def operation(name: str, *inputs: list[int], out: tuple[int, ...] = (), concrete: list[str] | None = None,
+              types: list[str] | None = None, view: bool = False) -> Operation:  # fmt: skip
+    types = types or [F] * len(inputs)
+    outputs = () if view else ((out, F),)
+    return Operation(f"aten::{name}", list(inputs), types, concrete or [""] * len(types), Phase.FORWARD, outputs)
+
+
+CONV = operation(
+    "convolution", [8, 64, 56, 56], [128, 64, 3, 3], [128], [], [], [], [], [], [], out=(8, 128, 28, 28),
+    types=[F, F, F, "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"],
+    concrete=["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
+)  # fmt: skip
+CONV_BACKWARD = operation(
+    "convolution_backward", [8, 128, 28, 28], [8, 64, 56, 56], [128, 64, 3, 3], [], [], [], [], [], [], [], [],
+    out=(8, 64, 56, 56), types=[F, F, F, *["ScalarList"] * 4, "Scalar", "ScalarList", "Scalar", "ScalarList"],
+    concrete=["", "", "", "[128]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, True]"],
+)  # fmt: skip
+
+
+def test_a_product_is_one_kernel_asked_for_as_itself() -> None:
+    (kernel,) = kernels_of(operation("addmm", [16], [4, 8], [8, 16], out=(4, 16)))
+    assert (kernel.what.name, dict(kernel.what.integers)) == ("linear", {"batch": 1, "m": 4, "n": 16, "k": 8})
+
+
+def test_a_convolution_adds_its_bias_with_a_kernel_of_its_own() -> None:
+    product, bias = kernels_of(CONV)
+    assert product.what.family == "conv"
+    assert product.what.phase == "fwd"
+    # 8 x 128 x 28 x 28 numbers are read and written.
+    assert dict(bias.what.integers) == {"elements": 802_816, "tensors": 1}
+
+
+def test_a_convolutions_backward_work_is_two_products_and_a_sum() -> None:
+    kernels = kernels_of(CONV_BACKWARD)
+    assert [kernel.what.phase for kernel in kernels] == ["dgrad", "wgrad", "fwd"]
+    assert [classify_kernel(kernel.name)[0] for kernel in kernels] == [
+        KernelFamily.CONVOLUTION, KernelFamily.CONVOLUTION, KernelFamily.REDUCTION,
+    ]  # fmt: skip
+
+
+def test_tensor_cores_convolve_in_another_layout() -> None:
+    kernels = on_tensor_cores(kernels_of(CONV), ("conv",))
+    product, read, written, _ = kernels
+    assert product.what.dtype == "tf32"
+    assert classify_kernel(product.name) == (KernelFamily.CONVOLUTION, "tf32")
+    assert [classify_kernel(kernel.name)[0] for kernel in (read, written)] == [KernelFamily.LAYOUT] * 2
+    assert dict(read.what.integers)["elements"] == 8 * 64 * 56 * 56
+    assert dict(written.what.integers)["elements"] == 8 * 128 * 28 * 28
+    # Without TF32 nothing changes.
+    assert on_tensor_cores(kernels_of(CONV), ()) == kernels_of(CONV)
+
+
+def test_views_and_what_the_host_computes_are_no_kernels() -> None:
+    assert kernels_of(operation("view", [4, 4], [], view=True)) == []
+    assert kernels_of(operation("transpose", [4, 4], view=True)) == []
+    assert kernels_of(operation("empty", [], out=(4, 4))) == []
+    on_host = Operation("aten::add", [[4], [4]], [F, F], ["", ""], Phase.UPDATE, (((4,), F),), on_device=False)
+    assert kernels_of(on_host) == []
+
+
+def test_what_no_rule_knows_says_so_and_moves_its_bytes() -> None:
+    (kernel,) = kernels_of(operation("fft_c2c", [1000], out=(1000,)))
+    assert not kernel.known
+    assert dict(kernel.what.integers) == {"elements": 1000, "tensors": 1}
+    (known,) = kernels_of(operation("gelu_backward", [1000], [1000], out=(1000,)))
+    assert known.known
+    assert dict(known.what.integers) == {"elements": 1000, "tensors": 2}
+
+
+def test_batch_norm_reads_its_input_twice_where_it_trains() -> None:
+    x = [8, 64, 56, 56]
+    trained, evaluated = (
+        kernels_of(operation("native_batch_norm", x, [64], [64], [64], [64], [], out=tuple(x),
+                             types=[F] * 5 + ["Scalar"], concrete=[""] * 5 + [trains]))[0]
+        for trains in ("True", "False")
+    )  # fmt: skip
+    assert trained.share == pytest.approx(1.0)  # two reads and a write, as an addition has
+    assert evaluated.share == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("mm", KernelFamily.GEMM), ("bmm", KernelFamily.GEMM), ("native_layer_norm_backward", KernelFamily.LAYER_NORM),
+        ("native_batch_norm", KernelFamily.NORMALIZATION), ("native_batch_norm_backward", KernelFamily.NORMALIZATION),
+        ("_softmax", KernelFamily.SOFTMAX), ("_log_softmax_backward_data", KernelFamily.SOFTMAX),
+        ("gelu", KernelFamily.ELEMENTWISE), ("gelu_backward", KernelFamily.ELEMENTWISE),
+        ("add", KernelFamily.ELEMENTWISE), ("copy_", KernelFamily.ELEMENTWISE),
+        ("masked_fill", KernelFamily.ELEMENTWISE), ("native_dropout", KernelFamily.ELEMENTWISE),
+        ("cat", KernelFamily.ELEMENTWISE), ("where", KernelFamily.ELEMENTWISE), ("tril", KernelFamily.ELEMENTWISE),
+        ("sum", KernelFamily.REDUCTION), ("mean", KernelFamily.REDUCTION), ("nll_loss_forward", KernelFamily.REDUCTION),
+        ("max_pool2d_with_indices", KernelFamily.POOLING), ("embedding", KernelFamily.INDEXING),
+        ("index_select", KernelFamily.INDEXING), ("gather", KernelFamily.INDEXING),
+    ],
+)  # fmt: skip
+def test_the_names_of_kernels_tell_their_families(name: str, family: KernelFamily) -> None:
+    inputs = [[4, 8, 8], [4, 8, 8]] if name == "bmm" else [[8, 8], [8, 8]]
+    kernels = kernels_of(operation(name, *inputs, out=(8, 8), concrete=["", "-1"] if "softmax" in name else None))
+    assert {classify_kernel(kernel.name) for kernel in kernels} == {(family, "fp32")}
+
+
+def test_attention_is_one_kernel_and_its_backward_pass_five_products() -> None:
+    q = [2, 12, 512, 64]
+    forward = operation("_scaled_dot_product_flash_attention", q, q, q, [], [], out=tuple(q),
+                        types=[F, F, F, "Scalar", "Scalar"], concrete=["", "", "", "0.0", "True"])  # fmt: skip
+    (kernel,) = kernels_of(forward)
+    assert dict(kernel.what.integers) == {
+        "batch": 2, "query_length": 512, "key_length": 512, "heads": 12, "kv_heads": 12, "head_size": 64, "causal": 1,
+    }  # fmt: skip
+    backward = operation("_scaled_dot_product_flash_attention_backward", q, q, q, q, q, out=tuple(q))
+    assert [k.share for k in kernels_of(backward)] == [2.5]
+    assert classify_kernel(kernel.name)[0] == KernelFamily.ATTENTION
+    # Its own first truth says what it keeps, not that it is causal.
+    efficient = operation("_scaled_dot_product_efficient_attention", q, q, q, [], [], [], [], out=tuple(q),
+                          types=[F, F, F, "", "Scalar", "Scalar", "Scalar"],
+                          concrete=["", "", "", "", "True", "0.0", "False"])  # fmt: skip
+    assert dict(kernels_of(efficient)[0].what.integers)["causal"] == 0
+
+
+def test_launches_of_lists_by_hand() -> None:
+    assert launches_of([10] * 64, 2) == (640,)  # 64 tensors of two lists fill one launch
+    assert launches_of([10] * 65, 2) == (640, 10)
+    # 320 blocks of 65,536 elements: a large tensor goes on in the next launch.
+    assert launches_of([321 * CHUNK_ELEMENTS], 1) == (320 * CHUNK_ELEMENTS, CHUNK_ELEMENTS)
+    assert launches_of([0, 5], 1) == (5,)
+    assert launches_of([], 3) == ()
+
+
+@given(st.lists(st.integers(0, 500_000), max_size=200), st.integers(1, 6))
+def test_launches_handle_every_element_once(elements: list[int], depth: int) -> None:
+    found = launches_of(elements, depth)
+    assert sum(found) == sum(elements)
+    assert all(0 < count <= 320 * CHUNK_ELEMENTS for count in found)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**9), st.sampled_from(["fp32", "bf16", "fp64"]))
+def test_traffic_moves_as_many_bytes_as_it_is_told(read: int, written: int, dtype: str) -> None:
+    what = traffic(read, written, dtype)
+    sizes = dict(what.integers)
+    element = {"fp32": 4, "bf16": 2, "fp64": 8}[dtype]
+    moved = sizes["elements"] * (sizes["tensors"] + 1) * element
+    assert abs(moved - (read + written)) <= 3 * element

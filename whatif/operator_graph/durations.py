@@ -1,0 +1,135 @@
+"""How long kernels take: each asked of the op database's chain, with its range and who answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.opdb.answers import Answers, Rung
+from whatif.opdb.importers.torch_operators import Described, describe, describe_other
+from whatif.opdb.rows import Operators, operators
+from whatif.opdb.schema import FAMILIES
+from whatif.operator_graph.gpu_work import Kernel, kernels_of
+from whatif.operator_graph.operations import Operation, OperatorGraph
+
+Float64 = npt.NDArray[np.float64]
+
+# What a kernel that no rule knows takes, told by its bytes, may be wrong by. Our estimate.
+UNKNOWN_FACTOR = 3.0
+
+
+class Asked(Protocol):
+    """What answers: the chain of the op database for one device."""
+
+    device: str
+
+    def estimate(self, ops: Operators) -> Answers:
+        """Estimate each of n operators of one family."""
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations of n kernels with a nominal 90 % range, ns, shape (n,); how many each rung answered for, by its name.
+
+    ``unknown`` counts the kernels, by their operators' names, that were told by the bytes that they move alone.
+    """
+
+    duration_ns: Float64
+    low_ns: Float64
+    high_ns: Float64
+    rungs: dict[str, int]
+    unknown: dict[str, int]
+
+
+def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
+    """Ask for every kernel. Raises WhatifError naming the operators that nobody can answer for."""
+    t, low, high = (np.full(len(kernels), np.nan) for _ in range(3))
+    rungs: Counter[str] = Counter()
+    distinct: dict[Described, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        distinct.setdefault(kernel.what, []).append(place)
+    for family in FAMILIES:
+        asked = [what for what in distinct if what.family == family]
+        if not asked:
+            continue
+        answers = estimator.estimate(operators_of(asked))
+        for row, what in enumerate(asked):
+            places = distinct[what]
+            t[places], low[places], high[places] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
+            rungs[Rung(int(answers.rung[row])).name.lower()] += len(places)
+    _refuse_unanswered(estimator.device, kernels, t)
+    share = np.array([kernel.share for kernel in kernels])
+    known = np.array([kernel.known for kernel in kernels], dtype=np.bool_)
+    low = np.where(known, low, np.minimum(low, t / UNKNOWN_FACTOR))
+    high = np.where(known, high, np.maximum(high, t * UNKNOWN_FACTOR))
+    # A part that is two thirds of an operator has no shorter launch: the shortest kernels are left as they are.
+    factor = 1e9 * share
+    return Durations(
+        t * factor, low * factor, high * factor, dict(rungs.most_common()),
+        dict(Counter(kernel.name for kernel in kernels if not kernel.known).most_common()),
+    )  # fmt: skip
+
+
+def _refuse_unanswered(device: str, kernels: Sequence[Kernel], t: Float64) -> None:
+    missing = Counter(kernels[place].what.name for place in np.flatnonzero(~np.isfinite(t)).tolist())
+    if not missing:
+        return
+    listed = ", ".join(f"{name} ({count})" for name, count in missing.most_common(5))
+    raise WhatifError(
+        f"predict: nobody can tell what {sum(missing.values())} operators take on {device}: {listed}; is it a known "
+        "GPU (whatif/gpus), or one that the op database has rows of? --measure measures them on this machine's own."
+    )
+
+
+def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
+    """Give the distinct operators that a graph's work is asked for as, one table a family."""
+    found: dict[Described, None] = {}
+    for operation in graph.operations:
+        kernels = kernels_of(operation)
+        own = itself(operation) if on_host and kernels else None
+        found |= dict.fromkeys([own] if own is not None else [kernel.what for kernel in kernels])
+    by_family = ([what for what in found if what.family == family] for family in FAMILIES)
+    return [operators_of(mine) for mine in by_family if mine]
+
+
+def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
+    """Give what a CPU computes in each operation: the operator itself where it was measured, else what a GPU would.
+
+    What moves few bytes and compares many is no elementwise operator on a CPU: pooling takes twenty times as long.
+    """
+    kernels = [kernels_of(operation) for operation in graph.operations]
+    own = [itself(operation) if mine else None for operation, mine in zip(graph.operations, kernels, strict=True)]
+    distinct = list(dict.fromkeys(what for what in own if what is not None))
+    answered: set[Described] = set()
+    for family in FAMILIES:
+        asked = [what for what in distinct if what.family == family]
+        if asked:
+            t = estimator.estimate(operators_of(asked)).t_s
+            answered |= {what for what, seconds in zip(asked, t.tolist(), strict=True) if np.isfinite(seconds)}
+    return [
+        [Kernel(operation.name, what)] if what in answered and what is not None else mine
+        for operation, what, mine in zip(graph.operations, own, kernels, strict=True)
+    ]
+
+
+def itself(operation: Operation) -> Described | None:
+    """Give an operation in the database's words: of its family, else as all that is said of its inputs."""
+    types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
+    said = operation.name, operation.dims, types, operation.concrete
+    return describe(*said) or describe_other(*said)
+
+
+def operators_of(described: Sequence[Described]) -> Operators:
+    """Give operators of one family that were described one by one."""
+    family = described[0].family
+    integers = {a: [dict(what.integers)[a] for what in described] for a in FAMILIES[family].attributes}
+    return operators(
+        family, integers, name=[what.name for what in described], dtype=[what.dtype for what in described],
+        phase=[what.phase for what in described], layout=[what.layout for what in described],
+    )  # fmt: skip

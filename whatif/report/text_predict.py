@@ -1,0 +1,64 @@
+"""The text report of ``whatif predict``: the step, what it is made of, and who answered for its parts."""
+
+from __future__ import annotations
+
+from whatif.composition import spelled
+from whatif.operator_graph.predict_step import PredictedStep
+from whatif.report.layout import (
+    BREAKDOWN_LABELS,
+    ms_format,
+    plain,
+    print_table,
+    print_title,
+    report,
+)
+
+# Who answered for the kernels (`whatif.opdb.chain.Rung`; docs/opdb.md).
+_RUNGS = {
+    "exact": "measured",
+    "interpolated": "interpolated",
+    "learned": "learned on this device",
+    "same_shape": "measured on others",
+    "learned_across": "learned on others",
+    "analytic": "from the data sheet",
+}
+
+
+def print_predicted(predicted: PredictedStep) -> None:
+    """Print what ``whatif predict`` reports."""
+    prediction = predicted.prediction
+    ms = ms_format(prediction.predicted_ms)
+    low_ms, high_ms = predicted.range_ms
+    names = "".join(f" + {spelled(t)}" for t in prediction.transforms)
+    with report() as out:
+        out.print(plain(f"{predicted.source}{names} on {predicted.device}: {ms(prediction.predicted_ms)} ms", "bold"))
+        out.print(plain(f"nominal 90 % range {ms(low_ms)} … {ms(high_ms)} ms; nothing of it was measured", "dim"))
+        if prediction.transforms:
+            out.print(plain(f"without {names[3:]}: {ms(prediction.baseline_ms)} ms"))
+        if prediction.verdict:
+            out.print(plain(prediction.verdict))
+        print_title(out, "Step, ms")
+        parts = [(label, getattr(prediction.breakdown, key)) for key, label in BREAKDOWN_LABELS]
+        parts.append(("GPU busy", prediction.breakdown.gpu_busy_ms))
+        print_table(out, ["", "predicted"], [(label, ms(value)) for label, value in parts if value])
+        out.print()
+        for line in _facts(predicted):
+            out.print(plain(f"  {line}"))
+        for note in predicted.notes:
+            out.print(plain(f"  {note}", "dim"))
+        answered = ", ".join(f"{count:,} {_RUNGS.get(key, key)}" for key, count in predicted.durations.rungs.items())
+        out.print(plain(f"  durations of {len(predicted.durations.duration_ns):,} kernels: {answered}", "dim"))
+
+
+def _facts(predicted: PredictedStep) -> list[str]:
+    found = []
+    samples = predicted.graph.info.samples
+    if samples and predicted.prediction.predicted_ms:
+        found.append(f"{1e3 * samples / predicted.prediction.predicted_ms:,.1f} samples/s")
+    if predicted.mfu_pct is not None:
+        found.append(f"{predicted.flops / 1e12:,.2f} TFLOP a step, {predicted.mfu_pct:.0f} % of the device's peak")
+    if predicted.peak_bytes is not None:
+        fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
+        has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
+        found.append(f"{predicted.peak_bytes / 2**30:,.2f} GiB at the peak{has}")
+    return found
