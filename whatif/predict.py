@@ -11,7 +11,15 @@ import numpy as np
 
 from whatif.baseline import Baseline
 from whatif.breakdown import Breakdown, breakdown
-from whatif.composition import Composition, compose, contributions, is_without_effect, new_notes, single_schedule
+from whatif.composition import (
+    Composition,
+    compose,
+    contributions,
+    is_without_effect,
+    new_notes,
+    single_schedule,
+    spelled,
+)
 from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.models.estimator import described
@@ -162,6 +170,15 @@ class Prediction:
                 "predicted": 1e3 * changed_samples / self.predicted_ms,
             }
         return result
+
+    def __repr__(self) -> str:
+        names = " + ".join(spelled(transform) for transform in self.transforms)
+        return f"Prediction({names}: {self.baseline_ms:.4f} to {self.predicted_ms:.4f} ms, {self.baseline.graph!r})"
+
+    def _repr_html_(self) -> str:
+        from whatif.report.notebook import prediction_html
+
+        return prediction_html(self)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

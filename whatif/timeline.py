@@ -40,7 +40,8 @@ class Timeline:
         )
         return busy.astype(np.int64)
 
-    def _order_of_free_threads(self) -> Dependencies:
+    @cached_property
+    def order_of_free_threads(self) -> Dependencies:
         """The order in which the threads that may choose ran their tasks."""
         graph = self.graph
         free = np.array([not thread.ordered for thread in graph.threads], dtype=np.bool_)
@@ -61,7 +62,7 @@ class Timeline:
         n = len(graph)
         if not n:
             return np.empty(0, dtype=np.int64)
-        every = Dependencies.concatenate([graph.all_dependencies(), self._order_of_free_threads()])
+        every = Dependencies.concatenate([graph.all_dependencies(), self.order_of_free_threads])
         reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
         binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
         previous = _binding_predecessor(n, binding, graph)
@@ -71,6 +72,14 @@ class Timeline:
             path.append(int(previous[path[-1]]))
             seen.add(path[-1])
         return np.array(path[::-1], dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.makespan_ns:,} ns of {self.graph!r})"
+
+    def _repr_html_(self) -> str:
+        from whatif.report.notebook import timeline_html
+
+        return timeline_html(self)
 
 
 def _binding_predecessor(n: int, binding: Dependencies, graph: TaskGraph) -> Int64:

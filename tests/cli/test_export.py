@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
+import subprocess
+import sys
+import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import whatif
 from tests.cli.test_commands import training
-from tests.helpers import CPU, STREAM, Build, write_trace
+from tests.helpers import CPU, STREAM, Build, equal, write_trace
+from tests.trace_event_format import check_trace_events
 from whatif.cli.main import main
 from whatif.errors import WhatifError
 from whatif.predict import Baseline, apply
@@ -23,11 +31,9 @@ from whatif.types import TaskKind, Thread, ThreadKind
 
 def load(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
-    found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    assert found["otherData"]["tool"] == "whatif"
-    events = found["traceEvents"]
-    assert isinstance(events, list)
-    return events
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    assert json.loads(text)["otherData"]["tool"] == "whatif"
+    return check_trace_events(text)
 
 
 def slices(events: list[dict[str, Any]], pid: int) -> list[dict[str, Any]]:
@@ -55,11 +61,11 @@ def test_export_round_trip(name: str, trace: str, tmp_path: Path, capsys: pytest
     assert {e["args"]["change"] for side in kernels for e in side} == {"changed"}
     assert {e["args"]["layer"] for side in kernels for e in side} == {"Linear_0"}
     assert all("cname" in e for e in kernels[1])
-    # A file of simulated events is no recording: it is refused in one sentence.
-    assert main(["info", str(out)]) == 1
-    err = capsys.readouterr().err
-    assert "only events of another tool" in err
-    assert err.count("\n") == 1
+    # A file of simulated events is no recording: what is read is the graph, and it says so.
+    assert main(["info", "--json", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["replay_error_pct"] == 0
+    assert any("no recording: the prediction of scale" in quirk for quirk in told["warnings"])
 
 
 def test_without_a_what_if_only_the_baseline_is_written(trace: str, tmp_path: Path) -> None:
@@ -71,8 +77,6 @@ def test_without_a_what_if_only_the_baseline_is_written(trace: str, tmp_path: Pa
 
 
 def test_every_nanosecond_is_kept_and_arrows_meet_their_slices(trace: str, tmp_path: Path) -> None:
-    import whatif
-
     timeline = simulate(whatif.read(trace))
     write_perfetto(tmp_path / "out.json", timeline, None)
     events = load(tmp_path / "out.json")
@@ -157,8 +161,6 @@ def test_a_link_is_written_through(trace: str, tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_no_file_behind(trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import whatif
-
     timeline = simulate(whatif.read(trace))
     out = tmp_path / "sub" / "out.json"
     out.parent.mkdir()
@@ -167,7 +169,7 @@ def test_a_failure_leaves_no_file_behind(trace: str, tmp_path: Path, monkeypatch
     def no_space(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("whatif.report.perfetto._launch_arrows", no_space)
+    monkeypatch.setattr("whatif.report.perfetto._counters", no_space)
     with pytest.raises(WhatifError, match="No space left on device"):
         write_perfetto(out, timeline, None)
     assert [path.name for path in out.parent.iterdir()] == ["out.json"]
@@ -175,9 +177,217 @@ def test_a_failure_leaves_no_file_behind(trace: str, tmp_path: Path, monkeypatch
 
 
 def test_a_prediction_can_be_written_from_python(trace: str, tmp_path: Path) -> None:
-    import whatif
-
     baseline = Baseline.of(whatif.read(trace))
     prediction = apply(baseline, "scale:factor=2")
     write_perfetto(tmp_path / "out.json", baseline.timeline, prediction.timeline)
     assert slices(load(tmp_path / "out.json"), 2)
+
+
+# -- what is written is read again ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", ["shared", "own"])
+def test_real_recordings_come_back(whole: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Column by column, with the same makespan and the same prediction of a what-if on top of it."""
+    folder: Path = request.getfixturevalue(f"{whole}_traces")
+    path = {"own": "transformer_cpu.json.gz", "shared": "modded-nanogpt-8xh100/current.rank0.json.gz"}[whole]
+    baseline = Baseline.of(whatif.read(folder / path))
+    what_if = {"own": "fused_adam", "shared": "scale:kind=gpu,factor=0.7"}[whole]
+    prediction = apply(baseline, what_if)
+    out = tmp_path / "out.json.gz"
+    write_perfetto(out, baseline.timeline, prediction.timeline, what_if)
+    events = load(out)
+    assert {e["cat"] for e in events if e["ph"] == "s"} <= {"launch", "communication"}
+    again = whatif.read(out)
+    assert equal(again, prediction.graph)
+    assert again.info.operators == prediction.graph.info.operators
+    assert simulate(again).makespan_ns == prediction.timeline.makespan_ns
+    second = Baseline.of(again)
+    assert (second.replay_error_pct, second.calibration) == (0, None)
+    assert second.step_ns / 1e6 == pytest.approx(prediction.predicted_ms)
+    halved = apply(prediction.graph, "scale:factor=0.5", clock=baseline.clock, calibrated=False)
+    assert apply(second, "scale:factor=0.5").predicted_ms == halved.predicted_ms
+
+
+def test_several_ranks_are_processes_and_arrows_join_their_collectives(own_traces: Path, tmp_path: Path) -> None:
+    folder = own_traces / "ranks_cpu" / "even"
+    out = tmp_path / "ranks.json"
+    assert main(["export", str(folder), "scale:factor=0.5", "-o", str(out), "--quiet"]) == 0
+    events = load(out)
+    processes = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    assert sorted(processes) == ["baseline, rank 0", "baseline, rank 1", "predicted, rank 0", "predicted, rank 1"]
+    collectives = [e for e in events if e.get("cat") == "collective"]
+    graph = whatif.read(folder)
+    in_each_rank = len([e for e in slices(events, processes["baseline, rank 0"]) if e["cat"].endswith("communication")])
+    assert in_each_rank > 20
+    assert len([e for e in collectives if e["ph"] == "s"]) == 2 * in_each_rank
+    for begin, end in zip(collectives[::2], collectives[1::2], strict=True):
+        assert begin["pid"] != end["pid"]
+        assert processes["baseline, rank 0"] % 2 == processes["baseline, rank 1"] % 2
+        assert begin["pid"] % 2 == end["pid"] % 2
+    again = whatif.read(out)
+    assert len(again.info.ranks) == len(graph.info.ranks) == 2
+    assert again.info.ranks[1].memory == graph.info.ranks[1].memory
+
+
+def test_the_files_of_ranks_can_be_named(own_traces: Path, tmp_path: Path) -> None:
+    files = sorted(str(path) for path in (own_traces / "ranks_cpu" / "even").glob("*.json.gz"))
+    assert len(files) == 2
+    out = tmp_path / "ranks.json.gz"
+    assert main(["export", *files, "-o", str(out), "--quiet"]) == 0
+    assert len({e["pid"] for e in load(out)}) == 2
+
+
+def test_a_schedule_of_its_own_is_kept_as_an_order(own_traces: Path, tmp_path: Path) -> None:
+    """Priorities reorder the slices on a channel: read again they stay in that order without the what-if."""
+    trace = str(own_traces / "transformer_cpu.json.gz")
+    out = tmp_path / "p3.json"
+    what_ifs = ["distributed:workers=2,bandwidth=1Gbps", "p3:bandwidth=1Gbps,workers=2"]
+    baseline = Baseline.of(whatif.read(trace))
+    for names in (what_ifs[:1], what_ifs[1:]):
+        prediction = apply(baseline, *names)
+        write_perfetto(out, baseline.timeline, prediction.timeline)
+        again = whatif.read(out)
+        assert simulate(again).makespan_ns == prediction.timeline.makespan_ns
+        assert Baseline.of(again).step_ns / 1e6 == pytest.approx(prediction.predicted_ms)
+        arrows = {e["cat"] for e in load(out) if e["ph"] == "s" and e["pid"] == 2}
+        assert "communication" in arrows
+
+
+def test_counters_show_memory_and_links(own_traces: Path, tmp_path: Path) -> None:
+    """The fullest moment drawn is the peak; what a link moved, rate by time, is what its transfers hold."""
+    from whatif.memory import peak
+
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    prediction = apply(baseline, "distributed:workers=2,bandwidth=1Gbps")
+    write_perfetto(tmp_path / "out.json", baseline.timeline, prediction.timeline)
+    counters = [e for e in load(tmp_path / "out.json") if e["ph"] == "C"]
+    memory = [e["args"] for e in counters if e["name"] == "memory (MiB)" and e["pid"] == 1]
+    assert baseline.graph.info.memory is not None
+    assert max(m["total"] for m in memory) == pytest.approx(peak(baseline.graph.info.memory).total / 2**20, abs=1e-3)
+    assert all(sum(m.values()) == pytest.approx(2 * m["total"], abs=0.01) for m in memory)
+    link = [e for e in counters if e["name"] == "link: network"]
+    moved_bits = sum(now["args"]["Gbit/s of payload"] * (then["ts"] - now["ts"]) * 1e3 for now, then in pairwise(link))
+    graph = prediction.graph
+    transfers = graph.kind == TaskKind.COMMUNICATION
+    assert moved_bits / 8 == pytest.approx(int(graph.size_bytes[transfers].sum()), rel=1e-4)
+    assert link[-1]["args"]["Gbit/s of payload"] == 0
+
+
+def test_a_transfer_of_unknown_size_is_busy_or_not(tmp_path: Path) -> None:
+    build = Build(CPU, Thread("network", ThreadKind.CHANNEL))
+    for start_ns in (0, 10):
+        build.task(0, 10)
+        call = build.task(1, 5, "all_reduce", TaskKind.COMMUNICATION)
+        build.edge(call - 1, call, start_ns)
+    write_perfetto(tmp_path / "out.json", simulate(build.graph()), None)
+    values = [(e["ts"], e["args"]["busy"]) for e in load(tmp_path / "out.json") if e["ph"] == "C"]
+    assert values == [(0.01, 1), (0.015, 0), (0.03, 1), (0.035, 0)]
+
+
+# -- what is read is data -------------------------------------------------------------------------------------------
+
+
+def damaged(text: str, how: str) -> str:
+    """A file of which one thing is wrong, by the name of what is done to it."""
+    place = text.index('"whatif_graph":') + len('"whatif_graph":')
+    saved = json.loads(text[place:-2])
+    columns = saved["columns"]
+    if how == "cut":
+        return text[: (place + len(text)) // 2]
+    if how == "without":
+        return text[: place - len(',\n"whatif_graph":')] + "}"
+    if how == "object":
+        columns["name"]["dtype"] = "|O"
+    elif how == "bomb":
+        columns["name"]["count"] = saved["n_tasks"] = 2**40
+    elif how == "more":
+        saved["n_tasks"] += 1
+    elif how == "shorter":
+        columns["duration_ns"] = {**columns["name"], "count": saved["n_tasks"], "dtype": "<i8"}
+    elif how == "negative":
+        columns["kind"] = encoded([-5] * saved["n_tasks"], "i1")
+    elif how == "codes":
+        columns["family"] = encoded([99] * saved["n_tasks"], "i1")
+    elif how == "operators":
+        columns["called"] = encoded([7] * saved["n_tasks"], "i4")
+    elif how == "edges":
+        saved["dependencies"]["source"] = encoded([2**30] * saved["dependencies"]["source"]["count"], "i4")
+    elif how == "types":
+        saved["info"]["batch_size"] = "many"
+    elif how == "unknown":
+        saved["info"]["__class__"] = "os.system"
+    elif how == "base64":
+        columns["name"]["data"] = "no base64"
+    elif how == "format":
+        saved["format"] = 2
+    elif how == "nested":
+        for _ in range(3):
+            saved["info"] = {**saved["info"], "ranks": [saved["info"]]}
+        saved["info"]["ranks"][0]["ranks"][0]["steady"] = [[[[0]]]]
+    elif how == "lag":
+        saved["threads"][0]["lag_ns"] = 2**62
+    return text[:place] + json.dumps(saved) + "}\n"
+
+
+def encoded(values: list[int], dtype: str) -> dict[str, Any]:
+    data = base64.b64encode(zlib.compress(np.array(values, dtype=dtype).tobytes())).decode()
+    return {"dtype": dtype, "count": len(values), "data": data}
+
+
+HOW = ("cut", "without", "object", "bomb", "more", "shorter", "negative", "codes", "operators", "edges", "types",
+       "unknown", "base64", "format", "nested", "lag")  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_graph_is_refused_in_one_sentence(
+    how: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert main(["export", trace, "-o", str(out)]) == 0
+    out.write_text(damaged(out.read_text(), how))
+    capsys.readouterr()
+    assert main(["info", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "expected" in printed.err
+    assert "export it again" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_any_cut_of_the_file_is_refused(trace: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main(["export", trace, "-o", str(out)]) == 0
+    text = out.read_bytes()
+    for size in range(60, len(text) - 2, max(len(text) // 60, 1)):
+        out.write_bytes(text[:size])
+        with pytest.raises(WhatifError):
+            whatif.read(out)
+
+
+def test_events_are_written_as_they_are_made(tmp_path: Path) -> None:
+    """Writing many tasks takes little more memory than the graph: a bounded number of bytes a task."""
+    program = f"""
+import resource, numpy as np
+from tests.helpers import CPU, STREAM, Build
+from whatif.edit import columns_of
+from whatif.report.perfetto import write_perfetto
+from whatif.simulator import simulate
+build = Build(CPU, STREAM)
+for i in range(1000):
+    build.launch(10, 100, "a kernel with a name of usual length, void at::native::elementwise_kernel<4>")
+small = build.graph()
+write_perfetto({str(tmp_path / "small.json")!r}, simulate(small), simulate(small))
+graph = small.replace(
+    **{{name: np.tile(column, 100) for name, column in columns_of(small).items()}}, dependencies=small.dependencies)
+timeline = simulate(graph)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+write_perfetto({str(tmp_path / "large.json")!r}, timeline, timeline)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(graph))
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "large.json").stat().st_size > 400 * 200_000
+    # The file has more than 400 bytes a task; the columns that are looked at and compared have 250.
+    assert float(done.stdout) < 350

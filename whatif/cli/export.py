@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import os
+from itertools import takewhile
 
 from whatif.cli.options import add_calibration, trace_then_names
-from whatif.cli.reading import read_trace, warn
+from whatif.cli.rank_files import read_traces
+from whatif.cli.reading import warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif export``."""
-    parser.usage = "whatif export TRACE [NAME[:option=value,...] ...] -o OUT [OPTIONS]"
+    parser.usage = "whatif export TRACE ... [NAME[:option=value,...] ...] -o OUT [OPTIONS]"
     parser.add_argument(
-        "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then the what-ifs to show beside it"
+        "words",
+        nargs="+",
+        metavar="TRACE [NAME ...]",
+        help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it",
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="the file to write; compressed where its name ends in .gz"
@@ -23,20 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
-    path, names = trace_then_names(args.words)
+    # The first word is a trace in any case; more of them are those of other ranks.
+    others = list(takewhile(lambda word: os.path.isfile(word) and not word.endswith(".py"), args.words[1:]))
+    first, names = trace_then_names([args.words[0], *args.words[1 + len(others) :]])
+    paths = [first, *others]
+    from whatif.composition import spelled
     from whatif.predict import Baseline, apply
     from whatif.report.perfetto import check_output, write_perfetto
     from whatif.report.printable import printable
     from whatif.transform import load_transform
 
-    check_output(args.output, path)
+    for path in paths:
+        check_output(args.output, path)
     transforms = [load_transform(name) for name in names]
-    baseline = Baseline.of(read_trace(path), calibrated=args.calibrated)
+    graph, _ = read_traces(paths)
+    baseline = Baseline.of(graph, calibrated=args.calibrated)
     if not transforms:
         write_perfetto(args.output, baseline.timeline, None)
     else:
         prediction = apply(baseline, *transforms)
-        write_perfetto(args.output, baseline.timeline, prediction.timeline)
+        what = " + ".join(spelled(transform) for transform in transforms)
+        write_perfetto(args.output, baseline.timeline, prediction.timeline, what)
         warn(prediction.warnings)
-    print(f"{printable(args.output)}: written; open it at https://ui.perfetto.dev", file=sys.stdout)
+    print(f"{printable(args.output)}: written; open it at https://ui.perfetto.dev")
     return 0

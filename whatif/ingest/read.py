@@ -15,6 +15,7 @@ from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
+from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import steady_range
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.memory import find_memory
@@ -30,6 +31,7 @@ NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
     """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
+    Of a timeline that ``whatif export`` wrote the graph of its prediction, or of its baseline where it has none.
     Of a folder with the recordings of a run's ranks that of all of them (``whatif.ranks``).
     ``progress(done_bytes, total_bytes)`` is called now and then. Raises WhatifError, one sentence, where the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
@@ -43,6 +45,8 @@ def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
         from whatif.ingest.nsys import read_nsys  # sqlite3 is loaded for those who need it
 
         return graph_of_events(read_nsys(path, progress=progress), str(path))
+    if is_exported(path):
+        return read_exported(path, progress)
     try:
         events = read_kineto(path, progress=progress)
     except WhatifError as error:
@@ -87,7 +91,12 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
     )
     info = replace(info, memory=find_memory(parts, info))
     graph = assemble(parts, info).check()
-    return _with_measured_steps(graph, parts)
+    graph = _with_measured_steps(graph, parts)
+    if "predicted" in info.metadata:  # a step that nobody ran: `whatif predict --save`
+        from whatif.operator_graph.ranges import with_ranges
+
+        return with_ranges(graph)
+    return graph
 
 
 def refuse_what_has_no_work(events: Events, path: str) -> None:

@@ -1,6 +1,7 @@
 """A timeline file that Perfetto (ui.perfetto.dev) and chrome://tracing open: baseline beside predicted.
 
-Chrome's trace event format: two process groups, one row an execution thread, an arrow from each launch to its kernel.
+Chrome's trace event format: two groups of processes (one process a rank), one row an execution thread, arrows,
+counters. Behind the events stands the graph itself, so that what is written can be read again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import numpy as np
 
 import whatif
 from whatif.errors import WhatifError
-from whatif.graph import TaskGraph
 from whatif.kernels import KernelFamily
 from whatif.output_file import output_file
+from whatif.report.perfetto_counters import memory_counter, rate_counters
+from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
+from whatif.saved_graph import GRAPH_FIELD, graph_text
 from whatif.timeline import Timeline
 from whatif.types import Bool, Int64, Phase, TaskKind
 
@@ -27,18 +30,22 @@ from whatif.types import Bool, Int64, Phase, TaskKind
 COLORS = {CHANGED: "thread_state_runnable", ADDED: "terrible", REMOVED: "grey"}
 # Written at a time, so that memory does not grow with the trace.
 EVENTS_A_WRITE = 4096
+# Rows of columns that are turned into numbers of Python's own at a time.
+TASKS_AT_ONCE = 1 << 16
 # Compresses three times faster than the default and a tenth worse.
 GZIP_LEVEL = 4
 
 
-def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | None) -> None:
+def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | None, what: str = "") -> None:
     """Write the timelines to ``path``, compressed where its name ends in .gz; a file is there whole or not at all.
 
-    Times are microseconds with three decimals, so every nanosecond is kept. Raises WhatifError where ``path`` cannot be
-    written.
+    Times are microseconds with three decimals, so every nanosecond is kept. Behind the events stands the graph of the
+    last timeline, which ``whatif.read`` gives back; ``what`` names the what-ifs of the prediction for its reader.
+    Raises WhatifError where ``path`` cannot be written.
     """
+    trace = Path(baseline.graph.info.path).name
     with _replacing(Path(path)) as write:
-        header = {"tool": "whatif", "version": whatif.__version__, "trace": Path(baseline.graph.info.path).name}
+        header = {"tool": "whatif", "version": whatif.__version__, "trace": trace}
         write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n')
         pending: list[str] = []
         separator = ""
@@ -47,7 +54,16 @@ def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | N
             if len(pending) == EVENTS_A_WRITE:
                 write(separator + ",\n".join(pending))
                 pending, separator = [], ",\n"
-        write((separator if pending else "") + ",\n".join(pending) + "\n]}\n")
+        write((separator if pending else "") + ",\n".join(pending))
+        # Behind the events, because a reader that does not know a field may stop at it.
+        write(GRAPH_FIELD)
+        shown = "baseline" if predicted is None else f"prediction of {what or 'a what-if'}"
+        remark = (
+            f"no recording: the {shown} from {trace or 'a graph'}, which whatif export wrote; its times are simulated"
+        )
+        for piece in graph_text(predicted or baseline, remark):
+            write(piece)
+        write("}\n")
 
 
 def check_output(path: str | Path, trace: str | Path) -> None:
@@ -59,49 +75,67 @@ def check_output(path: str | Path, trace: str | Path) -> None:
 
 def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]:
     if predicted is None:
-        yield from _process_events(1, "baseline", baseline, [SAME] * len(baseline.graph))
+        yield from _group_events(0, "baseline", baseline, [SAME] * len(baseline.graph))
         return
     was, became = task_changes(baseline.graph, predicted.graph)
-    yield from _process_events(1, "baseline", baseline, was)
-    yield from _process_events(2, "predicted", predicted, became)
+    yield from _group_events(0, "baseline", baseline, was)
+    yield from _group_events(1, "predicted", predicted, became)
 
 
-def _process_events(pid: int, name: str, timeline: Timeline, changes: list[str]) -> Iterator[str]:
+def _group_events(group: int, name: str, timeline: Timeline, changes: list[str]) -> Iterator[str]:
+    """The events of one timeline: a process, or one for each rank; their numbers differ from the other group's."""
     graph = timeline.graph
-    yield _metadata(pid, 0, "process_name", {"name": name})
-    yield _metadata(pid, 0, "process_sort_index", {"sort_index": pid})
+    drawn, drawn_ns = _visible(timeline), _drawn_ns(timeline)
+    has_tasks = np.bincount(graph.thread[drawn], minlength=len(graph.threads)) > 0
+    ranks = sorted({thread.rank for code, thread in enumerate(graph.threads) if has_tasks[code]})
+    pid = {rank: 1 + group + 2 * place for place, rank in enumerate(ranks)}
+    pids = np.array([pid.get(thread.rank, 0) for thread in graph.threads], dtype=np.int64)
+    for place, rank in enumerate(ranks):
+        called = name if len(ranks) == 1 else f"{name}, {f'rank {rank}' if rank >= 0 else 'between ranks'}"
+        yield _metadata(pid[rank], 0, "process_name", {"name": called})
+        yield _metadata(pid[rank], 0, "process_sort_index", {"sort_index": group * len(ranks) + place})
     for code, thread in enumerate(graph.threads):
-        yield _metadata(pid, code + 1, "thread_name", {"name": thread.name})
-        yield _metadata(pid, code + 1, "thread_sort_index", {"sort_index": code + 1})
-    yield from _task_events(pid, timeline, changes)
-    yield from _launch_arrows(pid, timeline)
+        if has_tasks[code]:
+            yield _metadata(pid[thread.rank], code + 1, "thread_name", {"name": thread.name})
+            yield _metadata(pid[thread.rank], code + 1, "thread_sort_index", {"sort_index": code + 1})
+    yield from _task_events(pids, timeline, drawn, drawn_ns, changes)
+    yield from _arrows(group, pids, timeline, drawn, drawn_ns)
+    yield from _counters(pids, timeline)
 
 
 def _metadata(pid: int, tid: int, name: str, args: dict[str, object]) -> str:
     return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}, separators=(",", ":"))
 
 
-def _task_events(pid: int, timeline: Timeline, changes: list[str]) -> Iterator[str]:
+def _task_events(pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64, changes: list[str]) -> Iterator[str]:
     graph = timeline.graph
-    names = [json.dumps(name) for name in graph.names]
+    named = [json.dumps(name) if name else "" for name in graph.names]
     layers = [f',"layer":{json.dumps(name)}' if name else "" for name in graph.layers]
-    phases = {phase.value: f',"phase":"{phase.name.lower()}"' if phase else "" for phase in Phase}
-    kinds = {kind.value: kind.name.lower() for kind in TaskKind}
-    unnamed = {kind.value: json.dumps(f"({kind.name.lower().replace('_', ' ')})") for kind in TaskKind}
+    phases = [f',"phase":"{phase.name.lower()}"' if phase else "" for phase in Phase]
+    # "simulated": nobody takes such an event for a measured one.
+    kinds = [f"simulated.{kind.name.lower()}" for kind in TaskKind]
+    unnamed = [json.dumps(f"({kind.name.lower().replace('_', ' ')})") for kind in TaskKind]
     families = [f',"family":"{family.name.lower()}"' for family in KernelFamily] + [""]
-    shown_ns = _drawn_ns(timeline)
-    for task in np.flatnonzero(_visible(timeline)).tolist():
-        kind, duration_ns, step = int(graph.kind[task]), int(shown_ns[task]), int(graph.step[task])
-        whole_ns = int(timeline.end_ns[task] - timeline.start_ns[task])
-        color = f',"cname":"{COLORS[changes[task]]}"' if changes[task] in COLORS else ""
-        label = names[graph.name[task]] if graph.names[graph.name[task]] else unnamed[kind]
-        yield (
-            # "simulated": reading such a file as a recording would measure the simulation, so `read` refuses it.
-            f'{{"ph":"X","pid":{pid},"tid":{graph.thread[task] + 1},"ts":{_us(int(timeline.start_ns[task]))},'
-            f'"dur":{_us(duration_ns)},"name":{label},"cat":"simulated.{kinds[kind]}"{color},"args":{{"task":{task},'
-            f'"change":"{changes[task]}"{_step(step)}{phases[int(graph.phase[task])]}{layers[graph.layer[task]]}'
-            f"{families[graph.family[task]]}{_cut(whole_ns, duration_ns)}}}}}"
-        )
+    colors = {change: f',"cname":"{color}"' for change, color in COLORS.items()}
+    length_ns = timeline.end_ns - timeline.start_ns
+    tasks = np.flatnonzero(drawn)
+    for first in range(0, len(tasks), TASKS_AT_ONCE):
+        some = tasks[first : first + TASKS_AT_ONCE]
+        columns = (
+            some, pids[graph.thread[some]], graph.thread[some] + 1, timeline.start_ns[some], drawn_ns[some],
+            length_ns[some], graph.name[some], graph.kind[some], graph.phase[some], graph.layer[some],
+            graph.family[some], graph.step[some],
+        )  # fmt: skip
+        for task, pid, tid, start_ns, shown_ns, whole_ns, name, kind, phase, layer, family, step in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            change = changes[task]
+            yield (
+                f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{_us(start_ns)},"dur":{_us(shown_ns)},'
+                f'"name":{named[name] or unnamed[kind]},"cat":"{kinds[kind]}"{colors.get(change, "")},"args":{{'
+                f'"task":{task},"change":"{change}"{_step(step)}{phases[phase]}{layers[layer]}{families[family]}'
+                f"{_cut(whole_ns, shown_ns)}}}}}"
+            )
 
 
 def _step(step: int) -> str:
@@ -128,17 +162,39 @@ def _drawn_ns(timeline: Timeline) -> Int64:
     return duration_ns
 
 
-def _launch_arrows(pid: int, timeline: Timeline) -> Iterator[str]:
-    """From the start of each launch to the start of what it launched.
+def _arrows(group: int, pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64) -> Iterator[str]:
+    """The arrows: their ids are numbers (Perfetto reads text as hexadecimal) and differ between the two groups."""
+    thread = timeline.graph.thread
+    number = group
+    for kind, *columns in flows(timeline, drawn, drawn_ns):
+        for first in range(0, len(columns[0]), TASKS_AT_ONCE):
+            source, target, begin_ns, end_ns = (column[first : first + TASKS_AT_ONCE] for column in columns)
+            rows = (
+                pids[thread[source]],
+                thread[source] + 1,
+                begin_ns,
+                pids[thread[target]],
+                thread[target] + 1,
+                end_ns,
+            )
+            for from_pid, from_tid, from_ns, to_pid, to_tid, to_ns in zip(*(row.tolist() for row in rows), strict=True):
+                number += 2
+                common = f'"cat":"{kind}","name":"{kind}","id":{number}'
+                yield f'{{"ph":"s","pid":{from_pid},"tid":{from_tid},"ts":{_us(from_ns)},{common}}}'
+                yield f'{{"ph":"f","bp":"e","pid":{to_pid},"tid":{to_tid},"ts":{_us(to_ns)},{common}}}'
 
-    Ids are numbers (Perfetto reads text as hexadecimal) and differ between the two groups.
-    """
-    graph: TaskGraph = timeline.graph
-    launched = np.flatnonzero(graph.launch_of >= 0)
-    for task, launch in zip(launched.tolist(), graph.launch_of[launched].tolist(), strict=True):
-        common = f'"pid":{pid},"cat":"launch","name":"launch","id":{2 * task + pid}'
-        yield f'{{"ph":"s","tid":{graph.thread[launch] + 1},"ts":{_us(int(timeline.start_ns[launch]))},{common}}}'
-        yield f'{{"ph":"f","bp":"e","tid":{graph.thread[task] + 1},"ts":{_us(int(timeline.start_ns[task]))},{common}}}'
+
+def _counters(pids: Int64, timeline: Timeline) -> Iterator[str]:
+    graph = timeline.graph
+    for time_ns, parts in memory_counter(timeline):
+        values = ",".join(f'"{part}":{value:.3f}' for part, value in parts.items())
+        yield f'{{"ph":"C","pid":{pids[0]},"tid":0,"ts":{_us(time_ns)},"name":"memory (MiB)","args":{{{values}}}}}'
+    for thread, what, unit, time_ns, value in rate_counters(timeline):
+        name = json.dumps(f"{what}: {graph.threads[thread].name}")
+        yield (
+            f'{{"ph":"C","pid":{pids[thread]},"tid":0,"ts":{_us(time_ns)},"name":{name},'
+            f'"args":{{"{unit}":{value:.6g}}}}}'
+        )
 
 
 def _us(time_ns: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whatif.memory_summary import MemorySummary
-from whatif.output_file import output_file, replacing
-from whatif.report.plots import COLORS
-from whatif.report.printable import printable
+from whatif.report.plots import COLORS, save, title, unboxed
 from whatif.types import Phase
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTS = (
     ("parameters", "parameters"),
@@ -21,12 +23,15 @@ PARTS = (
 
 
 def plot_memory(summary: MemorySummary, path: str | Path) -> None:
-    """Draw the parts of the memory over the moments of a step, stacked, with the capacity as a line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draw a step's memory into a file: see ``memory_figure``."""
+    save(memory_figure(summary), path)
+
+
+def memory_figure(summary: MemorySummary) -> Figure:
+    """Give the parts of the memory over the moments of a step, stacked, with the capacity as a line."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(9.5, 4.5), layout="constrained")
     axes = figure.subplots()
     found = summary.moments
     unit, scale = ("GiB", 2**30) if summary.peak.total >= 2**29 else ("MiB", 2**20)
@@ -44,9 +49,11 @@ def plot_memory(summary: MemorySummary, path: str | Path) -> None:
         axes.axhline(summary.capacity_bytes / scale, color="black", linestyle="--", label="capacity")
     axes.set_xlim(-0.5, len(found) - 0.5)
     axes.set_xlabel("layers, in the order in which they work")
-    axes.set_ylabel(unit)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
-    figure.suptitle(printable(Path(summary.baseline.graph.info.path).name)[:100])
-    target = output_file(path)
-    with replacing(target) as part:
-        figure.savefig(part, format=target.suffix.lower().removeprefix("."))
+    axes.set_ylabel(f"memory, {unit}")
+    axes.set_ylim(bottom=0)
+    unboxed(axes, "y")
+    handles, labels = axes.get_legend_handles_labels()
+    # As they lie: what is drawn last is on top.
+    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    title(figure, summary.baseline.graph.info.path, f"peak {summary.peak.total / scale:,.4g} {unit}")
+    return figure

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, TITLE_LENGTH, drawn, save
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, save, title, unboxed
 from whatif.sweep.scaling import Scaling
 from whatif.sweep.sweep import Point, Sweep
 
@@ -17,12 +19,20 @@ if TYPE_CHECKING:
 MOST_LINES = len(COLORS)
 # Values that grow by more than this are drawn on a logarithmic scale.
 LOGARITHMIC_FROM = 20.0
+# Of a letter of a label, in widths of the axis.
+LETTER_WIDTH = 0.0115
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
 # Numbers of workers with a label each.
 MOST_LABELS = 8
 
 
 def plot_sweep(found: Sweep, path: str | Path) -> None:
-    """Draw the step over the last option's values, with its range: a line for each value of the options before it."""
+    """Draw a sweep into a file: see ``sweep_figure``."""
+    save(sweep_figure(found), path)
+
+
+def sweep_figure(found: Sweep) -> Figure:
+    """Give the step over the last option's values, with its range: a line for each value of the options before it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -42,15 +52,34 @@ def plot_sweep(found: Sweep, path: str | Path) -> None:
     axes.axhline(baseline_ms, color="0.4", linewidth=0.8, linestyle="--", label="recorded step, simulated")
     if is_number and max(x) > LOGARITHMIC_FROM * min(x):
         axes.set_xscale("log")
-    chosen = range(length) if length <= 10 else sorted({round(k * (length - 1) / 6) for k in range(7)})
-    axes.set_xticks([x[k] for k in chosen], [drawn(last.values[k], NAME_LENGTH) for k in chosen], fontsize=8)
+    labels = [drawn(_DECIMALS.sub(_rounded, value), NAME_LENGTH) for value in last.values]
+    chosen = _apart(x, labels, logarithmic=axes.get_xscale() == "log")
+    axes.set_xticks([x[k] for k in chosen], [labels[k] for k in chosen], fontsize=8, parse_math=False)
     axes.minorticks_off()
     names = drawn(" ".join(transform.name for transform in found.transforms), NAME_LENGTH)
-    axes.set_xlabel(f"{last.option} of {names}")
-    axes.set_ylabel("step (ms)")
+    axes.set_xlabel(f"{last.option} of {names}").set_parse_math(False)
+    axes.set_ylabel("step, ms")
     axes.set_ylim(bottom=0)
     _finish(figure, axes, found.baseline.graph.info.path)
-    save(figure, path)
+    return figure
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.3g}"
+
+
+def _apart(x: list[float], labels: list[str], *, logarithmic: bool) -> list[int]:
+    """The places whose labels, from the left, leave room for one another; the axis shows what it can."""
+    at = [math.log(value) if logarithmic else value for value in x]
+    width = max(at) - min(at) or 1.0
+    chosen: list[int] = []
+    end = -math.inf
+    for place in sorted(range(len(at)), key=at.__getitem__):
+        middle, half = (at[place] - min(at)) / width, LETTER_WIDTH * (len(labels[place]) + 2) / 2
+        if middle - half >= end:
+            chosen.append(place)
+            end = middle + half
+    return chosen
 
 
 def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, label: str, *, with_range: bool) -> None:
@@ -68,7 +97,12 @@ def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, lab
 
 
 def plot_scaling(found: Scaling, path: str | Path) -> None:
-    """Draw throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
+    """Draw a scaling curve into a file: see ``scaling_figure``."""
+    save(scaling_figure(found), path)
+
+
+def scaling_figure(found: Scaling) -> Figure:
+    """Give throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -98,7 +132,7 @@ def plot_scaling(found: Scaling, path: str | Path) -> None:
         label="exposed communication",
     )  # fmt: skip
     left.set_ylabel("throughput (times one worker)")
-    right.set_ylabel("ms")
+    right.set_ylabel("step, ms")
     right.set_ylim(bottom=0)
     labelled = counts[:: -(-len(counts) // MOST_LABELS)]  # more would overlap
     for axes in (left, right):
@@ -113,14 +147,11 @@ def plot_scaling(found: Scaling, path: str | Path) -> None:
         left.minorticks_off()
     for axes in (left, right):
         _finish(figure, axes, found.baseline.graph.info.path)
-    save(figure, path)
+    return figure
 
 
 def _finish(figure: Figure, axes: Axes, path: str) -> None:
-    axes.grid(visible=True, linewidth=0.4, color="#bbbbbb")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    unboxed(axes, "both")
     for text in axes.legend(fontsize=8, frameon=False).get_texts():
         text.set_parse_math(False)
-    title = figure.suptitle(drawn(Path(path).name, TITLE_LENGTH), fontsize=11)
-    title.set_parse_math(False)
+    title(figure, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from whatif.errors import WhatifError
 from whatif.output_file import output_file, replacing
@@ -67,8 +67,7 @@ def sensitivity_figure(found: Sensitivity) -> Figure:
         axes.set_axis_off()
     baseline, ms = found.baseline, ms_format(found.step_ms)
     what = f"{CLOCK_SUBJECTS[baseline.clock]}: {ms(found.step_ms)} ms, {CLOCK_LABELS[baseline.clock]}"
-    title = figure.suptitle(f"{drawn(Path(baseline.graph.info.path).name, TITLE_LENGTH)} ({what})", fontsize=11)
-    title.set_parse_math(False)
+    title(figure, baseline.graph.info.path, what)
     figure.supxlabel("each panel has a scale of its own", fontsize=8)
     return figure
 
@@ -88,9 +87,7 @@ def _panel(axes: Axes, curves: Sensitivity, kind: str, title: str) -> None:
     axes.set_xlim(0, 100)
     axes.set_ylim(top=max(axes.get_ylim()[1], LEAST_SCALE_PCT))
     axes.tick_params(labelsize=8)
-    axes.grid(visible=True, linewidth=0.4, color="#bbbbbb")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    unboxed(axes, "both")
     # Names are set afterwards: matplotlib leaves out labels that begin with "_".
     legend = axes.legend(handles, [str(n) for n in range(len(parts))], fontsize=7, loc="upper left", frameon=False)
     for text, part in zip(legend.get_texts(), parts, strict=True):
@@ -102,6 +99,20 @@ def drawn(name: str, longest: int) -> str:
     """A name of a trace as it is drawn: on one line, not too long."""
     shown = printable(name)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def title(figure: Figure, path: str, what: str = "") -> None:
+    """Head a figure with the name of its recording and, behind it, a few words."""
+    name = drawn(Path(path).name, TITLE_LENGTH - len(what) - 3)
+    figure.suptitle(f"{name} ({what})" if what else name, fontsize=11).set_parse_math(False)
+
+
+def unboxed(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
+    """Give axes no box, and a thin grid behind what is drawn."""
+    axes.grid(visible=True, axis=grid, linewidth=0.4, color="#bbbbbb")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -81,6 +81,15 @@ class Sweep:
             "warnings": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        names = " + ".join(spelled(transform) for transform in self.transforms)
+        return f"Sweep({names} at {len(self.points):,} points, {self.baseline.graph!r})"
+
+    def _repr_html_(self) -> str:
+        from whatif.report.notebook import sweep_html
+
+        return sweep_html(self)
+
 
 def sweep(
     baseline: Baseline,

@@ -1,0 +1,88 @@
+"""Counters of a timeline file: what a step keeps in memory, and at which rate its links and copies move bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from whatif.memory import moments
+from whatif.timeline import Timeline
+from whatif.types import TaskKind
+
+MIB = 2**20
+
+
+def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]:
+    """Give the time, ns, and what is in memory then, MiB by part: each moment of the model where its layer begins.
+
+    The model tells a step layer by layer; of a layer that is not in the timeline it shows nothing.
+    """
+    graph = timeline.graph
+    memory = graph.info.memory
+    if memory is None:
+        return
+    found = list(moments(memory))
+    layer_code = {name: code for code, name in enumerate(graph.layers)}
+    chosen = np.flatnonzero((graph.step >= 0) & graph.of_clock & (graph.kind != TaskKind.WAIT))
+    for step in np.unique(graph.step[chosen]).tolist():
+        tasks = chosen[graph.step[chosen] == step]
+        starts: dict[tuple[int, int], list[int]] = {}
+        order = tasks[np.argsort(timeline.start_ns[tasks], kind="stable")]
+        for phase, layer, start_ns in zip(
+            graph.phase[order].tolist(), graph.layer[order].tolist(), timeline.start_ns[order].tolist(), strict=True
+        ):
+            starts.setdefault((phase, layer), []).append(start_ns)
+        now_ns = 0
+        for moment in found:
+            # The update is told as a whole, whatever layers its tasks are of.
+            wanted = [key for key in starts if key[0] == moment.phase] if not moment.layer else [
+                (int(moment.phase), layer_code.get(moment.layer, -1))
+            ]  # fmt: skip
+            later = [time for key in wanted for time in starts.get(key, ())[:1] if time >= now_ns] or [
+                time for key in wanted for time in starts.get(key, ()) if time >= now_ns
+            ][:1]
+            if not later:
+                continue
+            now_ns = min(later)
+            yield (
+                now_ns,
+                {
+                    "parameters": moment.parameters / MIB,
+                    "optimizer state": moment.optimizer_state / MIB,
+                    "inputs": moment.inputs / MIB,
+                    "gradients": moment.gradients / MIB,
+                    "activations": moment.activations / MIB,
+                    "workspace": moment.workspace / MIB,
+                    "total": moment.total / MIB,
+                },
+            )
+
+
+def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, float]]:
+    """Give thread, name, unit, time, ns, and value: the payload that each link and each stream's copies move.
+
+    In Gbit/s for communication and GB/s for copies; 1 and 0 where a transfer's size is not known.
+    """
+    graph = timeline.graph
+    length_ns = timeline.end_ns - timeline.start_ns
+    for kind, what, unit, scale in (
+        (TaskKind.COMMUNICATION, "link", "Gbit/s of payload", 8.0),
+        (TaskKind.MEMCPY, "copies", "GB/s", 1.0),
+    ):
+        tasks = np.flatnonzero((graph.kind == kind) & (length_ns > 0))
+        for thread in np.unique(graph.thread[tasks]).tolist():
+            own = tasks[graph.thread[tasks] == thread]
+            own = own[np.argsort(timeline.start_ns[own], kind="stable")]
+            told = graph.size_bytes[own] >= 0
+            known = bool(told.all())
+            rate = np.where(told, graph.size_bytes[own], 0) * scale / length_ns[own] if known else np.ones(len(own))
+            start_ns, end_ns = timeline.start_ns[own], timeline.end_ns[own]
+            # Where the next one begins at once, no zero stands between them.
+            rests = np.append(end_ns[:-1] < start_ns[1:], True)
+            for begin, end, value, ends in zip(
+                start_ns.tolist(), end_ns.tolist(), rate.tolist(), rests.tolist(), strict=True
+            ):
+                yield thread, what, unit if known else "busy", begin, value
+                if ends:
+                    yield thread, what, unit if known else "busy", end, 0.0

@@ -1,0 +1,71 @@
+"""A plot of ``whatif advise``: what each what-if gains, alone and together with others, with the ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whatif.advice.advise import Advice, Ranked
+from whatif.errors import WhatifError
+from whatif.report.layout import CLOCK_SUBJECTS
+from whatif.report.plots import COLORS, drawn, save, title, unboxed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Longer than names elsewhere: those of combinations hold several.
+NAMES_LENGTH = 46
+ROW_INCHES = 0.3
+
+
+def plot_advice(advice: Advice, path: str | Path, top: int = 10) -> None:
+    """Draw the advice into a file: see ``advice_figure``. Raises WhatifError where nothing could be tried."""
+    save(advice_figure(advice, top), path)
+
+
+def advice_figure(advice: Advice, top: int = 10) -> Figure:
+    """Give the gains of the best ``top`` what-ifs and combinations as bars with their nominal 90 % ranges.
+
+    Where nothing gains, those that come closest. Raises WhatifError where nothing could be tried.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    groups: list[tuple[str, tuple[Ranked, ...], str]] = [
+        ("alone", (advice.gaining or advice.not_gaining)[:top], COLORS[0]),
+        ("together", advice.together[:top], COLORS[2]),
+    ]
+    rows = [(name, entry, color) for name, entries, color in groups for entry in entries]
+    if not rows:
+        raise WhatifError(f"{advice.baseline.graph.info.path}: expected a what-if that applies, got none to draw.")
+    figure = Figure(figsize=(9.5, 1.6 + ROW_INCHES * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, entry, color) in enumerate(rows):
+        gain = entry.trial.gain_pct
+        axes.barh(
+            place, gain, color=color, hatch="//" if name == "together" else "", edgecolor="white", height=0.66, zorder=2
+        )
+        ends = entry.gain_range_pct
+        if ends is not None:
+            reach = [[max(gain - ends[0], 0.0)], [max(ends[1] - gain, 0.0)]]
+            axes.errorbar([gain], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=3, zorder=3)
+        far = max(gain, ends[1] if ends else 0.0, 0.0)
+        axes.annotate(
+            f"{gain:.1f}", (far, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
+        )  # fmt: skip
+    names = [drawn(" + ".join(entry.trial.spelled), NAMES_LENGTH) for _, entry, _ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.axvline(0, color="0.3", linewidth=0.8)
+    axes.set_xlabel(f"gain, % of {CLOCK_SUBJECTS[advice.baseline.clock]}; lines: nominal 90 % range")
+    unboxed(axes, "x")
+    if advice.together:
+        handles = [
+            Patch(facecolor=color, hatch="//" if name == "together" else "", edgecolor="white", label=name)
+            for name, entries, color in groups
+            if entries
+        ]
+        axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+    title(figure, advice.baseline.graph.info.path, f"{advice.baseline.step_ns / 1e6:,.4g} ms as it is")
+    return figure

@@ -1,0 +1,123 @@
+"""Where a step goes, as stacked bars: before and after a what-if, or of two recordings (Daydream, figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from whatif.breakdown import Breakdown
+from whatif.composition import spelled
+from whatif.predict import Prediction
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
+from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, title, unboxed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# What nobody works in is grey. Hatches tell the parts apart where there is no colour.
+PART_COLORS = (COLORS[0], COLORS[2], COLORS[4], COLORS[1], "#d0d0d0")
+PART_HATCHES = ("", "//", "..", "xx", "")
+# A part narrower than this share of the longest bar has no room for its number.
+LEAST_LABELLED = 0.07
+BAR_INCHES = 0.55
+# Of a bar's name.
+MOST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: the parts of a step, ms, and where they are known the ends of its range and what was measured."""
+
+    name: str
+    parts: Breakdown
+    step_ms: float
+    low_ms: float | None = None
+    high_ms: float | None = None
+    measured_ms: float | None = None
+
+
+def plot_prediction(prediction: Prediction, path: str | Path) -> None:
+    """Draw a prediction into a file: see ``prediction_figure``."""
+    save(prediction_figure(prediction), path)
+
+
+def prediction_figure(prediction: Prediction) -> Figure:
+    """Give the parts of the step before and after the what-ifs as two bars, the second with its nominal 90 % range."""
+    baseline = prediction.baseline
+    names = " + ".join(spelled(transform) for transform in prediction.transforms) or "as it is"
+    bars = [
+        Bar("baseline", baseline.breakdown, prediction.baseline_ms, measured_ms=baseline.measured_ns / 1e6 or None),
+        Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),
+    ]
+    label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
+    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast")
+
+
+def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "") -> Figure:
+    """Give some steps as bars under the name of a recording and a few words; ``label`` is that of their axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.5 + BAR_INCHES * len(bars)), layout="constrained")
+    draw_bars(figure.subplots(), bars, label)
+    title(figure, path, what)
+    return figure
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}×" if speedup < 1e4 else "far more than 10,000×"
+
+
+def draw_bars(axes: Axes, bars: Sequence[Bar], label: str) -> None:
+    """Draw bars into ``axes``, the first one on top; parts that no bar has are left out of the legend."""
+    longest = max([1e-9, *(bar.high_ms or 0.0 for bar in bars), *(bar.step_ms for bar in bars)])
+    ms = ms_format(longest)
+    for (key, part), color, hatch in zip(BREAKDOWN_LABELS, PART_COLORS, PART_HATCHES, strict=True):
+        widths = [getattr(bar.parts, key) for bar in bars]
+        if not any(width > 0 for width in widths):
+            continue
+        left = [sum(getattr(bar.parts, before) for before in _before(key)) for bar in bars]
+        axes.barh(
+            range(len(bars)), widths, left=left, color=color, hatch=hatch, edgecolor="white", linewidth=0.5,
+            height=0.62, label=part,
+        )  # fmt: skip
+        for place, (width, begin) in enumerate(zip(widths, left, strict=True)):
+            if width >= LEAST_LABELLED * longest:
+                axes.text(
+                    begin + width / 2, place, ms(width), ha="center", va="center", fontsize=8, color="black",
+                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+                )  # fmt: skip
+    for place, bar in enumerate(bars):
+        if bar.low_ms is not None and bar.high_ms is not None:
+            reach = [[bar.step_ms - bar.low_ms], [bar.high_ms - bar.step_ms]]
+            axes.errorbar([bar.step_ms], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1.2, capsize=4)
+        end = max(bar.step_ms, bar.high_ms or 0.0, bar.measured_ms or 0.0)
+        axes.annotate(
+            f"{ms(bar.step_ms)} ms", (end, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    measured = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
+    if measured:
+        axes.plot(*zip(*measured, strict=True), "D", color="black", markersize=5, label="measured")
+    axes.set_yticks(range(len(bars)), [_lines(bar.name) for bar in bars], fontsize=9, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.16 * longest)  # room for the number behind the bar
+    axes.set_xlabel(label)
+    axes.tick_params(axis="y", length=0)
+    unboxed(axes, "x")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, columnspacing=1.2
+        )
+
+
+def _lines(name: str) -> str:
+    """A name on as few lines as hold it, of what-ifs a few on each."""
+    return "\n".join(wrap(drawn(name, MOST_LINES * NAME_LENGTH), NAME_LENGTH, max_lines=MOST_LINES, placeholder=" …"))
+
+
+def _before(key: str) -> list[str]:
+    keys = [name for name, _ in BREAKDOWN_LABELS]
+    return keys[: keys.index(key)]

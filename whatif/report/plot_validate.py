@@ -1,0 +1,118 @@
+"""A plot of ``whatif validate``: predictions beside what was measured, with their ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whatif.errors import WhatifError
+from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, drawn, save, unboxed
+from whatif.validate import Outcome, Validation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Rows of the right panel; more cannot be read.
+MOST_KINDS = 40
+# An error beyond this is drawn at the edge, so that the others can be told apart.
+EDGE_PCT = 60.0
+
+
+def plot_validation(found: Validation, path: str | Path) -> None:
+    """Draw a validation into a file: see ``validation_figure``. Raises WhatifError where nothing was compared."""
+    save(validation_figure(found), path)
+
+
+def validation_figure(found: Validation) -> Figure:
+    """Give predicted over measured steps, each with its range, beside the errors of each kind of what-if.
+
+    Raises WhatifError where nothing was compared.
+    """
+    from matplotlib.figure import Figure
+
+    if not found.outcomes:
+        raise WhatifError("validate: expected a pair that could be compared, got none to draw.")
+    kinds = list(found.by_kind)[:MOST_KINDS]
+    figure = Figure(figsize=(11.5, max(4.4, 1.2 + 0.24 * len(kinds))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    _steps(left, found.outcomes)
+    _errors(right, found, kinds)
+    score = found.score
+    if score.median_error_pct is not None:
+        inside = f"{score.inside} of {score.scored} inside their range"
+        figure.suptitle(
+            f"{score.scored} predictions: median error {score.median_error_pct:.1f} %, {inside}", fontsize=11
+        )
+    return figure
+
+
+def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
+    """Predicted over measured, both scales logarithmic where they reach far."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    for on_gpu, name, place in ((False, "on a CPU", 0), (True, "on a GPU", 1)):
+        chosen = [outcome for outcome in outcomes if outcome.on_gpu == on_gpu]
+        if not chosen:
+            continue
+        predicted = [outcome.predicted_ms for outcome in chosen]
+        reach = [
+            [max(outcome.predicted_ms - outcome.low_ms, 0.0) for outcome in chosen],
+            [max(outcome.high_ms - outcome.predicted_ms, 0.0) for outcome in chosen],
+        ]
+        axes.errorbar(
+            [outcome.measured_ms for outcome in chosen], predicted, yerr=reach, fmt=MARKERS[place],
+            color=COLORS[place], markersize=4, elinewidth=0.8, capsize=2, label=name, zorder=3,
+        )  # fmt: skip
+    times = [time for outcome in outcomes for time in (outcome.measured_ms, outcome.predicted_ms) if time > 0]
+    low, high = min(times) / 1.3, max(times) * 1.3
+    if high > 20 * low:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        # As few as can stand side by side: 1, 2 and 5 of each decade, or over many decades 1 alone.
+        steps = (1.0, 2.0, 5.0) if high < 3e3 * low else (1.0,)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.minorticks_off()
+    bound = max(outcome.bound_pct for outcome in outcomes) / 100
+    axes.plot([low, high], [low, high], color="0.3", linewidth=0.9, label="as measured")
+    axes.fill_between(
+        [low, high], [low * (1 - bound), high * (1 - bound)], [low * (1 + bound), high * (1 + bound)], color="0.85",
+        linewidth=0, label=f"within {100 * bound:.0f} %", zorder=0,
+    )  # fmt: skip
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_xlabel("measured step, ms")
+    axes.set_ylabel("predicted step, ms (nominal 90 % range)")
+    unboxed(axes, "both")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def _errors(axes: Axes, found: Validation, kinds: list[str]) -> None:
+    """The error of every prediction in the row of its kind; filled where the measured step is inside the range."""
+    drawn_kinds = set()
+    for outcome in found.outcomes:
+        if outcome.kind not in kinds:
+            continue
+        error = min(max(outcome.error_pct, -EDGE_PCT), EDGE_PCT)
+        label = "inside its range" if outcome.inside else "outside"
+        axes.plot(
+            [error], [kinds.index(outcome.kind)], MARKERS[0 if outcome.inside else 2], markersize=5, color=COLORS[0 if
+            outcome.inside else 1], fillstyle="full" if outcome.inside else "none",
+            label=label if label not in drawn_kinds else None,
+        )  # fmt: skip
+        drawn_kinds.add(label)
+    bound = max(outcome.bound_pct for outcome in found.outcomes)
+    axes.axvspan(-bound, bound, color="0.85", linewidth=0, zorder=0)
+    axes.axvline(0, color="0.3", linewidth=0.8)
+    axes.set_yticks(
+        range(len(kinds)),
+        [drawn(f"{kind} ({found.by_kind[kind].pairs})", NAME_LENGTH) for kind in kinds],
+        fontsize=8,
+        parse_math=False,
+    )
+    axes.set_ylim(len(kinds) - 0.4, -0.6)
+    axes.set_xlabel(f"error of the prediction, % (beyond ±{EDGE_PCT:.0f} at the edge)")
+    unboxed(axes, "x")
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.08), ncols=2)
