@@ -117,7 +117,12 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
     return Explanation(
         baseline=baseline,
-        verdict=verdict(baseline, critical_path_ms, {part.name: part.cpu_ms for part in phases}),
+        verdict=verdict(
+            baseline,
+            critical_path_ms,
+            {part.name: part.cpu_ms for part in phases},
+            {part.name: part.gpu_ms for part in families},
+        ),
         breakdown=baseline.breakdown,
         critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
         phases=tuple(phases),

@@ -138,11 +138,12 @@ class MemorySummary:
 
 
 def memory_summary(
-    baseline: Baseline, names: Sequence[str] = (), *, capacity_bytes: int | None = None
+    baseline: Baseline, names: Sequence[str] | None = (), *, capacity_bytes: int | None = None
 ) -> MemorySummary:
     """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
 
-    Without names the what-ifs are those that are about memory. With several each alone, and all in their order.
+    Without names the what-ifs are those that are about memory, with None there are none. With several names each is
+    told alone, and all of them in their order.
     ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. Raises WhatifError where
     the recording does not tell what a step keeps.
     """
@@ -150,8 +151,9 @@ def memory_summary(
     memory = memory_of(graph)
     capacity = capacity_bytes or graph.info.gpu_memory_bytes
     trier = Trier(baseline)
-    chosen: list[tuple[str, ...]] = [*((name,) for name in names), *([tuple(names)] if len(names) > 1 else [])]
-    tried = [trier.attempt([load_transform(name) for name in row]) for row in chosen or DEFAULT_WHAT_IFS]
+    chosen: list[tuple[str, ...]] = [*((name,) for name in names or ()), *([tuple(names)] if names and len(names) > 1 else [])]
+    rows = [] if names is None else chosen or DEFAULT_WHAT_IFS
+    tried = [trier.attempt([load_transform(name) for name in row]) for row in rows]
     return MemorySummary(
         baseline=baseline,
         memory=memory,

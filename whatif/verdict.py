@@ -15,8 +15,16 @@ GPU_WORK = ("kernel", "memcpy", "memset")
 HOST_WORK = ("cpu_op", "runtime", "gap")
 
 
-def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms: dict[str, float]) -> str:
-    """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what was not recorded."""
+def verdict(
+    baseline: Baseline,
+    critical_path_ms: dict[str, float],
+    phase_cpu_ms: dict[str, float],
+    family_gpu_ms: dict[str, float] | None = None,
+) -> str:
+    """Give the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what was not recorded.
+
+    The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family.
+    """
     step_ms, what = baseline.step_ns / 1e6, "span" if baseline.clock == "span" else "step"
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
@@ -46,7 +54,7 @@ def verdict(baseline: Baseline, critical_path_ms: dict[str, float], phase_cpu_ms
         )
     if not baseline.graph.on_gpu.any():
         return _cpu_bound(phase_cpu_ms, step_ms)
-    return _gpu_or_host_bound(on_path, parts, step_ms)
+    return _gpu_or_host_bound(on_path, parts, step_ms, family_gpu_ms or {})
 
 
 def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:
@@ -59,11 +67,13 @@ def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:
     )
 
 
-def _gpu_or_host_bound(on_path: dict[str, float], parts: Breakdown, step_ms: float) -> str:
+def _gpu_or_host_bound(
+    on_path: dict[str, float], parts: Breakdown, step_ms: float, family_gpu_ms: dict[str, float]
+) -> str:
     busy = f"the GPU is busy {_of(parts.gpu_busy_ms, step_ms)}"
     gpu_pct, host_pct = 100 * on_path["gpu"] / step_ms, 100 * on_path["host"] / step_ms
     if parts.gpu_busy_ms >= ALWAYS_BUSY * step_ms:
-        return f"GPU-bound: {busy}; a faster CPU would change little."
+        return f"GPU-bound: {busy}{_mostly(family_gpu_ms)}; a faster CPU would change little."
     if min(gpu_pct, host_pct) >= 100 * NAMED_FROM:
         return (
             f"bound by both: {busy}, CPU work is {host_pct:.0f} % of the critical path and GPU work {gpu_pct:.0f} %; "
@@ -71,11 +81,20 @@ def _gpu_or_host_bound(on_path: dict[str, float], parts: Breakdown, step_ms: flo
         )
     if gpu_pct > host_pct:
         share = f"its work is {gpu_pct:.0f} % of the critical path"
-        return f"GPU-bound: {busy}, and {share}; a faster CPU would change little."
+        return f"GPU-bound: {busy}{_mostly(family_gpu_ms)}, and {share}; a faster CPU would change little."
     return (
         f"host-bound: {busy}, and CPU work is {host_pct:.0f} % of the critical path; "
         "faster kernels would change little, fewer or cheaper launches would."
     )
+
+
+def _mostly(family_gpu_ms: dict[str, float]) -> str:
+    """The kind of kernels that takes the largest part of the GPU's work, where that is a large one; else ""."""
+    family = max(family_gpu_ms, key=lambda name: family_gpu_ms[name], default="other")
+    share = family_gpu_ms.get(family, 0.0) / max(sum(family_gpu_ms.values()), 1e-12)
+    if family == "other" or share < NAMED_FROM:
+        return ""
+    return f", {100 * share:.0f} % of its work in {family.replace('_', ' ')} kernels"
 
 
 def _of(part_ms: float, step_ms: float) -> str:

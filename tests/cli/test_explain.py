@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers import CPU, STREAM, Build
 from whatif.explain import LAG, critical_path_times, explain
+from whatif.kernels import KernelFamily
 from whatif.predict import Baseline
 from whatif.report.text import print_explanation
 from whatif.simulator import simulate
@@ -103,6 +104,21 @@ def test_gpu_bound() -> None:
     for _ in range(3):
         build.launch(MS // 10, 4 * MS, "gemm", cpu=0)
     assert explain(baseline(build)).verdict.startswith("GPU-bound: the GPU is busy 12.00 of 12.00 ms (100 %)")
+
+
+def test_a_gpu_bound_step_names_the_kernels_that_take_most() -> None:
+    """12 of 16 ms are convolutions; kernels of no known family, or many kinds of equal weight, are not named."""
+    convolution, gemm = int(KernelFamily.CONVOLUTION), int(KernelFamily.GEMM)
+    build = Build(CPU, STREAM)
+    for family, length_ms in ((convolution, 12), (gemm, 4)):
+        call = build.task(0, MS // 10, "launch")
+        build.edge(call, build.task(1, length_ms * MS, "kernel", family=family))
+    assert ", 75 % of its work in convolution kernels; a faster CPU" in explain(baseline(build)).verdict
+    build = Build(CPU, STREAM)
+    for family in range(5):
+        call = build.task(0, MS // 10, "launch")
+        build.edge(call, build.task(1, 4 * MS, "kernel", family=family))
+    assert "of its work" not in explain(baseline(build)).verdict
 
 
 def test_bound_by_both() -> None:

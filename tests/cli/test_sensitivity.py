@@ -41,7 +41,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 GOLDEN = """\
 made 50 % faster, these shorten the whole span most: gemm 33.3 %, layer A 11.1 %.
-GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %); a faster CPU would change little.
+GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
+CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)
 
 GPU and CPU

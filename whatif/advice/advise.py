@@ -56,6 +56,7 @@ class Ranked:
             "effort": trial.effort.size.name.lower(),
             "how": trial.effort.how,
             "reason": self.reason,
+            "estimates": trial.estimates,
             "notes": list(trial.notes),
         }
         return {**found, "alone_pct": list(self.alone_pct)} if self.alone_pct else found

@@ -15,6 +15,7 @@ from whatif.errors import WhatifError
 from whatif.explain import explain
 from whatif.graph import TaskGraph
 from whatif.memory import Memory, peak
+from whatif.models.estimator import described
 from whatif.predict import bounds_ns
 from whatif.simulator import simulate
 from whatif.steps import step_ns
@@ -104,6 +105,7 @@ class Trial:
     memory: Memory | None  # of the changed step; None where the recording does not tell it
     peak_bytes: int | None
     notes: tuple[str, ...]
+    estimates: dict[str, int]  # how many durations each source but the recording answered for
 
     @property
     def gain_pct(self) -> float:
@@ -202,6 +204,7 @@ class Trier:
             memory=changed.info.memory,
             peak_bytes=_peak_bytes(changed),
             notes=notes,
+            estimates=described(changed),
         )
 
     def fits(self, trial: Trial) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json
+from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, check_plots
 from whatif.cli.rank_files import names_then_traces, read_traces
-from whatif.cli.reading import warn
+from whatif.cli.reading import print_plot, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what-ifs (see `whatif transforms`, or the path of a .py file), then the trace, "
         "or those of several ranks of a run, or their folder",
     )
+    add_plot(parser, "draw the parts of the step before and after")
     add_clock(parser)
     add_calibration(parser)
     add_json(parser)
@@ -32,15 +33,21 @@ def run(args: argparse.Namespace) -> int:
 
     # A misspelled name is told before a large trace is read.
     transforms = [load_transform(name) for name in names]
+    check_plots(args.plot, paths)
     graph, _ = read_traces(paths)
     prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
+    if args.plot is not None:
+        from whatif.report.plot_breakdown import plot_prediction
+
+        plot_prediction(prediction, args.plot)
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json(prediction.to_dict())
+        print_json({**prediction.to_dict(), **({"plot": args.plot} if args.plot else {})})
         return 0
     from whatif.report.text import print_prediction
 
     print_prediction(prediction)
+    print_plot(args.plot)
     warn(sentence for sentence in prediction.warnings if sentence != prediction.verdict)
     return 0

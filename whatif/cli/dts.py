@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_json
-from whatif.cli.reading import read_trace, warn
+from whatif.cli.reading import print_plot, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,10 +87,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json({"trace": args.trace, "cluster": args.cluster, **ranking.to_dict()})
+        print_json(
+            {
+                "trace": args.trace,
+                "cluster": args.cluster,
+                **ranking.to_dict(),
+                **({"plot": args.plot} if args.plot else {}),
+            }
+        )
         return 0
     from whatif.report.text_dts import print_ranking
 
     print_ranking(ranking)
+    print_plot(args.plot)
+    print_plot(args.export)
     warn(graph.info.quirks)
     return 0

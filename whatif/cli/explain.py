@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_calibration, add_clock, add_json, add_top
 from whatif.cli.rank_files import add_traces, read_traces
-from whatif.cli.reading import warn
+from whatif.cli.reading import print_plot, warn
 
 if TYPE_CHECKING:
     from whatif.explain import Explanation
@@ -84,9 +84,6 @@ def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
         print_json({**text_sensitivity.as_dict(found, explanation), **({"plot": args.plot} if args.plot else {})})
         return 0
     text_sensitivity.print_sensitivity(found, explanation)
-    if args.plot is not None:
-        from whatif.report.printable import printable
-
-        print(f"\n  {printable(args.plot)}: written")
+    print_plot(args.plot)
     warn(explanation.warnings)
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, add_top, trace_then_names
-from whatif.cli.reading import read_trace, warn
+from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_top, trace_then_names
+from whatif.cli.reading import print_plot, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help="does it fit into so much, as 16GiB (default: the recorded GPU's memory)"
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw the step's memory into a .png, .svg or .pdf")
+    add_plot(parser, "draw the step's memory")
     add_top(parser, "layers to list")
     add_clock(parser)
     add_calibration(parser)
@@ -51,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json(summary.to_dict())
+        print_json({**summary.to_dict(), **({"plot": args.plot} if args.plot else {})})
         return 0
     from whatif.report.text_memory import print_memory
 
     print_memory(summary, args.top)
+    print_plot(args.plot)
     warn(graph.info.quirks)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 
 from whatif.cli.main import UsageError
 
@@ -56,6 +57,16 @@ def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
 
 
+def check_plots(plot: str | None, paths: Sequence[str]) -> None:
+    """Raise WhatifError where --plot names what cannot be written, or one of the files that are read."""
+    if plot is None:
+        return
+    from whatif.report.plots import check_plot
+
+    for path in paths:
+        check_plot(plot, path)
+
+
 def add_spreading(parser: argparse.ArgumentParser) -> None:
     """Add --jobs and --backend: where predictions run that cannot be simulated at once."""
     parser.add_argument(
@@ -96,7 +107,7 @@ def trace_then_names(words: list[str], command: str = "export") -> tuple[str, li
     first, *names = words
     late = [word for word in names if _is_trace(word)]
     if late and not _is_trace(first):
-        output = " -o out.json" if command == "export" else ""
+        output = {"export": " -o out.json", "report": " -o report.html"}.get(command, "")
         order = shlex.join([late[0], *(word for word in words if word != late[0])])
         raise UsageError(f"{command}: the trace comes first; try `whatif {command} {order}{output}`.")
     if late:

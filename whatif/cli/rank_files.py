@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import names_then_trace
+from whatif.cli.options import names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace
 
 if TYPE_CHECKING:
@@ -43,6 +43,17 @@ def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if early:
         raise UsageError(f"apply: the traces come last, behind all names; got {early[0]!r} before {names[-1]!r}.")
     return names, traces
+
+
+def traces_then_names(words: Sequence[str], command: str) -> tuple[list[str], list[str]]:
+    """Split ``TRACE [TRACE ...] [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
+    others = 0
+    if _is_recording(words[0]):
+        # A folder behind the first word may be meant as a what-if; the files of several ranks stand together.
+        while others + 1 < len(words) and os.path.isfile(words[others + 1]) and _is_recording(words[others + 1]):
+            others += 1
+    trace, names = trace_then_names([words[0], *words[1 + others :]], command)
+    return [trace, *words[1 : 1 + others]], names
 
 
 def _is_recording(word: str) -> bool:

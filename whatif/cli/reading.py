@@ -52,6 +52,15 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def print_plot(path: str | None) -> None:
+    """Say at the end of a report where its plot is, if one was asked for."""
+    if path is None:
+        return
+    from whatif.report.printable import printable
+
+    print(f"\n  {printable(path)}: written")
+
+
 def warn(sentences: Iterable[str]) -> None:
     """Print each sentence to stderr as a warning, unless told to be quiet."""
     if _quiet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_spreading, trace_then_names
-from whatif.cli.reading import progress_bar, read_trace, warn
+from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 DEFAULT = "distributed"
 
@@ -68,5 +68,6 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.text_sweep import print_scaling
 
     print_scaling(found)
+    print_plot(args.plot)
     warn([*baseline.graph.info.quirks, *found.notes])
     return 0

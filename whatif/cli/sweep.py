@@ -6,7 +6,7 @@ import argparse
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_spreading, names_then_trace
-from whatif.cli.reading import progress_bar, read_trace, warn
+from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,5 +65,6 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.text_sweep import print_sweep
 
     print_sweep(found)
+    print_plot(args.plot)
     warn([*baseline.graph.info.quirks, *found.notes])
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from whatif.cli.options import add_calibration, add_json
-from whatif.cli.reading import progress_bar
+from whatif.cli.options import add_calibration, add_json, add_plot, check_plots
+from whatif.cli.reading import print_plot, progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", help="write the tables into a Markdown file instead")
+    add_plot(parser, "draw predictions beside what was measured")
     add_calibration(parser)
 
 
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.markdown:
         output_file(args.markdown)  # an impossible name is told before the work
+    check_plots(args.plot, args.paths)
     with progress_bar("validating") as progress:
         validation = validate([Path(p) for p in args.paths], calibrated=args.calibrated, progress=progress)
     if args.markdown:
@@ -37,10 +39,14 @@ def run(args: argparse.Namespace) -> int:
 
         with replacing(args.markdown) as part:
             part.write_text(page(validation), encoding="utf-8")
+    if args.plot is not None:
+        from whatif.report.plot_validate import plot_validation
+
+        plot_validation(validation, args.plot)
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json(validation.to_dict())
+        print_json({**validation.to_dict(), **({"plot": args.plot} if args.plot else {})})
     elif args.markdown:
         from whatif.report.printable import printable
         from whatif.report.text_validate import headline
@@ -50,4 +56,5 @@ def run(args: argparse.Namespace) -> int:
         from whatif.report.text_validate import print_validation
 
         print_validation(validation)
+        print_plot(args.plot)
     return 0

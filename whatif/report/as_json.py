@@ -9,14 +9,15 @@ from typing import Any
 
 def print_json(report: dict[str, Any]) -> None:
     """Print ``report`` as one JSON object: plain ASCII, and null where a number is not finite."""
-    print(json.dumps(_finite(report), indent=2, allow_nan=False))
+    print(json.dumps(finite(report), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Give a JSON value in which null stands for every number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -27,6 +27,9 @@ from whatif.report.text_info import print_summary
 # Who answered for the durations that a what-if changed or added (`whatif.models.estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
     "measured": "measured alone",
+    "database": "by the op database",
+    "learned": "by a model of the device",
+    "other_devices": "from other devices",
     "roofline": "by roofline",
     "paper": "by a paper",
     "assumed": "assumed",
@@ -39,15 +42,13 @@ def print_prediction(prediction: Prediction) -> None:
     """Print what ``whatif apply`` reports."""
     baseline = prediction.baseline
     ms = ms_format(prediction.baseline_ms)
-    names = " + ".join(spelled(t) for t in prediction.transforms)
     with report() as out:
-        change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
-        out.print(plain(f"{names}: {change}", "bold"))
+        out.print(plain(headline(prediction), "bold"))
         out.print(plain(f"nominal 90 % range {ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms", "dim"))
         if prediction.verdict:
             out.print(plain(prediction.verdict))
         print_title(out, f"{CLOCK_SUBJECTS[baseline.clock].capitalize()} ({CLOCK_LABELS[baseline.clock]}), ms")
-        print_table(out, ["", "baseline", "predicted", "change"], _compared(prediction, ms))
+        print_table(out, ["", "baseline", "predicted", "change"], compared(prediction, ms))
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
             out.print()
@@ -65,6 +66,14 @@ def print_prediction(prediction: Prediction) -> None:
             out.print(plain(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim"))
 
 
+def headline(prediction: Prediction) -> str:
+    """Give the sentence on top: the what-ifs, the step before and after."""
+    ms = ms_format(prediction.baseline_ms)
+    names = " + ".join(spelled(t) for t in prediction.transforms)
+    change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
+    return f"{names}: {change}"
+
+
 def _change(prediction: Prediction) -> str:
     speedup = prediction.speedup
     if abs(speedup - 1) < 0.0005:
@@ -72,8 +81,8 @@ def _change(prediction: Prediction) -> str:
     return f"{speedup:.2f}× as fast" if abs(speedup - 1) >= 0.01 else f"{speedup:.3f}× as fast"
 
 
-def _compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
-    """The step and its parts before and after, the parts that neither has left out."""
+def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
+    """Give the step and its parts before and after, the parts that neither has left out."""
     before, after = prediction.baseline.breakdown, prediction.breakdown
     what = "span" if prediction.baseline.clock == "span" else "step"
     step = (what, prediction.baseline_ms, prediction.predicted_ms)

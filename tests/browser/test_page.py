@@ -1,0 +1,342 @@
+"""The page of ``whatif report`` in a real browser: it opens without errors, reacts, and obeys nothing of a trace."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_commands import V100, training
+from tests.cli.test_report import HOSTILE
+from tests.helpers import need, write_trace
+from tests.report_page import Page
+from whatif.cli.main import main
+
+# What a browser needs for a handler is reported and bounded generously: the machine may be busy.
+SLOWEST_MS = 2_000
+
+
+def written(folder: Path, path: Path, *words: str) -> Path:
+    out = folder / "page.html"
+    assert main(["report", str(path), *words, "-o", str(out), "--quiet"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, own_traces: Path) -> Path:
+    """The page of a recording of ours, with layers, memory and a prediction."""
+    return written(tmp_path_factory.mktemp("real"), own_traces / "transformer_cpu_fused.json.gz", "amp:target=bf16")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a trace whose kernels, layers and file would be markup."""
+    folder = tmp_path_factory.mktemp("hostile")
+    events = training(layer=HOSTILE, kernel=HOSTILE)
+    return written(folder, write_trace(folder / "<img src=x onerror=alert(3)>.json", events, deviceProperties=V100))
+
+
+def texts(driver: Any, selector: str) -> list[str]:
+    """What elements show, as far as they are visible."""
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].filter(e => e.getClientRects().length)"
+        ".map(e => e.textContent)"
+    )
+    found = driver.execute_script(script, selector)
+    assert isinstance(found, list)
+    return found
+
+
+def requests(driver: Any) -> list[str]:
+    """The addresses that the page asked for, but for those that its policy kept it from asking for."""
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    stopped = {m["params"]["requestId"] for m in messages if m["params"].get("blockedReason") == "csp"}
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    found = [one["request"]["url"] for one in sent if one["requestId"] not in stopped]
+    # The browser's own start page belongs to its first window.
+    return [url for url in found if not url.startswith(("chrome:", "chrome-untrusted:", "about:"))]
+
+
+def test_it_opens_without_errors_and_asks_for_nothing(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    assert driver.get_log("browser") == []
+    assert requests(driver) == [real.as_uri()]
+    drawn = driver.execute_script(
+        "return [...document.querySelectorAll('figure canvas')].map(c => Boolean(Chart.getChart(c)) && c.width > 100)"
+    )
+    assert len(drawn) == 6
+    assert all(drawn)
+
+
+def test_hostile_names_stay_text(opened: Any, hostile: Path) -> None:
+    driver = opened(hostile)
+    assert driver.get_log("browser") == []
+    assert requests(driver) == [hostile.as_uri()]
+    assert driver.execute_script("return document.querySelectorAll('img, iframe, object, embed').length") == 0
+    assert any("<img src=x onerror=alert(1)>" in text for text in texts(driver, "#t-kernels tbody th"))
+    assert "<img src=x onerror=alert(3)>" in driver.title
+    hover(driver)
+    assert driver.execute_script("return document.querySelectorAll('#timeline-tip *:not(div)').length") == 0
+
+
+def test_nothing_of_the_page_is_obeyed_but_its_own_scripts(opened: Any, hostile: Path) -> None:
+    """Should markup of a trace get in after all, the policy still keeps it from running and from asking the network."""
+    driver = opened(hostile)
+    ran = driver.execute_async_script(
+        "const [done] = arguments, made = document.createElement('div'), script = document.createElement('script');"
+        'made.innerHTML = \'<img src=x onerror="window.ran = 1"><b onclick="window.ran = 1">x</b>\';'
+        "script.textContent = 'window.ran = 1'; document.body.append(made, script);"
+        "made.querySelector('b').click(); setTimeout(() => done(window.ran ?? 0), 300)"
+    )
+    assert ran == 0
+    assert requests(driver) == [hostile.as_uri()]
+
+
+@pytest.mark.parametrize("table", ["t-kernels", "t-alone"])
+def test_headers_sort_by_numbers_and_by_text(opened: Any, real: Path, table: str) -> None:
+    driver, held = opened(real), Page(real).tables[table]
+    numbers = f"#{table} th:nth-child(2)"
+    values = [row[1].value for row in held.rows]
+    assert None not in values
+    for state, wanted in (("descending", sorted(values, reverse=True)), ("ascending", sorted(values))):  # type: ignore[type-var]
+        driver.execute_script(f"document.querySelector('{numbers} button').click()")
+        assert driver.execute_script(f"return document.querySelector('{numbers}').ariaSort") == state
+        shown = driver.execute_script(
+            f"return [...document.querySelectorAll('#{table} tbody td:nth-child(2)')].map(c => Number(c.dataset.value))"
+        )
+        assert shown == wanted
+    driver.execute_script(f"document.querySelector('#{table} th:nth-child(1) button').click()")
+    assert driver.execute_script(f"return document.querySelector('{numbers}').ariaSort") == "none"
+    names = [name.lower() for name in texts(driver, f"#{table} tbody th")]
+    assert sorted(names) == sorted(row[0].text.lower() for row in held.rows)
+    assert driver.execute_script(
+        "return arguments[0].every((n, i, all) => !i || all[i - 1].localeCompare(n) <= 0)", names
+    )
+
+
+def test_the_search_keeps_rows_with_all_words(opened: Any, real: Path) -> None:
+    driver, held = opened(real), Page(real).tables["t-kernels"]
+    field = driver.execute_script(
+        "return document.getElementById('t-kernels').closest('.table').querySelector('input')"
+    )
+    assert field.accessible_name.startswith("Search ")
+    word = held.rows[0][0].text.split("::")[-1][:6]
+    field.send_keys(word.upper())
+    wanted = [row[0].text for row in held.rows if word.lower() in "".join(cell.text for cell in row).lower()]
+    assert texts(driver, "#t-kernels tbody th") == wanted
+    assert 0 < len(wanted) < len(held.rows)
+    found = driver.execute_script(
+        "return arguments[0].closest('.tools').querySelector('[role=status]').textContent", field
+    )
+    assert found == f"{len(wanted)} of {len(held.rows)} rows"
+    field.clear()
+    field.send_keys("no such kernel")
+    assert texts(driver, "#t-kernels tbody th") == []
+
+
+def view(driver: Any) -> dict[str, float]:
+    """What the timeline shows now, once it is drawn."""
+    script = (
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => {"
+        "const d = document.getElementById('timeline-canvas').dataset;"
+        "done({begin: +d.begin, span: +d.span, drawn: +d.drawn, ms: +d.ms})}))"
+    )
+    found = driver.execute_async_script(script)
+    assert isinstance(found, dict)
+    return found
+
+
+def press(driver: Any, label: str) -> None:
+    script = (
+        "[...document.querySelectorAll('#timeline-tools button')].find(b => b.textContent === arguments[0]).click()"
+    )
+    driver.execute_script(script, label)
+
+
+def hover(driver: Any) -> str:
+    """Move the pointer over the first task of the timeline; gives what is then told of it."""
+    chains = need("selenium.webdriver.common.action_chains").ActionChains
+    canvas = driver.find_element("id", "timeline-canvas")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    at = driver.execute_script(
+        "const v = report.timeline, row = v.rows.find(r => r.thread.end > r.thread.first);"
+        "const s = row.side, n = row.thread.first;"
+        "const box = v.canvas.getBoundingClientRect();"
+        "return [v.x(s.start[n] + s.length[n] / 2) - box.width / 2, row.y + 6 - box.height / 2]"
+    )
+    chains(driver).move_to_element_with_offset(canvas, round(at[0]), round(at[1])).perform()
+    return str(
+        driver.execute_script("const t = document.getElementById('timeline-tip'); return t.hidden ? '' : t.innerText")
+    )
+
+
+def test_the_timeline_zooms_and_moves(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    whole = view(driver)
+    press(driver, "Zoom in")
+    closer = view(driver)
+    assert closer["span"] == pytest.approx(whole["span"] / 2)
+    assert closer["begin"] == pytest.approx(whole["span"] / 4)
+    press(driver, "Right")
+    assert view(driver)["begin"] == pytest.approx(whole["span"] / 2)
+    press(driver, "Left")
+    press(driver, "Zoom out")
+    press(driver, "Whole step")
+    assert view(driver)["span"] == whole["span"]
+    canvas = driver.find_element("id", "timeline-canvas")
+    driver.execute_script(
+        "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -200, ctrlKey: true, clientX: 600}))", canvas
+    )
+    assert view(driver)["span"] < whole["span"]
+    driver.execute_script("arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: 99, clientX: 600}))", canvas)
+    unchanged = view(driver)["span"]
+    driver.execute_script("arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: 99, clientX: 600}))", canvas)
+    assert view(driver)["span"] == unchanged  # without Ctrl the wheel is the page's
+
+
+def test_a_zoom_draws_no_more_boxes_than_pixels_and_takes_milliseconds(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    rows, width = driver.execute_script("return [report.timeline.rows.length, report.timeline.width]")
+    for _ in range(8):
+        shown = view(driver)
+        # A box is a pixel wide, or shows a task of more than a pixel: a pixel is never part of more than three.
+        assert 0 < shown["drawn"] <= 2 * rows * (width + 1)
+        assert shown["ms"] < SLOWEST_MS
+        press(driver, "Zoom in")
+
+
+def test_the_timeline_is_used_with_the_keyboard(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    keys = need("selenium.webdriver.common.keys").Keys
+    canvas = driver.find_element("id", "timeline-canvas")
+    driver.execute_script("arguments[0].focus()", canvas)
+    canvas.send_keys(keys.ARROW_RIGHT)
+    first = driver.find_element("id", "timeline-task").text
+    canvas.send_keys(keys.ARROW_RIGHT)
+    second = driver.find_element("id", "timeline-task").text
+    assert "µs from" in first
+    assert "µs from" in second
+    assert first != second
+    canvas.send_keys(keys.ARROW_LEFT)
+    assert driver.find_element("id", "timeline-task").text == first
+    whole = view(driver)["span"]
+    canvas.send_keys("+")
+    assert view(driver)["span"] == pytest.approx(whole / 2)
+    canvas.send_keys("0")
+    assert view(driver)["span"] == whole
+    canvas.send_keys(keys.ESCAPE)
+    assert driver.find_element("id", "timeline-task").text == ""
+
+
+def test_the_pointer_tells_of_a_task(opened: Any, real: Path) -> None:
+    told = hover(opened(real)).splitlines()
+    assert len(told) >= 3
+    assert any("µs from" in line for line in told)
+
+
+def test_tasks_are_found_by_name(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    field = driver.find_element("css selector", "#timeline-tools input")
+    field.send_keys("mm")
+    counted = driver.execute_script(
+        "const mm = report.data('timeline-data').texts.map(t => t.toLowerCase().includes('mm')), v = report.timeline;"
+        "return v.sides.map(s => Array.from(s.name).filter((n, i) => mm[n] || mm[s.layer[i]]).length)"
+    )
+    assert sum(counted) > 0
+    found = driver.find_element("css selector", "#timeline-tools [role=status]").text
+    assert found.startswith(f"{counted[0]} as recorded")
+
+
+def test_light_and_dark(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    background = "return getComputedStyle(document.body).backgroundColor"
+    label = "return Chart.getChart('c-breakdown').options.scales.x.ticks.color"
+    light, of_light = driver.execute_script(background), driver.execute_script(label)
+    assert light == "rgb(255, 255, 255)"
+    driver.find_element("id", "theme").click()
+    assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
+    assert driver.execute_script(background) != light
+    assert driver.execute_script(label) != of_light
+    driver.find_element("id", "theme").click()
+    assert driver.execute_script(background) == light
+    driver.execute_script("localStorage.clear()")
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    try:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        opened(real)
+        assert driver.execute_script(background) != light
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of a colour written rgb(r, g, b), as WCAG 2.1 defines it."""
+    parts = [int(part) / 255 for part in color[4:-1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(opened: Any, real: Path, theme: str) -> None:
+    driver = opened(real)
+    pairs = driver.execute_script(
+        "document.documentElement.dataset.theme = arguments[0]; const own = e => getComputedStyle(e).backgroundColor;"
+        "const behind = e => own(e) !== 'rgba(0, 0, 0, 0)' || !e.parentElement ? own(e) : behind(e.parentElement);"
+        "const all = 'p, th, td, li, a, h1, h2, h3, caption, abbr, button, code, label, summary';"
+        "return [...document.querySelectorAll(all)].map(e => [getComputedStyle(e).color, behind(e), e.tagName])",
+        theme,
+    )
+    for color, behind, name in {tuple(pair) for pair in pairs}:
+        lighter, darker = sorted((luminance(color), luminance(behind)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (name, color, behind)
+
+
+def test_every_control_can_be_reached_and_has_a_name(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    driver.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    kinds = "button:not(.sort), #t-kernels .sort, input, a, summary, .scroll, canvas"
+    controls = driver.find_elements("css selector", kinds)
+    for control in controls:
+        assert control.accessible_name.strip(), control.get_attribute("outerHTML")[:200]
+        assert driver.execute_script("return arguments[0].tabIndex", control) >= (
+            -1 if control.tag_name == "canvas" else 0
+        )
+
+
+def test_a_narrow_window_never_scrolls_sideways(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    size = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        view(driver)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 380
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_prints_with_everything_unfolded(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    driver.execute_script(
+        "document.documentElement.dataset.theme = 'dark'; window.atPrint = [];"
+        "addEventListener('beforeprint', () => atPrint.push(document.querySelectorAll('details:not([open])').length,"
+        "document.documentElement.dataset.theme))"
+    )
+    printed = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    assert printed.startswith(b"%PDF")
+    assert driver.execute_script("return atPrint") == [0, "light"]
+    assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_without_the_zoom_of_a_screen_the_canvas_is_as_sharp_as_the_screen(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    size = {"width": 1000, "height": 800, "deviceScaleFactor": 2, "mobile": False}
+    try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.execute_script("report.timeline.draw()")
+        canvas = "const c = document.getElementById('timeline-canvas'); return c.width / c.clientWidth"
+        assert driver.execute_script(canvas) == pytest.approx(2, rel=0.01)
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,0 +1,371 @@
+"""The page of ``whatif report``: the numbers of the commands, nothing of a trace obeyed, and no half-written file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.cli.test_commands import V100, training
+from tests.helpers import CPU, STREAM, Build, write_trace
+from tests.report_page import Page, resources, unpacked
+from whatif import WhatifError
+from whatif.baseline import Baseline
+from whatif.cli.main import main
+from whatif.memory_summary import memory_summary
+from whatif.predict import apply
+from whatif.report.html import timeline
+from whatif.report.html.facts import gather, without_folders
+from whatif.report.html.page import page
+from whatif.steps import window_ns
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202egnirts\x1b[31m😀 & \"quoted\" 'single'"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "five steps.json.gz", training(), deviceProperties=V100)
+
+
+def written(folder: Path, *words: str | Path) -> Page:
+    """The page that a command writes."""
+    out = folder / "page.html"
+    assert main(["report", *map(str, words), "-o", str(out), "--quiet"]) == 0
+    return Page(out)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The JSON object of another command."""
+    capsys.readouterr()
+    assert main([*words, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+# -- the same numbers as everywhere ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory: pytest.TempPathFactory, own_traces: Path) -> tuple[Page, str]:
+    """The page of a recording of our own, whose parts are compared with the commands."""
+    path = str(own_traces / "transformer_cpu.json.gz")
+    return written(tmp_path_factory.mktemp("page"), path, "amp:target=bf16", "compile"), path
+
+
+COMMANDS = {
+    "info": ["info"],
+    "explain": ["explain", "--top", "400"],
+    "sensitivity": ["explain", "--sensitivity"],
+    "advise": ["advise"],
+    "apply": ["apply", "amp:target=bf16", "compile"],
+    "scaling": ["scaling", "--names", "amp:target=bf16", "compile", "distributed"],
+}
+
+
+@pytest.mark.parametrize("key", list(COMMANDS))
+def test_the_data_of_the_page_are_those_of_the_commands(
+    transformer: tuple[Page, str], capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    held, path = transformer
+    name, *rest = COMMANDS[key]
+    words = [name, *rest, path] if name == "apply" else [name, path, *(w for w in rest if w != "--names")]
+    found, shown = asked(capsys, *words), held.data("facts")[key]
+    folder = str(Path(path).parent) + os.sep
+    found = json.loads(json.dumps(found).replace(folder, ""))
+    found.pop("warnings") if key in ("advise", "scaling") else None  # the commands add the recording's own
+    shown.pop("warnings") if key == "scaling" else None
+    assert shown == found
+
+
+def test_the_tables_show_the_data(transformer: tuple[Page, str]) -> None:
+    held, _ = transformer
+    facts = held.data("facts")
+    shown = held.tables["t-breakdown"]
+    assert [row[1].value for row in shown.rows] == list(facts["explain"]["breakdown"].values())
+    assert [row[3].value for row in shown.rows] == list(facts["apply"]["breakdown"]["predicted"].values())
+    for ident, key, name in (("t-layers", "layers", "layer"), ("t-kernels", "operations", "name")):
+        rows = [*facts["explain"][key]]
+        cells = [row for row in held.tables[ident].rows if row[0].text != "(no layer)"]
+        assert [row[0].text for row in cells] == [row[name] for row in rows]
+        assert [row[-2].value for row in cells] == pytest.approx([row["critical_ms"] for row in rows], abs=1e-6)
+    alone = held.tables["t-alone"]
+    assert [row[0].text for row in alone.rows] == [" + ".join(e["what_ifs"]) for e in facts["advise"]["advice"]]
+    assert [row[1].value for row in alone.rows] == [entry["gain_pct"] for entry in facts["advise"]["advice"]]
+    together = held.tables["t-together"]
+    assert [row[1].value for row in together.rows] == [e["gain_pct"] for e in facts["advise"]["combinations"]]
+    assert held.numbers["baseline_ms"] == facts["explain"]["baseline_ms"]
+    assert held.numbers["predicted_ms"] == facts["apply"]["predicted_ms"]
+    assert [row[1].value for row in held.tables["t-scaling"].rows] == [
+        row["predicted_ms"] for row in facts["scaling"]["rows"]
+    ]
+    assert [row[1].value for row in held.tables["t-bandwidth"].rows] == [
+        row["predicted_ms"] for row in facts["sweep"]["points"]
+    ]
+    assert held.tables["t-peak"].column(1)["activations"].value == facts["memory"]["peak"]["activation_bytes"]
+    for sentence in facts["advise"]["verdict"]:
+        assert sentence in held.text
+
+
+def test_what_is_drawn_is_what_the_tables_say(transformer: tuple[Page, str]) -> None:
+    held, _ = transformer
+    charts = held.data("charts")
+    assert charts.keys() == {"c-breakdown", "c-gains", "c-memory", "c-scaling", "c-bandwidth", "c-sensitivity"}
+    breakdown = charts["c-breakdown"]["series"]
+    assert [part["values"][0] for part in breakdown] == [row[1].value for row in held.tables["t-breakdown"].rows]
+    gains = charts["c-gains"]["series"][0]
+    assert all(low <= value <= high for low, value, high in zip(gains["low"], gains["values"], gains["high"]))  # noqa: B905
+    assert charts["c-bandwidth"]["x"] == [1, 2.5, 5, 10, 25, 40, 50, 100, 200, 400]
+    memory = [sum(values) for values in zip(*(part["values"] for part in charts["c-memory"]["series"]), strict=True)]
+    assert max(memory) * 2**20 == pytest.approx(held.data("facts")["memory"]["peak_bytes"])
+    for ident in charts:
+        says = next(known["aria-label"] for name, known in held.tags if known.get("id") == ident)
+        assert says
+
+
+def test_ranges_and_sources_of_every_prediction_are_told(transformer: tuple[Page, str]) -> None:
+    held, _ = transformer
+    labels = {known["class"] for name, known in held.tags if name == "abbr"}
+    assert labels == {f"made made-{made}" for made in ("measured", "simulated", "predicted", "estimated")}
+    told = held.tables["t-alone"].column(-1)
+    assert "by" in told["amp:target=bf16"].text or "alone" in told["amp:target=bf16"].text
+    assert "What each takes off the step" in held.text
+    assert "Alone they add up to" in held.text
+
+
+def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From their folder, or file by file; rank 1 sleeps."""
+    folder = own_traces / "ranks_cpu" / "sleeping"
+    held = written(tmp_path, folder)
+    assert held.source == written(tmp_path, *sorted(folder.iterdir())).source
+    assert str(own_traces) not in held.source
+    found = asked(capsys, "explain", "--top", "400", str(folder))
+    shown = held.data("facts")["explain"]["ranks"]
+    assert shown == json.loads(json.dumps(found["ranks"]).replace(f"{folder}{os.sep}", ""))
+    assert held.tables["t-ranks"].column(-1)["rank 1"].value == pytest.approx(shown["ranks"][1]["late_ms"], abs=1e-5)
+    assert "rank 1 holds the others up" in held.text
+    threads = {thread["name"] for side in held.data("timeline-data")["sides"] for thread in side["threads"]}
+    assert {"rank 0", "rank 1"} <= {name.partition(":")[0] for name in threads}
+
+
+# -- the timeline ---------------------------------------------------------------------------------------------------
+
+
+def test_the_packed_step_is_the_simulated_one(trace: Path) -> None:
+    baseline = Baseline.of(whatif.read(trace))
+    prediction = apply(baseline, "scale:kind=gpu,factor=0.5")
+    shown = timeline.timelines(baseline, prediction)
+    for side, line in zip(shown["sides"], (baseline.timeline, prediction.timeline), strict=True):
+        graph = line.graph
+        low, high = window_ns(graph, line.start_ns, line.end_ns, baseline.clock)
+        columns = unpacked(side, shown["unit_ns"])
+        kept = (line.end_ns > low) & (line.start_ns < high) & (line.end_ns > line.start_ns)
+        tasks = np.flatnonzero(kept)
+        tasks = tasks[np.lexsort((np.maximum(line.start_ns[tasks], low), graph.thread[tasks]))]
+        assert columns["start_ns"].tolist() == (np.maximum(line.start_ns[tasks], low) - low).tolist()
+        ends_ns = np.minimum(line.end_ns[tasks], high) - low
+        assert (columns["start_ns"] + columns["duration_ns"]).tolist() == ends_ns.tolist()
+        assert [shown["texts"][code] for code in columns["name"]] == [graph.names[code] for code in graph.name[tasks]]
+        assert (columns["what"] & 15).tolist() == graph.kind[tasks].tolist()
+        assert ((columns["what"] >> 15) & 1).tolist() == np.isin(tasks, line.critical_path).astype(int).tolist()
+        on_gpu = graph.on_gpu[tasks]
+        assert (((columns["what"] >> 13) & 3)[on_gpu] == timeline.CHANGES.index("changed")).all()
+        assert (((columns["what"] >> 13) & 3)[~on_gpu] == timeline.CHANGES.index("same")).all()
+        assert side["left_out"] == 0
+
+
+def many(n: int) -> Baseline:
+    """One step of ``n`` tasks of all lengths on a CPU thread and a stream, with a thousand long names."""
+    random = np.random.default_rng(7)
+    build = Build(CPU, STREAM)
+    for task in range(n // 2):
+        name = f"void some_library::a_kernel_template<{task % 1000}, float, float, int>(float*, int)"
+        build.launch(int(random.integers(1000, 9000)), int(random.integers(1000, 9000)), name)
+    build.info = type(build.info)(path="many.json", measured_step_ns={"span": (10**9,)})
+    return Baseline.of(build.graph())
+
+
+def test_a_step_of_a_hundred_thousand_tasks_stays_small_and_what_is_left_out_is_told() -> None:
+    baseline = many(130_000)
+    shown = timeline.timelines(baseline, apply(baseline, "scale:kind=gpu,factor=0.5"))
+    assert len(json.dumps(shown)) < 2_500_000  # beside some 0.4 MB of page and chart library
+    for side in shown["sides"]:
+        assert side["n"] == timeline.MOST_TASKS
+        assert side["left_out"] == pytest.approx(70_000, abs=1)  # what ends before the first kernel starts is not seen
+        assert sum(thread["n"] for thread in side["threads"]) == side["n"]
+    shortest_ns = min(unpacked(side, 1)["duration_ns"].min() for side in shown["sides"])
+    assert shortest_ns > 1000
+
+
+def test_steps_of_equal_tasks_are_cut_to_the_same_number(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
+    monkeypatch.setattr(timeline, "MOST_TASKS", 3)
+    side = timeline.timelines(Baseline.of(whatif.read(trace)), None)["sides"][0]
+    assert side["n"] == 3
+    assert side["left_out"] > 0
+
+
+# -- one file that obeys nobody -------------------------------------------------------------------------------------
+
+
+def test_the_page_fetches_nothing_and_obeys_only_its_own_scripts(tmp_path: Path, trace: Path) -> None:
+    held = written(tmp_path, trace)
+    assert resources(held) == []
+    directives = dict(part.strip().split(" ", 1) for part in held.policy.split(";"))
+    assert directives["default-src"] == "'none'"
+    assert set(directives["script-src"].split()) == held.obeyed
+    assert len(held.obeyed) == 2
+    assert "unsafe" not in held.policy
+    assert not [name for name, known in held.tags if any(key.startswith("on") or key == "style" for key in known)]
+
+
+def test_what_a_trace_calls_things_stays_text(tmp_path: Path) -> None:
+    names = training(layer=HOSTILE, kernel=HOSTILE)
+    path = write_trace(tmp_path / "<b>&'\".json", names, deviceProperties=V100)
+    held = written(tmp_path, path)
+    plain = training(layer="a_layer", kernel="a_kernel")
+    clean = written(tmp_path, write_trace(tmp_path / "run.json", plain, deviceProperties=V100))
+    assert [name for name, _ in held.tags] == [name for name, _ in clean.tags]
+    assert held.source.count("</script") == clean.source.count("</script")
+    shown = [row[0].text for row in held.tables["t-kernels"].rows]
+    assert any(text.startswith("<img src=x onerror=alert(1)></script>") and "😀" in text for text in shown)
+    for harmful in ("\u202e", "\x1b"):
+        assert harmful not in held.source
+        assert harmful not in json.dumps(held.data("timeline-data"), ensure_ascii=False)
+    assert not re.search(r"[<>&]", next(text for known, text in held.scripts if known.get("id") == "facts"))
+
+
+def test_the_page_names_no_folder_and_is_the_same_each_time(tmp_path: Path, trace: Path) -> None:
+    first = written(tmp_path, trace)
+    assert str(tmp_path) not in first.source
+    assert first.source == written(tmp_path, trace).source
+
+
+def test_headings_tables_and_controls_can_be_read_out(tmp_path: Path, trace: Path) -> None:
+    held = written(tmp_path, trace)
+    levels = [int(name[1]) for name, _ in held.tags if re.fullmatch("h[1-6]", name)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [known["id"] for _, known in held.tags if known.get("id")]
+    assert len(ids) == len(set(ids))
+    for name, known in held.tags:
+        for key in ("aria-labelledby", "aria-describedby"):
+            assert known.get(key) is None or known[key] in ids
+        if name == "a" and str(known["href"]).startswith("#"):
+            assert str(known["href"])[1:] in ids
+        if name == "canvas":
+            assert known["aria-label"]
+        if name == "th":
+            assert known["scope"] in ("col", "row")
+    assert ("html", {"lang": "en"}) in held.tags
+    for table in held.tables.values():
+        assert all(len(row) == len(table.headers) for row in table.rows)
+
+
+# -- what can go wrong ----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_told_is_told_in_a_sentence(tmp_path: Path, trace: Path) -> None:
+    held = written(tmp_path, trace)
+    facts = held.data("facts")
+    assert "expected training steps" in facts["memory"]["reason"]
+    assert facts["memory"]["reason"] in held.text
+    assert "backward pass" in facts["scaling"]["reason"]
+    assert held.text.count(facts["scaling"]["reason"]) == 1  # the sweep's is the same
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["RUN", "ampp", "-o", "OUT"], 1, "ampp"),
+        (["RUN", "amp"], 2, "-o"),
+        (["amp", "RUN", "-o", "OUT"], 2, "the trace comes first"),
+        (["RUN", "-o", "RUN"], 1, "expected another file than the trace itself"),
+        (["RUN", "-o", "nowhere/page.html"], 1, "expected a folder to write into"),
+        (["RUN", "scale:factor=-1", "-o", "OUT"], 1, "factor"),
+        (["missing.json", "-o", "OUT"], 1, "missing.json"),
+    ],
+)
+def test_errors_are_one_sentence_and_leave_no_file(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, says: str
+) -> None:
+    before = trace.read_bytes()
+    known = {"RUN": str(trace), "OUT": str(tmp_path / "out.html")}
+    assert main(["report", *(known.get(word, word) for word in words)]) == status
+    told = capsys.readouterr().err
+    assert says in told
+    assert len(told.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+    assert trace.read_bytes() == before
+
+
+def test_an_older_page_is_replaced_whole(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("older")
+    assert main(["report", str(trace), "-o", str(out)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("GPU-bound: ")
+    assert told[-1] == f"{out}: written; open it in a browser"
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_memory_without_what_ifs(own_traces: Path) -> None:
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    found = memory_summary(baseline, None)
+    assert found.what_ifs == found.memories == ()
+    assert found.peak == memory_summary(baseline, ["amp"]).peak
+
+
+# -- real recordings ------------------------------------------------------------------------------------------------
+
+
+def told_of(path: Path) -> dict[str, Any]:
+    baseline = Baseline.of(without_folders(whatif.read(path)))
+    return json.loads(json.dumps(gather(baseline).advice.to_dict()))  # type: ignore[no-any-return]
+
+
+def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) -> None:
+    """Measured with four workers: 122.5 ms, 18.5 % less."""
+    told = told_of(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
+    bound, first, gain = told["verdict"]
+    assert bound.startswith("Loading-bound: the step waits for its data for 44.51 of 149.68 ms")
+    assert first.startswith("Do first: data_loading:workers=4")
+    assert float(re.search(r"gains (\d+) %", gain)[1]) == pytest.approx(18.5, abs=2)  # type: ignore[index]
+
+
+def test_the_host_bounds_bert_small_on_an_h100(shared_traces: Path) -> None:
+    path = next((shared_traces / "tracelens-h100-mi300").glob("h100.gaunernst*"))
+    assert told_of(path)["verdict"][0].startswith("Host-bound: the GPU is busy 0.31 of 3.91 ms (8 %)")
+
+
+def test_convolutions_bound_vgg13_and_fused_adam_cannot_help(shared_traces: Path) -> None:
+    told = told_of(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    assert "42 % of its work in convolution kernels" in told["verdict"][0]
+    fused = next(entry for entry in told["no_gain"] if entry["what_ifs"] == ["fused_adam"])
+    assert 0 <= fused["gain_pct"] < 1
+    assert "the step does not wait for what is saved" in fused["reason"]
+
+
+def test_the_page_of_216_000_events_is_made_in_seconds(shared_traces: Path) -> None:
+    """Five seconds of a quiet core for 130,000 events; twice that here, where other tests take the caches."""
+    graph = without_folders(whatif.read(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz"))
+    began = time.process_time()
+    written = page(gather(Baseline.of(graph)))
+    assert time.process_time() - began < 10
+    assert len(written.encode()) < 3_000_000
+
+
+def test_a_what_if_that_does_not_apply_is_refused_before_anything_is_written(tmp_path: Path, trace: Path) -> None:
+    baseline = Baseline.of(whatif.read(trace))
+    from whatif.transform import load_transform
+
+    with pytest.raises(WhatifError, match="bandwidth"):
+        gather(baseline, [load_transform("bandwidth")])

@@ -1,0 +1,79 @@
+"""How a step is spread where nobody says it in detail: what was asked for, else data parallelism; what is assumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import whatif
+from tests.helpers import CPU, STREAM, Build
+from whatif import TaskGraph, TaskKind, load_transform
+from whatif.baseline import Baseline
+from whatif.composition import spelled
+from whatif.memory import LayerMemory, Memory
+from whatif.sweep.defaults import WORKERS, bandwidths_of, spread_of
+from whatif.sweep.scaling import scaling
+from whatif.sweep.sweep import sweep
+
+
+@pytest.fixture(scope="module")
+def recorded(own_traces: Path) -> TaskGraph:
+    """A recording that tells its gradients."""
+    return whatif.read(own_traces / "transformer_cpu.json.gz")
+
+
+def names(transforms: tuple[whatif.Transform, ...]) -> list[str]:
+    return [spelled(transform) for transform in transforms]
+
+
+def test_data_parallelism_is_put_beside_what_was_asked_for(recorded: TaskGraph) -> None:
+    found = spread_of(recorded, [load_transform("amp:target=bf16")])
+    assert names(found.transforms) == ["amp:target=bf16", "distributed"]
+    assert found.assumed == ()
+    assert scaling(Baseline.of(recorded), found.transforms, (1, 2)).rows[1].step_ms
+
+
+def test_what_was_asked_for_and_spreads_is_taken_and_its_workers_are_left_open(recorded: TaskGraph) -> None:
+    asked = [load_transform("fsdp:workers=4,bandwidth=10Gbps"), load_transform("compile")]
+    assert [spelled(t).partition(":")[0] for t in spread_of(recorded, asked).transforms] == ["fsdp", "compile"]
+    assert "workers" not in spread_of(recorded, asked).transforms[0].options
+    faster = bandwidths_of(recorded, asked)
+    assert faster.transforms[0].options["workers"] == 4
+    assert faster.varied.option == "bandwidth"
+
+
+def test_loaders_and_tensors_are_no_machines(recorded: TaskGraph) -> None:
+    found = spread_of(recorded, [load_transform("data_loading:workers=4")])
+    assert names(found.transforms) == ["data_loading:workers=4", "distributed"]
+
+
+def test_unknown_gradients_are_as_large_as_the_parameters_that_shapes_show(recorded: TaskGraph) -> None:
+    silent = recorded.replace(info=replace(recorded.info, metadata={}, memory=None))
+    assert names(spread_of(silent).transforms) == ["distributed"]
+    layers = (LayerMemory("a", 10, 3_000_000), LayerMemory("b", 10, 1_000_000))
+    told = silent.replace(info=replace(silent.info, memory=Memory(4_000_000, 0, 0, layers)))
+    found = spread_of(told)
+    assert names(found.transforms) == ["distributed:gradient_mb=4"]
+    assert len(found.assumed) == 1
+    assert "4.0 MB" in found.assumed[0]
+    assert bandwidths_of(told).assumed == found.assumed
+    assert bandwidths_of(told).transforms[0].options == {"gradient_mb": 4.0, "workers": WORKERS}
+
+
+def test_of_what_communicates_already_only_the_ratio_is_asked() -> None:
+    build = Build(CPU, STREAM)
+    build.launch(10, 1000, "gemm")
+    call = build.task(0, 10, "launch")
+    build.edge(call, build.task(1, 4000, "all-reduce", TaskKind.COMMUNICATION))
+    build.info = replace(build.info, measured_step_ns={"span": (5000,)})
+    graph = build.graph()
+    found = bandwidths_of(graph)
+    assert names(found.transforms) == ["bandwidth"]
+    assert found.varied.option == "factor"
+    assert len(found.assumed) == 1
+    points = sweep(Baseline.of(graph), found.transforms, [found.varied]).points
+    steps_ms = [point.step_ms for point in points]
+    assert steps_ms == sorted(steps_ms, reverse=True)  # type: ignore[type-var]
+    assert steps_ms[0] == pytest.approx(0.001 + 4 * 0.004, rel=0.05)

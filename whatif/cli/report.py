@@ -1,0 +1,51 @@
+"""``whatif report``: everything that is known of a recording as one page that opens from disk."""
+
+from __future__ import annotations
+
+import argparse
+
+from whatif.cli.options import add_calibration, add_clock
+from whatif.cli.rank_files import read_traces, traces_then_names
+from whatif.cli.reading import progress_bar, warn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif report``."""
+    parser.usage = "whatif report TRACE ... [NAME[:option=value,...] ...] -o OUT [OPTIONS]"
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="TRACE [NAME ...]",
+        help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it "
+        "(default: what to do first)",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the .html file to write")
+    add_clock(parser)
+    add_calibration(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    paths, names = traces_then_names(args.words, "report")
+    from whatif.report.perfetto import check_output
+    from whatif.report.printable import printable
+    from whatif.transform import load_transform
+
+    # A file that cannot be written and a misspelled name are told before a large trace is read.
+    for path in paths:
+        check_output(args.output, path)
+    asked = [load_transform(name) for name in names]
+    from whatif.baseline import Baseline
+    from whatif.report.html.facts import gather, without_folders
+    from whatif.report.html.page import write_page
+
+    graph, ranks = read_traces(paths)
+    baseline = Baseline.of(without_folders(graph), args.clock, calibrated=args.calibrated)
+    with progress_bar("trying") as progress:
+        facts = gather(baseline, asked, ranks=ranks, progress=progress)
+    write_page(args.output, facts)
+    for sentence in facts.advice.verdict:
+        print(printable(sentence))
+    print(f"\n{printable(args.output)}: written; open it in a browser")
+    warn(facts.summary.warnings)
+    return 0

@@ -1,0 +1,69 @@
+"""Charts as plain numbers, which the page's script draws; beside each stands a table with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from whatif.report.html.markup import Html, tag
+from whatif.report.printable import printable
+
+# A label on an axis longer than this takes the room of what it labels.
+LONGEST_LABEL = 42
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line or one kind of bar; ``low`` and ``high`` are the ends of its range where it has one."""
+
+    name: str
+    values: tuple[float | None, ...]
+    color: int  # of the page's palette
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: ``bars`` lie, one a label; ``stacked`` ones add up; ``lines`` run over numbers ``x`` or the labels."""
+
+    kind: str  # bars, stacked, lines, area
+    labels: tuple[str, ...]
+    series: tuple[Series, ...]
+    x_title: str
+    y_title: str = ""
+    x: tuple[float, ...] = ()
+    logarithmic: bool = False
+    both_logarithmic: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the chart as JSON, its texts made harmless and short."""
+        found = asdict(self)
+        found["labels"] = [_label(label) for label in self.labels]
+        for series in found["series"]:
+            series["name"] = _label(series["name"])
+        return found
+
+
+# The charts of a page by the id of their place.
+Charts = dict[str, Chart]
+
+
+def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
+    """Give the place of a chart: its caption, and in one sentence what it shows to those who cannot see it."""
+    canvas = tag("canvas", says, id=ident, role="img", aria_label=says)
+    # A style attribute would need a policy that lets styles be injected: the script sets the height.
+    place = tag("div", canvas, class_="chart", data_height=str(height))
+    return tag("figure", tag("figcaption", title), place, class_="plot")
+
+
+def bars_height(labels: Sequence[str]) -> int:
+    """Give how high a chart of bars is that can be read, pixels."""
+    return 60 + 34 * len(labels)
+
+
+def _label(label: str) -> str:
+    shown = printable(label)
+    return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"

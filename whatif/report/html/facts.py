@@ -1,0 +1,106 @@
+"""What the page shows, all of it asked of the library: the answers of its commands to one recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from whatif.advice.advise import Advice, advise
+from whatif.baseline import Baseline
+from whatif.errors import WhatifError
+from whatif.explain import Explanation, explain
+from whatif.graph import TaskGraph
+from whatif.memory_summary import MemorySummary, memory_summary
+from whatif.predict import Prediction, apply
+from whatif.ranks.read import Ranks
+from whatif.ranks.stragglers import RankReport, report
+from whatif.sensitivity import Sensitivity, sensitivity
+from whatif.summary import Summary, summarize
+from whatif.sweep.defaults import bandwidths_of, spread_of
+from whatif.sweep.scaling import Scaling, scaling
+from whatif.sweep.sweep import Sweep, sweep
+from whatif.transform import Transform
+
+# Rows of a table of layers or kernels; what is left out is the smallest, and the page tells how many.
+MOST_ROWS = 400
+# Ranges cost two simulations a what-if, so that only the best of each table have one.
+RANGED = 10
+PARTS = 10
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+
+Progress = Callable[[int, int], None]
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The answers of every command to one recording; text is the reason why there is no answer."""
+
+    baseline: Baseline
+    asked: tuple[Transform, ...]  # what the user wants to see beside the recording; empty: what to do first is shown
+    summary: Summary
+    explanation: Explanation
+    advice: Advice
+    prediction: Prediction | None  # of ``asked``, else of what to do first; None where nothing gains
+    sensitivity: Sensitivity
+    memory: MemorySummary | str
+    scaling: Scaling | str
+    bandwidth: Sweep | str
+    assumed: tuple[str, ...]  # for the last two
+    ranks: RankReport | None = None  # where the recordings of several ranks were read
+
+
+def gather(
+    baseline: Baseline,
+    asked: Sequence[Transform] = (),
+    *,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> Facts:
+    """Ask everything that the page shows. Raises WhatifError where what was asked for does not apply.
+
+    ``ranks`` is what was found about the recordings of several ranks; ``progress(done, total)`` counts the what-ifs
+    that were tried.
+    """
+    prediction = apply(baseline, *asked) if asked else None
+    advice = advise(baseline, top=RANGED, progress=progress)
+    first = None if asked or advice.first is None else advice.first.trial.transforms
+    if first is not None:
+        tried = _or_why_not(lambda: apply(baseline, *first))  # tried it was with a stand-in for an unknown batch
+        prediction = tried if isinstance(tried, Prediction) else None
+    spread, faster = spread_of(baseline.graph, asked), bandwidths_of(baseline.graph, asked)
+    return Facts(
+        baseline=baseline,
+        asked=tuple(asked),
+        summary=summarize(baseline),
+        explanation=explain(baseline, top=MOST_ROWS),
+        advice=advice,
+        prediction=prediction,
+        sensitivity=sensitivity(baseline, top=PARTS),
+        memory=_or_why_not(lambda: memory_summary(baseline, None)),
+        scaling=_or_why_not(lambda: scaling(baseline, spread.transforms, WORKERS)),
+        bandwidth=_or_why_not(lambda: sweep(baseline, faster.transforms, [faster.varied])),
+        assumed=tuple(dict.fromkeys((*spread.assumed, *faster.assumed))),
+        ranks=None if ranks is None else _ranks(ranks, baseline),
+    )
+
+
+def without_folders(graph: TaskGraph) -> TaskGraph:
+    """Give the graph of a recording that is called by its file's name alone: a page is for others to read."""
+    ranks = tuple(replace(info, path=Path(info.path).name) for info in graph.info.ranks)
+    return graph.replace(info=replace(graph.info, path=Path(graph.info.path).name, ranks=ranks))
+
+
+def _ranks(ranks: Ranks, baseline: Baseline) -> RankReport:
+    found = report(ranks, baseline)
+    return replace(found, rows=tuple(replace(row, path=Path(row.path).name) for row in found.rows))
+
+
+def _or_why_not(ask: Callable[[], Answer]) -> Answer | str:
+    """An answer, or the sentence that says why the recording gives none."""
+    try:
+        return ask()
+    except WhatifError as error:
+        return str(error)

@@ -1,0 +1,136 @@
+"""More workers, and a faster network between them."""
+
+from __future__ import annotations
+
+from whatif.composition import spelled
+from whatif.report.html.charts import Chart, Charts, Series, figure
+from whatif.report.html.facts import Facts
+from whatif.report.html.made import Made
+from whatif.report.html.markup import Html, command, items, paragraph, section
+from whatif.report.html.tables import Cell, Column, Row, table
+from whatif.report.layout import ms_format, pct
+from whatif.report.text_sweep import headline
+from whatif.sweep.scaling import Scaling
+from whatif.sweep.sweep import Sweep
+from whatif.sweep.values import as_number
+
+
+def network(facts: Facts, charts: Charts) -> Html:
+    """Give the scaling curve and the curve over the speed of the network."""
+    assumed = [items(facts.assumed)] if facts.assumed else []
+    return section(
+        "network", "More workers, a faster network", *assumed, *_scaling(facts, charts), *_bandwidth(facts, charts)
+    )
+
+
+def _scaling(facts: Facts, charts: Charts) -> list[Html]:
+    found = facts.scaling
+    if not isinstance(found, Scaling):
+        return [paragraph(found)]
+    ms = ms_format(found.single_ms)
+    rows = [row for row in found.rows if row.step_ms is not None]
+    charts["c-scaling"] = Chart(
+        "lines",
+        tuple(f"{row.count:,}" for row in rows),
+        (
+            Series("predicted", tuple(found.throughput(row) for row in rows), 0, *_ends(found)),
+            Series("as many times as there are workers", tuple(float(row.count) for row in rows), 7, dashed=True),
+        ),
+        "workers",
+        "throughput, times that of one worker",
+        tuple(float(row.count) for row in rows),
+        logarithmic=True,
+        both_logarithmic=True,
+    )
+    shown: list[Row] = [
+        [
+            f"{row.count:,}",
+            Cell(ms(row.step_ms), row.step_ms),
+            f"{ms(row.low_ms)} … {ms(row.high_ms)}",
+            Cell(ms(row.communication_ms), row.communication_ms),
+            Cell(f"{found.throughput(row) or 0:,.2f}", found.throughput(row)),
+            Cell(pct(found.efficiency_pct(row) or 0.0), found.efficiency_pct(row)),
+        ]
+        for row in rows
+    ]
+    columns = [
+        Column("workers", False),
+        Column("step, ms"),
+        Column("nominal 90 % range, ms"),
+        Column("exposed communication, ms"),
+        Column("throughput, ×"),
+        Column("efficiency, %"),
+    ]
+    names = [spelled(t) for t in found.transforms]
+    sentence = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
+    return [
+        paragraph(sentence, class_="lead"),
+        figure("c-scaling", f"Throughput of {' + '.join(names)}", sentence),
+        table("t-scaling", "Weak scaling: the recorded batch on each worker", columns, shown, made=Made.PREDICTED),
+        *([items(found.notes)] if found.notes else []),
+        command("whatif scaling", found.baseline.graph.info.path, *names, "--workers 1,2,4,8,16,32,64"),
+    ]
+
+
+def _ends(found: Scaling) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+    """The throughput at the ends of each range: the longest step is the lowest."""
+    rows = [row for row in found.rows if row.step_ms]
+    low, high = (
+        tuple(None if not end_ms else row.count * found.single_ms / end_ms for row, end_ms in ends)
+        for ends in (
+            [(row, row.high_ms) for row in rows],
+            [(row, row.low_ms) for row in rows],
+        )
+    )
+    return low, high
+
+
+def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
+    found = facts.bandwidth
+    if not isinstance(found, Sweep):
+        return [paragraph(found)] if found != facts.scaling else []
+    ms = ms_format(found.baseline.step_ns / 1e6)
+    varied, points = found.varied[0], [point for point in found.points if point.step_ms is not None]
+    option = varied.option
+    numbers = [
+        as_number(varied.put(found.transforms, point.values[0])[varied.of[0]].options[option]) or 0.0
+        for point in points
+    ]
+    in_bits = option == "bandwidth"
+    title = "bandwidth of a link, Gbit/s" if in_bits else "times as fast as the recorded network"
+    charts["c-bandwidth"] = Chart(
+        "lines",
+        tuple(point.values[0] for point in points),
+        (
+            Series(
+                "predicted step",
+                tuple(point.step_ms for point in points),
+                0,
+                tuple(point.low_ms for point in points),
+                tuple(point.high_ms for point in points),
+            ),
+        ),
+        title,
+        "step, ms",
+        tuple(number * 8 / 1e9 if in_bits else number for number in numbers),
+        logarithmic=True,
+    )
+    rows: list[Row] = [
+        [
+            Cell(point.values[0], number),
+            Cell(ms(point.step_ms), point.step_ms),
+            f"{ms(point.low_ms)} … {ms(point.high_ms)}",
+        ]
+        for point, number in zip(points, numbers, strict=True)
+    ]
+    names = [spelled(t) for t in found.transforms]
+    sentence = headline(found)
+    columns = [Column(option), Column("step, ms"), Column("nominal 90 % range, ms")]
+    vary = f"--vary {option}={','.join(point.values[0] for point in points)}"
+    return [
+        paragraph(f"{sentence}.", class_="lead"),
+        figure("c-bandwidth", f"The step over the network: {' + '.join(names)}", sentence),
+        table("t-bandwidth", "A faster network", columns, rows, made=Made.PREDICTED),
+        *([items(found.notes)] if found.notes else []),
+        command("whatif sweep", *names, found.baseline.graph.info.path, vary),
+    ]

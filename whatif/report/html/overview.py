@@ -1,0 +1,185 @@
+"""The top of the page: three sentences, the numbers behind them, and whether the recording can be trusted."""
+
+from __future__ import annotations
+
+from whatif.composition import spelled
+from whatif.report.html.facts import Facts
+from whatif.report.html.made import Made, badge
+from whatif.report.html.markup import Content, Html, command, items, paragraph, section, tag, text
+from whatif.report.html.tables import Cell, Column, Row, table
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
+
+
+def verdict(facts: Facts) -> Html:
+    """Give the three sentences: what bounds the step, what to do first, what that gains; the numbers beside them."""
+    sentences = [tag("li", sentence) for sentence in facts.advice.verdict]
+    return section(
+        "verdict", "The answer", tag("ol", sentences, class_="verdict"), tag("div", _cards(facts), class_="cards")
+    )
+
+
+def _cards(facts: Facts) -> list[Html]:
+    baseline, prediction = facts.baseline, facts.prediction
+    step_ms = baseline.step_ns / 1e6
+    ms = ms_format(step_ms)
+    subject = CLOCK_SUBJECTS[baseline.clock]
+    recorded = f"recorded {ms(baseline.measured_ns / 1e6)} ms; {CLOCK_LABELS[baseline.clock]}"
+    found = [_card(f"{subject} takes", f"{ms(step_ms)} ms", recorded, Made.SIMULATED, step_ms, "baseline_ms")]
+    if baseline.graph.on_gpu.any():
+        busy_ms = facts.explanation.breakdown.gpu_busy_ms
+        found.append(
+            _card(
+                "the GPU is busy",
+                f"{pct(busy_ms, step_ms)} %",
+                f"{ms(busy_ms)} ms of {subject}",
+                Made.SIMULATED,
+                busy_ms,
+                "gpu_busy_ms",
+            )
+        )
+    if prediction is not None:
+        names = " + ".join(spelled(t) for t in prediction.transforms)
+        ends = f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms"
+        told = f"{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}"
+        found.append(
+            _card(
+                f"with {names}",
+                f"{prediction.speedup:.2f}× as fast",
+                told,
+                Made.PREDICTED,
+                prediction.predicted_ms,
+                "predicted_ms",
+            )
+        )
+        rates = prediction.to_dict().get("samples_per_s")
+        if isinstance(rates, dict):
+            shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
+            found.append(_card("samples a second", shown, f"with {names}", Made.PREDICTED, rates["predicted"], "rate"))
+    error_pct = baseline.replay_error_pct
+    found.append(
+        _card(
+            "replay error",
+            _signed(error_pct),
+            "replayed against recorded step",
+            Made.SIMULATED,
+            error_pct,
+            "replay_error_pct",
+        )
+    )
+    return found
+
+
+def _card(label: str, shown: str, under: str, made: Made, value: float, key: str) -> Html:
+    return tag(
+        "div",
+        paragraph(label, class_="label"),
+        tag("p", shown, class_="value", data_value=repr(float(value)), data_key=key),
+        paragraph(under, " ", badge(made), class_="under"),
+        class_="card",
+    )
+
+
+def quality(facts: Facts) -> Html:
+    """Give what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
+    summary, baseline, info = facts.summary, facts.baseline, facts.summary.graph.info
+    ms = ms_format(baseline.step_ns / 1e6)
+    rows: list[Row] = []
+
+    def add(what: str, shown: str, how: Content, made: Made, value: float | None = None) -> None:
+        rows.append([what, Cell(shown, value), Cell([text(how), " ", badge(made)])])
+
+    steady = f"median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else "of one"
+    if info.untraced_step_ns:
+        untraced_ms = info.untraced_step_ns / 1e6
+        add(
+            "step without the profiler",
+            f"{ms(untraced_ms)} ms",
+            "timed before the recording",
+            Made.MEASURED,
+            untraced_ms,
+        )
+    measured_ms, replayed_ms = baseline.measured_ns / 1e6, baseline.replayed_ns / 1e6
+    add(
+        "recorded step",
+        f"{ms(measured_ms)} ms",
+        f"{CLOCK_LABELS[baseline.clock]}, {steady}",
+        Made.MEASURED,
+        measured_ms,
+    )
+    add("replayed step", f"{ms(replayed_ms)} ms", "the same tasks, simulated", Made.SIMULATED, replayed_ms)
+    error_pct = baseline.replay_error_pct
+    add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
+    wait_pct = baseline.unexplained_wait_pct
+    add(
+        "unexplained wait",
+        f"{wait_pct:.1f} %",
+        "of the recording: waiting that nothing in it explains",
+        Made.MEASURED,
+        wait_pct,
+    )
+    calibration = baseline.calibration
+    if calibration and calibration.untraced:
+        corrected_ms, meets = calibration.corrected_ns / 1e6, UNTRACED_LABELS[calibration.untraced.clock]
+        add(
+            "calibrated step",
+            f"{ms(corrected_ms)} ms",
+            f"meets {meets} within {abs(100 * calibration.missed):.2f} %",
+            Made.SIMULATED,
+            corrected_ms,
+        )
+    steps = f"{info.n_steps:,}" if info.n_steps else "none found"
+    add(
+        "steps", steps, f"from {info.step_source}" if info.n_steps else "all times are of the whole span", Made.MEASURED
+    )
+    device = info.gpu or ("not named" if summary.time_share_of == "gpu" else "none: a CPU recording")
+    known = summary.gpu_known_as
+    known_as = f"known as {known}" if known else "not in whatif's tables" if info.gpu else "by the recording"
+    add("GPU", device, known_as, Made.MEASURED)
+    add(
+        "tasks",
+        f"{len(summary.graph):,}",
+        f"on {len(summary.graph.threads):,} execution threads",
+        Made.MEASURED,
+        len(summary.graph),
+    )
+    overhead = (
+        paragraph(f"The profiler's own cost: {calibration.sentence}")
+        if calibration
+        else paragraph(
+            "The profiler's own cost is not known and stays in the numbers: the recording does not tell the step "
+            "without it (`whatif collect` measures it)."
+        )
+    )
+    columns = [Column("what", numbers=False), Column("value"), Column("how it was made", numbers=False)]
+    quirks = items(facts.summary.warnings) if facts.summary.warnings else paragraph("None.")
+    return section(
+        "quality",
+        "Can the recording be trusted?",
+        paragraph(f"{summary.trust[:1].upper()}{summary.trust[1:]}", class_="lead"),
+        table("t-quality", "What the recording tells of itself", columns, rows, sortable=False),
+        overhead,
+        tag("h3", "Quirks met and doubts"),
+        quirks,
+        command("whatif info", info.path),
+    )
+
+
+def _signed(value_pct: float) -> str:
+    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
+    return f"{round(value_pct, 2) + 0.0:+.2f} %"
+
+
+def legend() -> Html:
+    """Give what the labels beside the numbers mean."""
+    rows = [tag("div", tag("dt", badge(made)), tag("dd", made.value)) for made in Made]
+    return section(
+        "made",
+        "How the numbers were made",
+        tag("dl", rows),
+        paragraph(
+            "This page computes nothing: every number comes from the command that stands under its table. The "
+            "durations that a what-if needs and the recording does not hold are answered, in this order, by a "
+            "measurement of the operator alone, the database of operators, the device's roofline, a constant from a "
+            "paper, or our own estimate; each prediction says how many durations each of them told."
+        ),
+    )

@@ -1,0 +1,181 @@
+"""The report as one file that opens from disk: markup, styles, scripts and data in it, and nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import whatif
+from whatif.output_file import replacing
+from whatif.report.as_json import finite
+from whatif.report.html import memory, network, overview, ranks, sensitive, step, what_ifs
+from whatif.report.html.charts import Chart
+from whatif.report.html.facts import Facts
+from whatif.report.html.markup import Html, paragraph, section, tag, text
+from whatif.report.html.timeline import timelines
+from whatif.report.text_sensitivity import as_dict
+
+SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
+CHART_LIBRARY = "chart.umd.min.js"
+
+
+def write_page(path: str | Path, facts: Facts) -> None:
+    """Write the page to ``path``, whole or not at all. Raises WhatifError where it cannot be written."""
+    content = page(facts)
+    with replacing(path) as part:
+        part.write_text(content, encoding="utf-8")
+
+
+def page(facts: Facts) -> str:
+    """Give the whole page; the same facts give the same text."""
+    charts: dict[str, Chart] = {}
+    shown = timelines(facts.baseline, facts.prediction)
+    sections = [
+        overview.verdict(facts),
+        overview.quality(facts),
+        step.breakdown(facts, charts),
+        step.layers(facts),
+        step.kernels(facts),
+        ranks.ranks(facts),
+        what_ifs.what_ifs(facts, charts),
+        what_ifs.prediction(facts),
+        _timeline(shown),
+        memory.memory(facts, charts),
+        network.network(facts, charts),
+        sensitive.sensitivity(facts, charts),
+        overview.legend(),
+    ]
+    name = facts.summary.graph.info.path or "a recording"
+    body = [
+        tag("a", "Skip to the answer", href="#verdict", class_="skip"),
+        tag(
+            "header",
+            tag("h1", f"What-if report: {name}"),
+            tag("button", "Dark", type="button", id="theme", hidden=True),
+        ),
+        _contents(sections),
+        tag("main", *[part for part in sections if part is not None]),
+        tag("footer", paragraph(f"Written by whatif {whatif.__version__}. Charts: Chart.js (MIT licence).")),
+        _data("charts", {ident: chart.to_dict() for ident, chart in charts.items()}),
+        _data("timeline-data", shown),
+        _data("facts", _facts(facts)),
+    ]
+    library, own = _script(_library()), _script("".join(_asset(f"assets/{script}") for script in SCRIPTS))
+    style = Html(f"<style>{_asset('assets/style.css')}</style>")
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy([library, own], style)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", f"What-if report: {name}"),
+        style,
+    ]
+    return f'<!doctype html>\n<html lang="en">{tag("head", *head)}\n{tag("body", *body, library, own)}\n</html>\n'
+
+
+def _contents(sections: Sequence[Html | None]) -> Html:
+    """Links to the parts of the page."""
+    links = []
+    for part in sections:
+        if part is None:
+            continue
+        ident = part.split('id="', 1)[1].split('"', 1)[0]
+        title = part.split(f'id="{ident}-title">', 1)[1].split("</h2>", 1)[0]
+        links.append(tag("li", tag("a", Html(title), href=f"#{ident}")))
+    return tag("nav", tag("ul", links), aria_label="Contents")
+
+
+def _timeline(shown: dict[str, Any]) -> Html:
+    """The place of the timelines, and what they show for those who cannot see them."""
+    sides = shown["sides"]
+    told = [
+        f"{side['title']}: {side['length_ns'] / 1e6:,.2f} ms, {side['n']:,} tasks on {len(side['threads']):,} "
+        f"execution threads" + (f" ({side['left_out']:,} of the shortest are left out)" if side["left_out"] else "")
+        for side in sides
+    ]
+    canvas = tag(
+        "canvas",
+        "; ".join(told),
+        id="timeline-canvas",
+        tabindex=0,
+        role="application",
+        aria_label="Timeline of a step. " + "; ".join(told) + ". Arrow keys go from task to task, plus and minus zoom.",
+        aria_describedby="timeline-help",
+    )
+    return section(
+        "timeline",
+        "A step, task by task",
+        paragraph("; ".join(told) + ".", class_="lead"),
+        tag("div", id="timeline-tools", class_="tools"),
+        tag("div", canvas, tag("div", id="timeline-tip", class_="tip", hidden=True), class_="timeline"),
+        tag("p", id="timeline-task", class_="note", aria_live="polite"),
+        tag("ul", id="timeline-legend", class_="legend"),
+        paragraph(
+            "Drag to move, Ctrl and the wheel or + and − to zoom, a double click zooms in, 0 shows the whole step. "
+            "Arrow keys go from task to task and from thread to thread.",
+            class_="note",
+        ),
+        tag(
+            "p",
+            "Dark line below: on the critical path. Red line above: changed, added or removed by the what-if.",
+            id="timeline-help",
+            class_="note",
+        ),
+    )
+
+
+def _facts(facts: Facts) -> dict[str, Any]:
+    """What the commands answer with --json, for programs that read the page."""
+
+    def answer(found: Any) -> Any:
+        return {"reason": found} if isinstance(found, str) else found.to_dict()
+
+    return {
+        "info": facts.summary.to_dict(),
+        "explain": {**facts.explanation.to_dict(), **({"ranks": facts.ranks.to_dict()} if facts.ranks else {})},
+        "advise": facts.advice.to_dict(),
+        "apply": facts.prediction.to_dict() if facts.prediction else None,
+        "sensitivity": as_dict(facts.sensitivity, facts.explanation),
+        "memory": answer(facts.memory),
+        "scaling": answer(facts.scaling),
+        "sweep": answer(facts.bandwidth),
+    }
+
+
+def _data(ident: str, value: Any) -> Html:
+    """A JSON object in the page: no character of it can end the element that holds it."""
+    written = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        written = written.replace(character, f"\\u{ord(character):04x}")
+    return Html(f'<script type="application/json" id="{text(ident)}">{written}</script>\n')
+
+
+def _script(source: str) -> Html:
+    return Html(f"<script>{source}</script>\n")
+
+
+def _asset(name: str) -> str:
+    return files("whatif.report.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _library() -> str:
+    """The chart library without the line that has a browser's tools fetch its source map."""
+    lines = _asset(f"vendor/{CHART_LIBRARY}").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
+
+
+def _policy(scripts: Sequence[Html], style: Html) -> str:
+    """Nothing is fetched, and only these scripts and styles are obeyed."""
+    allowed = " ".join(_hash(script) for script in scripts)
+    return f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+
+
+def _hash(element: Html) -> str:
+    """The hash by which a policy knows what an element holds."""
+    inner = element.split(">", 1)[1].rsplit("</", 1)[0]
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()}'"

@@ -1,0 +1,131 @@
+"""Where a step goes: its breakdown, its critical path, phases, threads, layers and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from whatif.composition import spelled
+from whatif.explain import Part
+from whatif.report.html.charts import Chart, Charts, Series, figure
+from whatif.report.html.facts import MOST_ROWS, Facts
+from whatif.report.html.made import Made
+from whatif.report.html.markup import Html, command, paragraph, section
+from whatif.report.html.tables import Cell, Column, Row, table
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
+from whatif.report.text_explain import short_name
+
+
+def breakdown(facts: Facts, charts: Charts) -> Html:
+    """Give where the step goes, as recorded and under the what-if, and what it waits for."""
+    step_ms = facts.baseline.step_ns / 1e6
+    ms, prediction = ms_format(step_ms), facts.prediction
+    before = facts.explanation.breakdown.to_dict()
+    after = prediction.breakdown.to_dict() if prediction else {}
+    bars = ["as recorded", *([" + ".join(spelled(t) for t in prediction.transforms)] if prediction else [])]
+    charts["c-breakdown"] = Chart(
+        "stacked",
+        tuple(bars),
+        tuple(
+            Series(label, (before[key], after[key]) if after else (before[key],), color)
+            for color, (key, label) in enumerate(BREAKDOWN_LABELS)
+        ),
+        f"ms of {CLOCK_SUBJECTS[facts.baseline.clock]}",
+    )
+    rows: list[Row] = [
+        [
+            label,
+            Cell(ms(before[key]), before[key], before[key] / step_ms if step_ms else 0.0),
+            pct(before[key], step_ms),
+            *([Cell(ms(after[key]), after[key]), _signed(after[key] - before[key], ms)] if after else []),
+        ]
+        for key, label in BREAKDOWN_LABELS
+    ]
+    columns = [Column("", False), Column("ms", made=Made.SIMULATED), Column("%")]
+    columns += [Column("predicted ms", made=Made.PREDICTED), Column("change, ms")] if after else []
+    says = ", ".join(f"{label} {ms(before[key])} ms" for key, label in BREAKDOWN_LABELS)
+    path = facts.explanation.critical_path_ms
+    path_rows: list[Row] = [
+        [KIND_LABELS[kind], Cell(ms(part), part, part / step_ms if step_ms else 0.0), pct(part, step_ms)]
+        for kind, part in path.items()
+    ]
+    return section(
+        "step",
+        "Where the step goes",
+        figure("c-breakdown", "The step in parts", f"As recorded: {says}.", height=80 + 50 * len(bars)),
+        table("t-breakdown", "Breakdown of a step", columns, rows),
+        table(
+            "t-path",
+            "Critical path: what the step waits for",
+            [Column("", False), Column("ms"), Column("%")],
+            path_rows,
+            made=Made.SIMULATED,
+            note="Shortening anything else shortens nothing; the parts add up to the step.",
+        ),
+        _parts("t-phases", "Phases", facts.explanation.phases, facts),
+        _parts("t-threads", "Execution threads", facts.explanation.threads, facts),
+        command("whatif explain", facts.summary.graph.info.path),
+    )
+
+
+def layers(facts: Facts) -> Html:
+    """Give the table of layers."""
+    found = facts.explanation
+    if not found.layers:
+        told = paragraph("None in this recording: record with `whatif collect` to get them.")
+        return section("layers", "Layers", told)
+    rest = found.without_layer
+    rows = [*found.layers]
+    if rest.gpu_ms or rest.cpu_ms:
+        rows.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
+    return section("layers", "Layers", _parts("t-layers", _of("Layers", found.layers, found.n_layers), rows, facts))
+
+
+def kernels(facts: Facts) -> Html:
+    """Give the tables of kernel families and of kernels, of operators where there is no GPU."""
+    has_gpu = bool(facts.baseline.graph.on_gpu.any())
+    family, names = ("Kernel families", "Kernels and copies") if has_gpu else ("Operator families", "Operators")
+    found = facts.explanation
+    cut = f"The {MOST_ROWS} that matter most." if len(found.operations) == MOST_ROWS else ""
+    return section(
+        "kernels",
+        names,
+        _parts("t-families", family, found.kernels, facts),
+        _parts("t-kernels", names, found.operations, facts, note=cut),
+    )
+
+
+def _of(what: str, shown: Sequence[Part], n_all: int) -> str:
+    return f"{what} ({len(shown):,} of {n_all:,})" if len(shown) < n_all else what
+
+
+def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, note: str = "") -> Html:
+    step_ms = facts.baseline.step_ns / 1e6
+    ms, has_gpu = ms_format(step_ms), bool(facts.baseline.graph.on_gpu.any())
+    columns = [
+        Column("name", False),
+        Column("tasks"),
+        *([Column("GPU ms")] if has_gpu else []),
+        Column("CPU ms"),
+        Column("critical ms"),
+        Column("critical %"),
+    ]
+    rows: list[Row] = []
+    for part in parts:
+        share = part.critical_ms / step_ms if step_ms else 0.0
+        gpu = [Cell(ms(part.gpu_ms), part.gpu_ms)] if has_gpu else []
+        count = f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
+        rows.append(
+            [
+                short_name(part.name),
+                Cell(count, part.tasks),
+                *gpu,
+                Cell(ms(part.cpu_ms), part.cpu_ms),
+                Cell(ms(part.critical_ms), part.critical_ms, share),
+                Cell(f"{100 * share:.1f}", 100 * share),
+            ]
+        )
+    return table(ident, caption, columns, rows, made=Made.SIMULATED, note=note)
+
+
+def _signed(change: float, ms: Callable[[float | None], str]) -> Cell:
+    return Cell(("+" if change > 0 else "") + ms(change), change)

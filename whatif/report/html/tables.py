@@ -1,0 +1,87 @@
+"""Tables that people, screen readers and the page's sorting and searching can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whatif.report.html.made import Made, badge
+from whatif.report.html.markup import Content, Html, tag, text
+
+# Fewer rows are read faster than a search is typed.
+SEARCHED_FROM = 8
+# A cell of more characters is a sentence, which needs room.
+PROSE_FROM = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell shows, the number behind it for sorting, and a share (0 to 1) to draw as a bar."""
+
+    shown: Content
+    value: float | None = None
+    share: float | None = None
+
+
+Row = list[Cell | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its header; whether it holds numbers; how they were made, where that differs from the table's."""
+
+    header: str
+    numbers: bool = True
+    made: Made | None = None
+
+
+def table(
+    ident: str,
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    *,
+    made: Made | None = None,
+    sortable: bool = True,
+    note: Content = "",
+) -> Html:
+    """Give a table with its caption; the first column names the rows. A long one can be searched."""
+    head = [
+        tag(
+            "th",
+            column.header,
+            [" ", badge(column.made)] if column.made else "",
+            scope="col",
+            class_="number" if column.numbers and place else None,
+            data_sort=("number" if column.numbers else "text") if sortable and column.header else None,
+        )
+        for place, column in enumerate(columns)
+    ]
+    body = [tag("tr", [_cell(cell, columns[place], place) for place, cell in enumerate(row)]) for row in rows]
+    told = tag("caption", tag("span", caption, id=f"{ident}-caption"), [" ", badge(made)] if made else "")
+    inner = tag("table", told, tag("thead", tag("tr", head)), tag("tbody", body), id=ident)
+    scrolled = tag("div", inner, class_="scroll", tabindex=0, role="region", aria_labelledby=f"{ident}-caption")
+    under = tag("p", note, class_="note") if note else ""
+    search = len(rows) >= SEARCHED_FROM and sortable
+    return tag("div", scrolled, under, class_="table", data_search=search)
+
+
+def _cell(cell: Cell | str, column: Column, place: int) -> Html:
+    found = cell if isinstance(cell, Cell) else Cell(cell)
+    shown = text(found.shown)
+    if found.share is not None:
+        shown = Html(shown + _bar(found.share))
+    if place == 0:
+        return tag("th", shown, scope="row", data_value=_number(found.value))
+    kind = "number" if column.numbers else "prose" if len(shown) > PROSE_FROM else None
+    return tag("td", shown, class_=kind, data_value=_number(found.value))
+
+
+def _number(value: float | None) -> str | None:
+    """A number at full precision: what is shown is rounded for people."""
+    return None if value is None else repr(float(value))
+
+
+def _bar(share: float) -> Html:
+    width = f"{100 * min(max(share, 0.0), 1.0):.1f}%"
+    return tag("svg", tag("rect", width=width, height="100%"), class_="bar", aria_hidden="true", focusable="false")

@@ -1,0 +1,134 @@
+"""One step before and after, as columns so compact that a page of a hundred thousand tasks stays small.
+
+A side's tasks stand thread by thread, each thread's by their starts. Five columns follow one another, little-endian:
+the start since the one before it on the thread and the duration (uint32, in units), the name, the layer (uint32) and
+what a task is (uint32, bits below). Then deflate and base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.baseline import Baseline
+from whatif.kernels import KernelFamily
+from whatif.predict import Prediction
+from whatif.report.printable import printable
+from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
+from whatif.report.text_explain import short_name
+from whatif.steps import window_ns
+from whatif.timeline import Timeline
+from whatif.types import Array, Int64, Phase, TaskKind
+
+# Of each side; of longer steps the shortest tasks are left out, and the page says how many.
+MOST_TASKS = 60_000
+MOST_THREADS = 40
+NAME_LENGTH = 160
+CHANGES = (SAME, CHANGED, ADDED, REMOVED)
+# Bits of the last column: kind, family + 1, phase, change, on the critical path.
+FAMILY_AT, PHASE_AT, CHANGE_AT, CRITICAL_AT = 4, 10, 13, 15
+_LEVEL = 6
+
+
+@dataclass(frozen=True)
+class _Side:
+    title: str
+    timeline: Timeline
+    changes: Array  # of each task: position in CHANGES
+
+
+def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, Any]:
+    """Give the steps of the baseline and of the prediction as a JSON object with packed columns."""
+    before = baseline.timeline
+    n = len(before.graph)
+    if prediction is None:
+        sides = [_Side("as recorded, simulated", before, np.zeros(n, dtype=np.int64))]
+    else:
+        after = prediction.timeline
+        was, became = task_changes(before.graph, after.graph)
+        sides = [
+            _Side("as recorded, simulated", before, _codes(was)),
+            _Side("predicted", after, _codes(became)),
+        ]
+    texts: dict[str, int] = {}
+    windows = [window_ns(s.timeline.graph, s.timeline.start_ns, s.timeline.end_ns, baseline.clock) for s in sides]
+    longest_ns = max((high - low for low, high in windows), default=1)
+    # A start is told since the one before it, but the first one since the window's begin: both have to fit.
+    unit_ns = 1 + longest_ns // (2**32 - 1)
+    return {
+        "unit_ns": int(unit_ns),
+        "kinds": [kind.name.lower() for kind in TaskKind],
+        "families": [family.name.lower() for family in KernelFamily],
+        "phases": [phase.name.lower() for phase in Phase],
+        "changes": list(CHANGES),
+        "sides": [
+            _packed(side, low, high, int(unit_ns), texts) for side, (low, high) in zip(sides, windows, strict=True)
+        ],
+        "texts": list(texts),
+    }
+
+
+def _codes(changes: list[str]) -> Int64:
+    code = {change: place for place, change in enumerate(CHANGES)}
+    return np.array([code[change] for change in changes], dtype=np.int64)
+
+
+def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[str, int]) -> dict[str, Any]:
+    timeline, graph = side.timeline, side.timeline.graph
+    start_ns, end_ns = timeline.start_ns, timeline.end_ns
+    seen = (end_ns > low_ns) & (start_ns < high_ns) & (end_ns > start_ns)
+    tasks = np.flatnonzero(seen)
+    duration_ns = np.minimum(end_ns[tasks], high_ns) - np.maximum(start_ns[tasks], low_ns)
+    busy_ns = np.bincount(graph.thread[tasks], weights=duration_ns, minlength=len(graph.threads))
+    threads = [int(t) for t in np.argsort(-busy_ns, kind="stable")[:MOST_THREADS] if busy_ns[t] > 0]
+    threads.sort()
+    chosen = np.isin(graph.thread[tasks], threads)
+    shortest_first = np.flatnonzero(chosen)[np.argsort(duration_ns[chosen], kind="stable")]
+    chosen[shortest_first[: max(len(shortest_first) - MOST_TASKS, 0)]] = False
+    left_out = int(len(tasks) - chosen.sum())
+    tasks, duration_ns = tasks[chosen], duration_ns[chosen]
+    begin_ns = np.maximum(start_ns[tasks], low_ns) - low_ns
+    order = np.lexsort((begin_ns, graph.thread[tasks]))
+    tasks, duration, begin = tasks[order], duration_ns[order] // unit_ns, begin_ns[order] // unit_ns
+    thread = graph.thread[tasks]
+    opens = np.append(True, thread[1:] != thread[:-1]) if len(tasks) else np.zeros(0, dtype=np.bool_)
+    since = np.where(opens, begin, np.diff(begin, prepend=0))
+    critical = np.zeros(len(graph), dtype=np.int64)
+    critical[timeline.critical_path] = 1
+    what = (
+        graph.kind[tasks].astype(np.int64)
+        | (graph.family[tasks].astype(np.int64) + 1) << FAMILY_AT
+        | graph.phase[tasks].astype(np.int64) << PHASE_AT
+        | side.changes[tasks] << CHANGE_AT
+        | critical[tasks] << CRITICAL_AT
+    )
+    columns = (
+        since,
+        duration,
+        _shown(graph.names, graph.name[tasks], texts),
+        _shown(graph.layers, graph.layer[tasks], texts),
+        what,
+    )
+    packed = zlib.compress(b"".join(np.asarray(c).astype("<u4").tobytes() for c in columns), _LEVEL)
+    return {
+        "title": side.title,
+        "length_ns": int(high_ns - low_ns),
+        "n": len(tasks),
+        "left_out": left_out,
+        "threads": [{"name": printable(graph.threads[t].name), "n": int((thread == t).sum())} for t in threads],
+        "columns": base64.b64encode(packed).decode("ascii"),
+    }
+
+
+def _shown(table: tuple[str, ...], codes: Array, texts: dict[str, int]) -> Int64:
+    """Codes of texts as the page shows them, each kept once for both sides."""
+    mapped = np.zeros(len(table), dtype=np.int64)
+    for code in np.unique(codes).tolist():
+        shown = printable(short_name(table[code]))
+        shown = shown if len(shown) <= NAME_LENGTH else shown[: NAME_LENGTH - 1] + "…"
+        mapped[code] = texts.setdefault(shown, len(texts))
+    return mapped[codes]

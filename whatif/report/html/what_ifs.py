@@ -1,0 +1,179 @@
+"""The what-ifs: those that gain, ranked and with their ranges, what they do together, and what does not help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whatif.advice.advise import Advice, Ranked
+from whatif.advice.reasons import memory_change
+from whatif.advice.trial import Refusal
+from whatif.composition import spelled
+from whatif.report.html.charts import Chart, Series, bars_height, figure
+from whatif.report.html.facts import Facts
+from whatif.report.html.made import Made, answered_by
+from whatif.report.html.markup import Html, command, items, paragraph, section, tag
+from whatif.report.html.tables import Cell, Column, Row, table
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+
+DRAWN = 12
+REFUSED = (
+    ("Does not apply", Refusal.NOT_APPLICABLE),
+    ("Done already in part", Refusal.IN_PART),
+    ("Not judged", Refusal.ELSEWHERE),
+    ("Failed", Refusal.FAILED),
+)
+
+
+def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
+    """Give the ranked what-ifs of ``whatif advise``."""
+    advice = facts.advice
+    parts: list[Html] = []
+    drawn = [*advice.gaining, *advice.together]
+    drawn = [entry for entry in sorted(drawn, key=lambda e: -e.trial.gain_pct) if entry.gain_range_pct][:DRAWN]
+    if drawn:
+        labels = tuple(_name(entry) for entry in drawn)
+        ends = [entry.gain_range_pct or (0.0, 0.0) for entry in drawn]
+        charts["c-gains"] = Chart(
+            "bars",
+            labels,
+            (
+                Series(
+                    "gain",
+                    tuple(e.trial.gain_pct for e in drawn),
+                    0,
+                    tuple(e[0] for e in ends),
+                    tuple(e[1] for e in ends),
+                ),
+            ),
+            f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range",
+        )
+        says = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
+        parts.append(figure("c-gains", "What gains most", f"Gain in time: {says}.", height=bars_height(labels)))
+    if advice.gaining:
+        parts.append(_ranked("t-alone", "Alone", advice.gaining, facts))
+    if advice.together:
+        parts.append(_ranked("t-together", "Together, and what each gains alone", advice.together, facts))
+    parts += _rest(advice)
+    batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
+    if batches:
+        parts.append(paragraph("*: for the samples of a recorded step, whose batch changes.", class_="note"))
+    return section(
+        "what-ifs",
+        "What would help",
+        *parts,
+        paragraph(
+            f"Ranges are told for the first {sum(1 for e in advice.gaining if e.range_ms)} alone and the first "
+            f"{sum(1 for e in advice.together if e.range_ms)} together; each costs two more simulations.",
+            class_="note",
+        ),
+        command("whatif advise", advice.baseline.graph.info.path),
+    )
+
+
+def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -> Html:
+    ms = ms_format(facts.baseline.step_ns / 1e6)
+    with_memory = facts.advice.peak_bytes is not None
+    columns = [
+        Column("what-if", False),
+        Column("gain %"),
+        Column("range, %"),
+        Column("ms"),
+        *([Column("peak memory", False)] if with_memory else []),
+        Column("effort", False),
+        Column("why", False),
+        Column("durations told by", False, made=Made.ESTIMATED),
+    ]
+    rows: list[Row] = []
+    for entry in entries:
+        trial, gains = entry.trial, entry.gain_range_pct
+        star = "" if trial.same_training else "*"
+        effort = "–" if trial.effort.size.name == "UNKNOWN" else trial.effort.size.name.lower()
+        peak = "–"
+        if trial.peak_bytes is not None and facts.advice.peak_bytes is not None:
+            peak = memory_change(facts.advice.peak_bytes, trial.peak_bytes)
+        rows.append(
+            [
+                _name(entry),
+                Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
+                Cell(f"{gains[0]:.0f} … {gains[1]:.0f}" if gains else "–", gains[0] if gains else None),
+                Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
+                *([Cell(peak, trial.peak_bytes)] if with_memory else []),
+                Cell(effort, float(trial.effort.size)),
+                Cell([entry.reason, *([] if entry.alone_pct else _how(entry))]),
+                answered_by(trial.estimates),
+            ]
+        )
+    return table(ident, caption, columns, rows, made=Made.PREDICTED)
+
+
+def _how(entry: Ranked) -> list[Html]:
+    how = entry.trial.effort.how
+    return [paragraph(f"How: {how}", class_="note")] if how else []
+
+
+def _rest(advice: Advice) -> list[Html]:
+    """What does not help, does not fit or does not apply, each with its reason."""
+    columns = [Column("what-if", False), Column("gain %"), Column("why", False)]
+    found: list[Html] = []
+    for ident, title, entries in (
+        ("t-none", "No gain", advice.not_gaining),
+        ("t-large", "Too large for the device's memory", advice.too_large),
+    ):
+        if entries:
+            told: list[Row] = [
+                [_name(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
+                for e in entries
+            ]
+            found.append(table(ident, title, columns, told, made=Made.PREDICTED))
+    refused: list[Html] = []
+    for title, why in REFUSED:
+        rows: list[Row] = [[" + ".join(r.spelled), r.reason] for r in advice.refused if r.why == why]
+        if rows:
+            ident = f"t-{why.name.lower().replace('_', '-')}"
+            refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], rows))
+    if advice.hypothetical:
+        names = ", ".join(advice.hypothetical)
+        refused.append(paragraph(f"Not tried, being questions and nothing to switch on: {names}."))
+    if refused:
+        summary = tag("summary", f"What does not apply here, and why ({len(advice.refused):,})")
+        found.append(tag("details", summary, *refused))
+    return found
+
+
+def prediction(facts: Facts) -> Html | None:
+    """Give the prediction that the page shows beside the recording; None where there is none."""
+    shown = facts.prediction
+    if shown is None:
+        return None
+    ms = ms_format(shown.baseline_ms)
+    names = " + ".join(spelled(t) for t in shown.transforms)
+    which = "as asked for" if facts.asked else "what to do first"
+    parts: list[Html] = [
+        paragraph(
+            f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
+            f"{ms(shown.high_ms)} ms; {shown.speedup:.2f}× as fast.",
+            class_="lead",
+        ),
+        paragraph(f"Durations told by: {answered_by(shown.to_dict()['estimates'])}."),
+    ]
+    if len(shown.transforms) > 1:
+        composition = shown.composition
+        rows: list[Row] = [
+            [spelled(t), Cell(ms(part.alone_ms), part.alone_ms), Cell(ms(part.added_ms), part.added_ms)]
+            for t, part in zip(shown.transforms, composition.contributions, strict=True)
+        ]
+        columns = [Column("what-if", False), Column("alone, ms"), Column("beside those before it, ms")]
+        parts.append(table("t-contributions", "What each takes off the step", columns, rows, made=Made.PREDICTED))
+        shared_ms = composition.interaction_ms
+        if shared_ms is not None:
+            sense = "more: some of it is the same time" if shared_ms > 0 else "less: one opens the way for another"
+            parts.append(paragraph(f"Alone they add up to {ms(abs(shared_ms))} ms {sense}.", class_="note"))
+    if shown.warnings:
+        parts += [tag("h3", "What to know before trusting it"), items(shown.warnings)]
+    words = [spelled(t) for t in shown.transforms]
+    parts.append(command("whatif apply", *words, shown.baseline.graph.info.path))
+    return section("prediction", f"The prediction: {which}", *parts)
+
+
+def _name(entry: Ranked) -> str:
+    return " + ".join(entry.trial.spelled)
