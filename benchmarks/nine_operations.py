@@ -236,8 +236,8 @@ def _results() -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Give the table, one line an operation and device."""
     lines = [
-        "| operation | device | rows | held out | principal component | layers x neurons | network | without it | log network | "
-        "without it | trees | interpolated | noise | Tianshu | without it |",
+        "| operation | device | rows | held out | principal component | layers x neurons | network | without it | "
+        "log network | without it | trees | interpolated | noise | Tianshu | without it |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key in sorted(results, key=lambda k: (list(PUBLISHED).index(k.split("/")[1]), k)):
@@ -247,8 +247,9 @@ def table(results: dict[str, Any]) -> str:
         noise = "" if found["noise"] is None else f"{found['noise']:.1f}"
         layers, neurons = found["architecture"]
         lines.append(
-            f"| {operation} ({name}) | {device} | {found['rows']:,} | {found['held_out']:,} | {found['component']} | {layers} x {neurons} | "
-            f"{' | '.join(cells)} | {noise} | {PUBLISHED[operation][0]:.2f} | {PUBLISHED[operation][1]:.2f} |"
+            f"| {operation} ({name}) | {device} | {found['rows']:,} | {found['held_out']:,} | {found['component']} | "
+            f"{layers} x {neurons} | {' | '.join(cells)} | {noise} | "
+            f"{PUBLISHED[operation][0]:.2f} | {PUBLISHED[operation][1]:.2f} |"
         )
     return "\n".join(lines) + "\n"
 

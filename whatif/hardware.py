@@ -85,6 +85,14 @@ class Gpu:
         return self.fp32_tflops * 1e12 / (2 * self.sm_count * self.fp32_lanes_per_sm)
 
     @property
+    def tf32_by_default(self) -> bool:
+        """Whether PyTorch computes fp32 convolutions in TF32 here: on NVIDIA's tensor cores, unless it is told not to.
+
+        On AMD's matrix cores it does so only where it is told to (pytorch/pytorch pull request 190711).
+        """
+        return self.tf32_tensor_tflops is not None and self.vendor == "nvidia"
+
+    @property
     def load_store_units(self) -> int:
         """Load and store units of a multiprocessor, each of which moves four bytes a cycle."""
         return _LOAD_STORE_UNITS.get(self.compute_capability, 32)

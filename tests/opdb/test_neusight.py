@@ -85,13 +85,16 @@ def test_learned_convolutions_of_a_v100(store: Store, tmp_path: Path) -> None:
 
 
 def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
-    """Each of five GPUs from the other four; the data sheet alone misses by 40 %."""
+    """Each of five GPUs from the other four; the data sheet alone misses by more.
+
+    Before the importer took out an overhead that grew on all of them alike it was 17 %: what they shared was easy.
+    """
     part = Store.open(tmp_path / "conv", create=True)
     merge(store, part, family="conv")
     found = evaluate_unseen_devices(part)
     assert found.held_out == found.rows == 24_662
     assert found.rungs["same_shape"] > 24_000  # the others have too few devices
-    assert found.total.mape_pct <= 18.0
+    assert found.total.mape_pct <= 22.0
     assert 90 <= found.total.coverage_pct <= 97
 
 

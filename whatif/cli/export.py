@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-from itertools import takewhile
 
-from whatif.cli.options import add_calibration, trace_then_names
-from whatif.cli.rank_files import read_traces
+from whatif.cli.options import add_calibration
+from whatif.cli.rank_files import read_traces, traces_then_names
 from whatif.cli.reading import warn
 
 
@@ -28,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
-    # The first word is a trace in any case; more of them are those of other ranks.
-    others = list(takewhile(lambda word: os.path.isfile(word) and not word.endswith(".py"), args.words[1:]))
-    first, names = trace_then_names([args.words[0], *args.words[1 + len(others) :]])
-    paths = [first, *others]
+    paths, names = traces_then_names(args.words, "export")
     from whatif.composition import spelled
     from whatif.predict import Baseline, apply
     from whatif.report.perfetto import check_output, write_perfetto

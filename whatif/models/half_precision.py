@@ -155,7 +155,7 @@ def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.in
 def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamily, gpu: Gpu | None) -> Bool:
     """By name; unnamed convolutions use TF32 where they can (torch.backends.cudnn.allow_tf32), matrix products not."""
     named = among(dtype, _code("tf32"))
-    if family == KernelFamily.CONVOLUTION and gpu is not None and gpu.tf32_tensor_tflops is not None:
+    if family == KernelFamily.CONVOLUTION and gpu is not None and gpu.tf32_by_default:
         named |= among(dtype, _code(""))
     return named
 

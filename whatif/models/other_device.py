@@ -52,7 +52,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         unknown = no_facts(n)
         return scaled(graph, tasks, unknown.centre, Source.ASSUMED, low=unknown.low, high=unknown.high)
     dtype = matrix_dtype(graph)[tasks]
-    new_dtype = formats_on(dtype, graph.family[tasks], old, new, tf32=tf32)
+    new_dtype = formats_on(dtype, of_convolutions(graph)[tasks], old, new, tf32=tf32)
     found = law_ratio(graph, tasks, old, new, dtype, new_dtype)
     source = np.full(n, Source.ROOFLINE, dtype=np.int8)
     switched = np.flatnonzero(dtype != new_dtype)
@@ -76,17 +76,24 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
     )  # fmt: skip
 
 
-def formats_on(dtype: Int8, family: Int8, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
+def of_convolutions(graph: TaskGraph) -> Bool:
+    """Mask of the matrix kernels that compute a convolution, shape (n_tasks,): products of an enclosing one included."""
+    called = np.array([what.family == "conv" for what in graph.info.operators] + [False])[graph.called]
+    return np.asarray((graph.family == KernelFamily.CONVOLUTION) | (called & (graph.family == KernelFamily.GEMM)))
+
+
+def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
     """Give the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
 
-    PyTorch's default: fp32 convolutions run in TF32 where a device has it, matrix products do not. One that could have
-    used it on the recorded device and did not stays in fp32; TF32 becomes fp32 where there is none.
+    ``convolution`` tells which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
+    that have it, other products do not. One that could have used it on the recorded device and did not stays in fp32;
+    TF32 becomes fp32 on devices without, and on AMD's, where a program has to ask for it.
     """
     result = dtype.copy()
-    if new.tf32_tensor_tflops is None:
+    if not new.tf32_by_default:
         result[dtype == _TF32] = _FP32
-    elif tf32 and old.tf32_tensor_tflops is None:
-        result[(family == KernelFamily.CONVOLUTION) & (dtype == _FP32)] = _TF32
+    elif tf32 and not old.tf32_by_default:
+        result[convolution & (dtype == _FP32)] = _TF32
     return result
 
 
@@ -96,7 +103,7 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
     metadata = {key: value for key, value in graph.info.metadata.items() if key not in _OF_THE_MACHINE}
     changed = graph.replace(measured=np.full(len(graph), -1, dtype=np.int32))
     if old is not None:
-        changed = changed.replace(dtype=formats_on(matrix_dtype(graph), graph.family, old, new, tf32=tf32))
+        changed = changed.replace(dtype=formats_on(matrix_dtype(graph), of_convolutions(graph), old, new, tf32=tf32))
     info = replace(graph.info, metadata=metadata, gpu=new.name, gpu_memory_bytes=new.memory_bytes)
     return changed.replace(info=info)
 

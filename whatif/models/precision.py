@@ -101,10 +101,10 @@ def _in_half(graph: TaskGraph, tasks: npt.NDArray[Any], gpu: Gpu | None, target:
 def matrix_dtype(graph: TaskGraph) -> Int8:
     """Give the format in which each kernel multiplies, shape (n_tasks,), positions in `kernels.DTYPES`.
 
-    On a device with TF32 a convolution of fp32 tensors runs in it, unless the kernel's own name says fp32.
+    On NVIDIA's devices with TF32 a convolution of fp32 tensors runs in it, unless the kernel's own name says fp32.
     """
     gpu = device(graph)
-    if gpu is None or gpu.tf32_tensor_tflops is None:
+    if gpu is None or not gpu.tf32_by_default:
         return graph.dtype
     doubtful = (graph.family == KernelFamily.CONVOLUTION) & (graph.dtype == _FP32)
     if not doubtful.any():

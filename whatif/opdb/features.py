@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.opdb.roofline import rate_tflops
+from whatif.opdb.roofline import reached_tflops
 from whatif.opdb.rows import Operators
 from whatif.opdb.schema import DTYPES, FAMILIES
 from whatif.opdb.work import output_size, work
@@ -34,7 +34,10 @@ _ELEMENTS_AN_SM = 2048 * 4
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts of a device that features need, for one family: peak TFLOP/s by number format, GB/s, MB, SMs."""
+    """The facts of a device that features need, for one family: TFLOP/s by number format, GB/s, MB, SMs.
+
+    The rates are peaks; those of fp32 products what the device sustains, where that is known.
+    """
 
     sm_count: float
     tflops: dict[str, float]
@@ -44,7 +47,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def sheet_of(gpu: Gpu, family: str) -> Sheet:
     """Give the facts of a GPU for a family; fp32 means fp32: NeuSight's convolutions on an A100 ran no tf32 kernel."""
-    rates = {dtype: rate_tflops(gpu, dtype, family, tf32=False) for dtype in DTYPES}
+    rates = {dtype: reached_tflops(gpu, dtype, family) for dtype in DTYPES}
     return Sheet(
         sm_count=float(gpu.sm_count), tflops=rates, memory_gbyte_s=float(gpu.memory_gbyte_s),
         l2_mbyte=float(gpu.l2_mbyte),

@@ -76,8 +76,10 @@ ANALYTIC_LOW_FACTOR, ANALYTIC_HIGH_FACTOR = 1.6, 2.5
 
 def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Float64, Float64]:
     """Give an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each."""
-    compute = compute_s(gpu, ops) * _waves(gpu, ops)
-    centre = np.maximum(compute, memory_s(gpu, ops)) / SHARE_OF_PEAK + (LAUNCH_FLOOR_S if launch else FLOOR_S)
+    waves = _waves(gpu, ops)
+    centre = np.maximum(compute_s(gpu, ops) * waves, memory_s(gpu, ops)) / SHARE_OF_PEAK
+    # A rate that was reached is no peak that a share is taken of.
+    centre = np.maximum(centre, _reached_s(gpu, ops) * waves) + (LAUNCH_FLOOR_S if launch else FLOOR_S)
     saving = np.where(_may_save(ops), WINOGRAD_USUAL, 1.0)
     low = np.maximum(centre / ANALYTIC_LOW_FACTOR / saving, bound_s(gpu, ops, cold=False))
     return centre, np.minimum(low, centre), centre * ANALYTIC_HIGH_FACTOR
@@ -110,6 +112,12 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
     return np.asarray((flops > 0) | (moved > 0), dtype=np.bool_)
 
 
+def _reached_s(gpu: Gpu, ops: Operators) -> Float64:
+    """Give each operator's FLOPs over the rate that the device sustains in its format, seconds, shape (n,)."""
+    rates = [reached_tflops(gpu, dtype, ops.family) for dtype in ops.texts["dtype"].table] or [1.0]
+    return np.asarray(work(ops)[0] / 1e12 / np.array(rates)[ops.texts["dtype"].codes])
+
+
 def _may_save(ops: Operators) -> Bool:
     """Mask of the convolutions that may multiply less often than their definition says, shape (n,)."""
     if ops.family != "conv":
@@ -126,3 +134,13 @@ def rate_tflops(gpu: Gpu, dtype: str, family: str, *, tf32: bool) -> float:
     if tf32 and known == "fp32":
         return max(gpu.matrix_tflops("tf32"), gpu.matrix_tflops("fp32"))
     return gpu.matrix_tflops(known)
+
+
+def reached_tflops(gpu: Gpu, dtype: str, family: str) -> float:
+    """Give the rate that large fp32 products sustain on the device where its file tells one, TFLOP/s; else the peak.
+
+    Cards of 70 W (P4, T4, L4) lower their clocks as soon as they multiply; their data sheets tell of short bursts.
+    """
+    if family == "matmul" and _RATE_DTYPE.get(dtype, dtype) == "fp32" and gpu.fp32_sustained_tflops is not None:
+        return gpu.fp32_sustained_tflops
+    return rate_tflops(gpu, dtype, family, tf32=False)
