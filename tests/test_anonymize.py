@@ -363,3 +363,13 @@ def test_what_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WhatifError, match="nested"):
         anonymize(trace, tmp_path / "out.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
+
+
+def test_a_timeline_of_export_is_refused(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the graph behind its events, which would tell all, nothing is left that could be read."""
+    exported = tmp_path / "out.json"
+    assert main(["export", str(own_traces / "transformer_cpu.json.gz"), "-o", str(exported), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["anonymize", str(exported), "-o", str(tmp_path / "shared.json")]) == 1
+    assert "anonymize its recording and export that" in capsys.readouterr().err
+    assert not (tmp_path / "shared.json").exists()

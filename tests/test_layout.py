@@ -74,7 +74,11 @@ def expected_files() -> set[str]:
     for folder in ("whatif", *MAPPED):
         for path in (ROOT / folder).rglob("*"):
             relative = path.relative_to(ROOT).as_posix()
-            page = path.is_file() and path.parent.name in ("assets", "vendor", "fitted") and "__pycache__" not in path.parts
+            page = (
+                path.is_file()
+                and path.parent.name in ("assets", "vendor", "fitted")
+                and "__pycache__" not in path.parts
+            )
             if path.suffix in (".py", ".toml") or path.name == "py.typed" or page:
                 top, _, rest = relative.partition("/")
                 files.add(f"{MAPPED.get(top, top)}/{rest}")

@@ -129,6 +129,14 @@ def test_bars_are_the_parts_of_the_prediction(prediction: Prediction) -> None:
     assert sum(bars[1] for bars in shown.values()) == pytest.approx(told["predicted_ms"])
     (diamond,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     assert diamond.get_xdata().tolist() == [told["measured_ms"]]
+    # The bar is without the profiler where the recording tells that; the diamond never is, and no number misleads.
+    corrected = prediction.baseline.calibration is not None
+    assert diamond.get_label() == ("recorded, with the profiler's cost" if corrected else "recorded")
+    numbers = [
+        text.get_text() for text in figure.axes[0].texts if text.get_text().startswith(f"{told['baseline_ms']:.2f} ms")
+    ]
+    same = f"{told['measured_ms']:.2f}" == f"{told['baseline_ms']:.2f}"
+    assert numbers == [f"{told['baseline_ms']:.2f} ms" + ("" if same else f" (◆ {told['measured_ms']:.2f})")]
     ends = [line.get_xdata() for line in figure.axes[0].lines if line.get_marker() == "|"]
     assert sorted(float(end[0]) for end in ends) == pytest.approx([told["low_ms"], told["high_ms"]])
 
@@ -176,6 +184,11 @@ def test_comparison_shows_both_recordings_and_the_changes(own_traces: Path) -> N
     same = comparison_figure(compare(TwoRecordings.of(before, before), describe=False))
     check_readable(same)
     assert [text.get_text() for text in same.axes[1].texts] == ["nothing changed"]
+    # Without layers nobody can say that they are as they were: phases stand there.
+    unlayered = comparison_figure(replace(found, layers=()), top=5)
+    check_readable(unlayered)
+    assert unlayered.axes[1].get_title("left").startswith("phases")
+    assert widths(unlayered, 1) == pytest.approx([part.work_change_ms for part in found.phases[:5]])
 
 
 # -- what-ifs ranked --------------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ def transform(
     estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
     for note in notes_of(graph, tasks, estimates, new):
         graph = graph.note(note)
+    if new.dies > 1:
+        graph = graph.note(f"device: {new.name} is {new.dies} dies, of which a rank has one: to={new.name}-GCD is that")
     memory = graph.info.memory
     if memory is not None and peak(memory).total > new.memory_bytes:
         graph = graph.note(

@@ -16,6 +16,7 @@ import msgspec
 
 from whatif.anonymize_text import Scrubber, dropped_field, find_secrets
 from whatif.errors import WhatifError
+from whatif.ingest.exported import EXPORTED_BEGIN
 from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.output_file import replacing
@@ -92,6 +93,11 @@ def anonymize(
         raise WhatifError(
             f"{path}: expected a Kineto recording, got an SQLite database, which `whatif anonymize` does not rewrite; "
             "share a recording of `whatif collect` instead."
+        )
+    if start.startswith(EXPORTED_BEGIN):
+        raise WhatifError(
+            f"{path}: expected a recording, got a timeline of `whatif export`, of which nothing would be left to read; "
+            "anonymize its recording and export that."
         )
     scrubber = Scrubber(find_secrets(start), rename_layers=rename_layers)
     lost: Counter[str] = Counter()

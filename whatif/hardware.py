@@ -53,6 +53,7 @@ class Gpu:
     pcie_gbyte_s: float
     nvlink_gbyte_s: float | None = None  # all links together; Infinity Fabric on AMD devices
     nvlink_bridged: bool = False  # a bridge joins two boards; else all of a machine's are joined
+    dies: int = 1  # where the numbers are of several dies together, each of which is a device of its own to a rank
     compute_capability: str = ""
     fp64_tensor_tflops: float | None = None
     fp32_tensor_tflops: float | None = None

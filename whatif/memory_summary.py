@@ -151,7 +151,9 @@ def memory_summary(
     memory = memory_of(graph)
     capacity = capacity_bytes or graph.info.gpu_memory_bytes
     trier = Trier(baseline)
-    chosen: list[tuple[str, ...]] = [*((name,) for name in names or ()), *([tuple(names)] if names and len(names) > 1 else [])]
+    chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
+    if names and len(names) > 1:
+        chosen.append(tuple(names))
     rows = [] if names is None else chosen or DEFAULT_WHAT_IFS
     tried = [trier.attempt([load_transform(name) for name in row]) for row in rows]
     return MemorySummary(

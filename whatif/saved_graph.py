@@ -33,6 +33,8 @@ MOST_ROWS = 2**31 - 1
 MOST_LAG_NS = 2**50
 # Most of a column is alike: the fastest level compresses it as well as the others.
 ZLIB_LEVEL = 1
+# The key of a simulated graph's metadata: its ``what_ifs``, and whether its times are ``without_profiler``.
+SIMULATED_KEY = "simulated"
 # What says how the step is timed without the profiler. A simulated graph has nothing to correct.
 _UNTRACED_KEYS = ("untraced_step_ms", "untraced_cpu_ms", "traced_step_ms", "traced_cpu_ms", "profiler_cost_ns")
 
@@ -61,14 +63,22 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waits: dict[str, _Column]
 
 
-def graph_text(timeline: Timeline, remark: str) -> Iterator[str]:
+def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_profiler: bool = False) -> Iterator[str]:
     """Give the graph of a timeline as pieces of JSON text; ``remark`` tells its reader what it is.
+
+    ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's
+    cost.
 
     Its measured steps are the timeline's: read again it has no replay error, and nothing is left to calibrate. Where a
     schedule of its own gave the timeline, the order in which it ran the tasks of free threads becomes dependencies.
     """
     graph = _replaying(timeline)
     known = graph.info
+    before = simulated(known)
+    told = {
+        "what_ifs": " + ".join(filter(None, (str(before.get("what_ifs", "")), what_ifs))),
+        "without_profiler": without_profiler or before.get("without_profiler") is True,
+    }
     info = replace(
         known,
         path="",  # where a file lies says more of a machine than its reader needs
@@ -76,7 +86,10 @@ def graph_text(timeline: Timeline, remark: str) -> Iterator[str]:
         measured_step_ns={clock: timeline.step_times_ns(clock) for clock in known.measured_step_ns},
         untraced_step_ns=None,
         quirks=(*known.quirks, remark),
-        metadata={key: value for key, value in known.metadata.items() if key not in _UNTRACED_KEYS},
+        metadata={
+            **{key: value for key, value in known.metadata.items() if key not in _UNTRACED_KEYS},
+            SIMULATED_KEY: told,
+        },
     )
     plain: dict[str, Any] = {
         "format": FORMAT, "n_tasks": len(graph), "info": info, "names": graph.names, "layers": graph.layers,
@@ -95,6 +108,12 @@ def graph_text(timeline: Timeline, remark: str) -> Iterator[str]:
             yield ("," if place else "") + f"{_json(name)}:{_column_text(column)}"
         yield "}"
     yield "}"
+
+
+def simulated(info: GraphInfo) -> dict[str, Any]:
+    """Give what a graph says of the simulation that it comes from; nothing where it was recorded."""
+    told = info.metadata.get(SIMULATED_KEY)
+    return told if isinstance(told, dict) else {}
 
 
 def graph_of_text(text: bytes, path: str) -> TaskGraph:

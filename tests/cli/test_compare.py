@@ -66,6 +66,39 @@ def test_a_recording_beside_itself(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(row["change_gpu_ms"] == 0 for row in found["operations"])
 
 
+def test_a_prediction_is_held_against_its_recording(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both without the profiler, and what the prediction's recording told of itself rules nothing out."""
+    recording, exported = str(own_traces / "transformer_cpu.json.gz"), str(tmp_path / "fused.json")
+    assert main(["export", recording, "fused_adam", "-o", exported, "--quiet"]) == 0
+    again = str(tmp_path / "again.json")
+    assert main(["export", exported, "-o", again, "--quiet"]) == 0
+    capsys.readouterr()
+    for changed in (exported, again):
+        assert main(["compare", recording, changed, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["a"]["measured_by"] in ("cpu", "wall")
+        assert found["what_if"]["found"]["what_ifs"] == ["fused_adam"]
+        assert abs(found["what_if"]["found"]["error_pct"]) < 0.01
+        assert not any("only A" in text for text in found["warnings"])
+    assert main(["compare", recording, exported, "--quiet"]) == 0
+    assert re.search(r"^  B .* simulated$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_prediction_with_the_profiler_in_it_is_compared_as_recorded(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording, exported = str(own_traces / "transformer_cpu.json.gz"), str(tmp_path / "as_recorded.json")
+    assert main(["export", recording, "--no-calibration", "-o", exported, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["compare", recording, exported, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["a"]["measured_by"] == found["b"]["measured_by"] == "mark"
+    assert abs(found["change_pct"]) < 1
+    assert any("compared as recorded" in text for text in found["warnings"])
+
+
 def test_other_devices_are_compared_and_said_to_be_others(
     shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

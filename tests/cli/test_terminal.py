@@ -92,6 +92,22 @@ def test_help_fits_80_columns(
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
+@pytest.mark.parametrize("inner", [command.words[1] for command in commands() if command.words[:-1] == ("opdb",)])
+def test_help_of_a_command_of_a_command_fits_as_well(
+    inner: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["opdb", inner, "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--quiet", "opdb", "list"], ["opdb", "--quiet", "list"], ["opdb", "list", "--quiet"]]
+)
+def test_quiet_stands_anywhere_in_a_command_of_a_command(words: list[str], tmp_path: Path) -> None:
+    assert main([*words, "--db", str(tmp_path)]) == 0
+
+
 def test_a_docstring_is_filled_anew_only_where_it_is_too_wide() -> None:
     doc = "Short.\n\nModel:  one two three four\n        five six\n\nA list:\n\n- of\n- things"
     assert fitted(doc, 80) == doc.splitlines()

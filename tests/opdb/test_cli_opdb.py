@@ -82,7 +82,7 @@ def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.Capture
     assert 19e-6 < inside["t_s"] < 20e-6
     how = {"method": "event_pair", "launch": "with launch", "cache": "unknown", "framework": "pytorch"}
     assert inside["method"] == how
-    sheet = text(capsys, "query", "mm:m=4096,n=4096,k=4096,dtype=fp16", "--device", "A100-SXM-80", "--db", db)
+    sheet = text(capsys, "query", "mm:m=4096,n=4096,k=4096,dtype=fp64", "--device", "A100-SXM-80", "--db", db)
     assert "from the device's data sheet alone" in sheet
 
 

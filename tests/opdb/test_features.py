@@ -76,6 +76,20 @@ def test_formats_are_what_they_say() -> None:
         assert sheet_of(v100, family).tflops["tf32"] == v100.fp32_tflops
 
 
+def test_products_count_with_what_a_device_sustains() -> None:
+    """A P4 sustains 3.0 of its 5.5 TFLOP/s; an H100's file tells no such rate, and its SMs do more than any other's."""
+    p4, h100 = load_gpu("P4"), load_gpu("H100-SXM-80")
+    assert sheet_of(p4, "matmul").tflops["fp32"] == 3.0
+    assert sheet_of(p4, "conv").tflops["fp32"] == 5.5
+    ops = some("matmul", count=1)
+    of = {}
+    for gpu in (p4, h100):
+        x, names = features(ops, sheet_of(gpu, "matmul"), ("linear",), across=True)
+        of[gpu.name] = 2 ** x[0, names.index("log2 peak of an SM")]
+    assert of["P4"] == pytest.approx(3.0 / 20)
+    assert of["H100-SXM-80"] == pytest.approx(h100.fp32_tflops / 132)
+
+
 def test_the_blocks_of_a_winograd_kernel_by_hand() -> None:
     """2 images, 40 channels out, 20x20: 2 x 2 x 3 x 2 = 24 blocks on ten SMs are three waves, of 16 channels each."""
     integers = {"batch": 2, "in_channels": 16, "out_channels": 40, "in_h": 20, "in_w": 20, "kernel_h": 3, "kernel_w": 3,

@@ -9,7 +9,7 @@ from tests.opdb.builders import products
 from whatif.hardware import load_gpu
 from whatif.ingest.op_cost import op_cost
 from whatif.opdb.importers.torch_operators import Described, describe
-from whatif.opdb.roofline import FLOOR_S, LAUNCH_FLOOR_S, SHARE_OF_PEAK, analytic_s, bound_s
+from whatif.opdb.roofline import FLOOR_S, LAUNCH_FLOOR_S, SHARE_OF_PEAK, analytic_s, bound_s, reached_tflops
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.schema import FAMILIES
 from whatif.opdb.work import work
@@ -84,6 +84,21 @@ def test_the_analytic_law_by_hand() -> None:
     assert low[0] < t[0] < high[0]
     with_launch, _, _ = analytic_s(gpu, ops, launch=True)
     assert with_launch[0] - t[0] == pytest.approx(LAUNCH_FLOOR_S - FLOOR_S)
+
+
+def test_a_sustained_rate_takes_the_place_of_a_share_of_the_peak() -> None:
+    """T4: 40 SMs, 8.1 TFLOP/s on paper, 3.6 sustained in fp32. 4096^3: 512 tiles of 256x128 are 13 waves of 40."""
+    gpu = load_gpu("T4")
+    ops = operators("matmul", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}, name="mm", dtype=["fp32", "fp16"])
+    assert reached_tflops(gpu, "fp32", "matmul") == 3.6
+    assert reached_tflops(gpu, "fp16", "matmul") == 65
+    assert reached_tflops(gpu, "fp32", "conv") == reached_tflops(load_gpu("T4"), "fp32", "elementwise") == 8.1
+    assert reached_tflops(load_gpu("H100-SXM-80"), "fp32", "matmul") == load_gpu("H100-SXM-80").fp32_tflops
+    flops, executed = 2 * 4096**3, min(13 * 40 / 512, 26 * 40 / 1024)
+    t, _, _ = analytic_s(gpu, ops, launch=False)
+    assert t == pytest.approx([flops * executed / 3.6e12 + FLOOR_S, flops * executed / 65e12 / SHARE_OF_PEAK + FLOOR_S])
+    # Nothing is faster than the peak, but a cold card is faster than a warm one.
+    assert bound_s(gpu, ops, cold=False) == pytest.approx([flops / 8.1e12, flops / 65e12])
 
 
 def test_the_bound_knows_caches_and_winograd() -> None:

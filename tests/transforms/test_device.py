@@ -85,8 +85,8 @@ def test_memory_bound_kernels_follow_the_bandwidth_above_the_floor() -> None:
     assert (changed.low_ns[at] < changed.duration_ns[at]).all()
     assert (changed.high_ns[at] > changed.duration_ns[at]).all()
     assert sources(changed)[at].tolist() == [Source.ROOFLINE] * 2
-    assert any(note.startswith("device: V100-SXM2-32 to A100-SXM-80") and "data sheets 2 (100%)" in note
-               for note in changed.notes)  # fmt: skip
+    summary = "device: V100-SXM2-32 to A100-SXM-80, GPU tasks: 2 (100% of their time) by data sheets"
+    assert summary in changed.notes
 
 
 def test_products_follow_the_peak_of_their_format() -> None:
@@ -155,6 +155,64 @@ def test_convolutions_use_tf32_where_the_device_has_it() -> None:
     assert moved(plain, "volta_scudnn") / moved(graph, "volta_scudnn") == pytest.approx(15.7 / 19.5, rel=0.35)
     assert fast.dtype[id_of(fast, "volta_scudnn")] == TF32
     assert plain.dtype[id_of(plain, "volta_scudnn")] == FP32
+
+
+def test_the_products_of_a_convolution_are_in_its_format() -> None:
+    """A product within a convolution's call is in TF32 too, so that half precision behind it gains twice at most."""
+    rows = (
+        {"name": "volta_sgemm", "us": 900, "family": F.GEMM, "operator": 3, "called": 0},
+        {"name": "transform", "us": 100, "family": F.LAYOUT, "operator": 3, "called": 0},
+        {"name": "sgemm_of_a_linear", "us": 900, "family": F.GEMM, "operator": 4},
+    )
+    assert CONV is not None
+    graph = to(kernels(V100, *rows, operators=(CONV,)), "A100-SXM-80")
+    assert graph.dtype[id_of(graph, "volta_sgemm")] == TF32
+    assert graph.dtype[id_of(graph, "sgemm_of_a_linear")] == FP32
+    assert moved(graph, "volta_sgemm") == pytest.approx(moved(to(convolution(), "A100-SXM-80"), "volta_scudnn"))
+    half = load_transform("amp")(graph)
+    assert moved(half, "volta_sgemm") > moved(graph, "volta_sgemm") / 2.1
+
+
+def test_amd_has_no_tf32_unless_a_program_asks_for_it() -> None:
+    """PyTorch computes fp32 in fp32 there: pytorch/pytorch pull request 190711."""
+    there = to(convolution(), "MI300X")
+    assert there.dtype[id_of(there, "volta_scudnn")] == FP32
+    in_tf32 = to(convolution(), "A100-SXM-80")
+    back = to(in_tf32, "MI300X")
+    assert back.dtype[id_of(back, "volta_scudnn")] == FP32
+    assert moved(back, "volta_scudnn") > moved(in_tf32, "volta_scudnn")  # 163 TFLOP/s, of which half are reached
+    recorded = replace(there.info, gpu=MI300X, gpu_memory_bytes=None)
+    again = to(there.replace(info=recorded), "H100-SXM-80")
+    assert again.dtype[id_of(again, "volta_scudnn")] == TF32
+
+
+@pytest.mark.parametrize(("new", "models"), [("MI300X", False), ("MI250X-GCD", False), ("A100-PCIE-80", True)])
+def test_models_of_nvidias_devices_say_nothing_of_amds(new: str, models: bool) -> None:
+    """The shipped models across devices have seen no other vendor's."""
+    product = describe("aten::mm", [[4096, 1024], [1024, 1024]], ["c10::BFloat16"] * 2, ["", ""])
+    assert product is not None
+    row = {"name": "gemm", "us": 50, "family": F.GEMM, "dtype": BF16, "called": 0}
+    graph = kernels(H100, row, operators=(product,))
+    told = on_device(graph, np.flatnonzero(graph.on_gpu), load_gpu(new), tf32=True).source
+    assert set(told.tolist()) <= ({Source.OTHER_DEVICES, Source.LEARNED} if models else {Source.ROOFLINE})
+
+
+@pytest.mark.parametrize(
+    ("form", "new", "taken"),
+    [
+        ("bf16", "T4", "fp32"), ("bf16", "A100-SXM-80", None), ("fp8", "A100-SXM-80", "fp16"), ("fp8", "P40", "fp32"),
+        ("tf32", "MI300X", "fp32"), ("tf32", "V100-SXM2-32", "fp32"), ("fp16", "P100-PCIE-16", None),
+    ],
+)  # fmt: skip
+def test_formats_that_the_new_device_lacks_are_told(form: str, new: str, taken: str | None) -> None:
+    graph = kernels(H100, {"name": "k", "us": 50, "family": F.GEMM, "dtype": DTYPES.index(form)})
+    told = [note for note in to(graph, new).notes if "count as" in note]
+    assert told == ([] if taken is None else [f"device: products in {form} count as {taken} on {new}"])
+
+
+def test_a_board_of_two_dies_says_what_a_rank_has() -> None:
+    for name, said in (("MI250X", True), ("MI250", True), ("MI250X-GCD", False), ("MI300X", False)):
+        assert any(f"to={name}-GCD" in note for note in to(convolution(), name).notes) == said
 
 
 def test_a_convolution_of_an_unknown_call_speeds_up_as_daydream_says() -> None:

@@ -49,5 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     print_prediction(prediction)
     print_plot(args.plot)
-    warn(sentence for sentence in prediction.warnings if sentence != prediction.verdict)
+    said = [sentence for sentence in prediction.warnings if sentence != prediction.verdict]
+    notes = set(prediction.graph.notes)  # what a what-if says of itself
+    warn(sentence for sentence in said if sentence not in notes)
+    warn((sentence for sentence in said if sentence in notes), "note")
     return 0

@@ -38,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths)
     baseline = Baseline.of(graph, calibrated=args.calibrated)
+    corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
     if not transforms:
-        write_perfetto(args.output, baseline.timeline, None)
+        write_perfetto(args.output, baseline.timeline, None, without_profiler=corrected)
     else:
         prediction = apply(baseline, *transforms)
         what = " + ".join(spelled(transform) for transform in transforms)
-        write_perfetto(args.output, baseline.timeline, prediction.timeline, what)
+        write_perfetto(args.output, baseline.timeline, prediction.timeline, what, without_profiler=corrected)
         warn(prediction.warnings)
     print(f"{printable(args.output)}: written; open it at https://ui.perfetto.dev")
     return 0

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         sub.set_defaults(subrun=run)
         sub.add_argument("--db", metavar="FOLDER", help="the database (default: $WHATIF_OPDB, else the user's own)")
-        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for flag in ("--quiet", "--debug"):  # as behind every other command
+            sub.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         add_json(sub)
         return sub
 
@@ -86,7 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--unseen-device", action="store_true", help="hold out whole devices, each in its turn, instead of operators"
     )
     evaluate.add_argument("--fit", action="store_true", help="learn from the rest as well (minutes, scikit-learn)")
-    evaluate.add_argument("--rung", action="append", choices=_RUNGS, help="only these estimators (may be repeated)")
+    evaluate.add_argument(
+        "--rung", action="append", choices=_RUNGS, metavar="RUNG",
+        help=f"only these estimators (may be repeated): {', '.join(_RUNGS)}",
+    )  # fmt: skip
 
     from whatif.cli.opdb_fit import add_fit_arguments, run_fit
     from whatif.cli.opdb_profile import add_profile_arguments, run_profile

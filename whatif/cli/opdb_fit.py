@@ -54,9 +54,7 @@ def run_fit(args: argparse.Namespace) -> int:
     with progress_bar("fitting") as progress:
         fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across)
     if not fitted:
-        raise WhatifError(
-            f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer."
-        )
+        raise WhatifError(f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer.")
     trained.write_models(folder, fitted)
     print_models([m.facts for m in fitted], folder, as_json=args.json)
     warn(wrong)

@@ -27,7 +27,7 @@ _SUFFIXES = (".json", ".json.gz", ".onnx")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif predict``."""
-    parser.usage = "whatif predict MODULE:MODEL --input SHAPE [NAME[:option=value,...] ...] [OPTIONS]"
+    parser.usage = "whatif predict MODULE:MODEL --input SHAPE [NAME[:options] ...] [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",

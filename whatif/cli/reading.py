@@ -61,12 +61,12 @@ def print_plot(path: str | None) -> None:
     print(f"\n  {printable(path)}: written")
 
 
-def warn(sentences: Iterable[str]) -> None:
-    """Print each sentence to stderr as a warning, unless told to be quiet."""
+def warn(sentences: Iterable[str], kind: str = "warning") -> None:
+    """Print each sentence to stderr as a warning, or as another ``kind`` of remark, unless told to be quiet."""
     if _quiet:
         return
     from whatif.report.printable import printable
 
     sys.stdout.flush()  # the result comes first where both go to one terminal
     for sentence in sentences:
-        print(f"whatif: warning: {printable(sentence)}", file=sys.stderr)
+        print(f"whatif: {kind}: {printable(sentence)}", file=sys.stderr)

@@ -10,7 +10,7 @@ from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif recommend``."""
-    parser.usage = "whatif recommend TRACE [NAME[:option=value,...] ...] [--devices A,B] [--prices FILE] [OPTIONS]"
+    parser.usage = "whatif recommend TRACE [NAME[:options] ...] [--prices FILE] [OPTIONS]"
     parser.add_argument(
         "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs that go with each device"
     )
@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     # Misspelled names and prices are told before a large trace is read.
     transforms = [load_transform(name) for name in names]
     devices = [load_gpu(name.strip()).name for name in (args.devices or "").split(",") if name.strip()]
+    if args.devices is not None and not devices:
+        raise WhatifError("recommend: expected --devices A,B, as in A100-SXM-80,L40S, got no name.")
     prices = None if args.prices is None else read_prices(args.prices)
     if args.by == "cost" and prices is None:
         raise WhatifError("recommend: expected a file of prices to rank by cost; name it with --prices.")

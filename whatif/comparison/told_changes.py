@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whatif.graph import GraphInfo
+from whatif.saved_graph import simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class ToldChanges:
 
 def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
     """Give what the two tell: what is the same in both was not changed, and what differs has to be accounted for."""
+    if any(simulated(info).get("what_ifs") for info in (before, after)):
+        # What a prediction tells of itself is what its recording was, before the what-ifs.
+        return ToldChanges(frozenset(), ())
     ruled_out: set[str] = set()
     asked_for: list[frozenset[str]] = []
 

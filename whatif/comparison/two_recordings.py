@@ -9,6 +9,7 @@ from whatif.baseline import Baseline
 from whatif.comparison.differences import Difference, differences
 from whatif.comparison.measured_step import MeasuredStep, noise_ms
 from whatif.graph import TaskGraph
+from whatif.saved_graph import simulated
 from whatif.steps import default_clock
 from whatif.untraced import untraced_step
 
@@ -29,7 +30,10 @@ class TwoRecordings:
         Raises WhatifError where a recording does not have the clock, or no step that takes time.
         """
         chosen = clock or common_clock(before, after)
-        told = [untraced_step(graph, chosen)[0] is not None for graph in (before, after)]
+        told = [
+            untraced_step(graph, chosen)[0] is not None or simulated(graph.info).get("without_profiler") is True
+            for graph in (before, after)
+        ]
         remarks = []
         if calibrated and any(told) and not all(told):
             remarks.append(

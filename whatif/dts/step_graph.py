@@ -19,7 +19,8 @@ from whatif.types import Array, Dependencies, DependencyKind, Int64, Phase, Task
 UNSEEN = 0.1
 BEGIN, END = "a round begins", "a round is over"
 _UNKNOWN = (
-    "start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured", "called",
+    "start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "operator", "measured",
+    "called",
 )  # fmt: skip
 
 

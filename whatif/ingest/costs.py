@@ -11,9 +11,7 @@ from whatif.kernels import DTYPES, MATRIX_FAMILIES
 from whatif.types import Array, Int8, Int64, among
 
 
-def task_costs(
-    events: Events, columns: dict[str, Array], family: Int8, calls: Calls
-) -> tuple[Int64, Int64, Int8]:
+def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: Calls) -> tuple[Int64, Int64, Int8]:
     """Give FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
 
     An operator's FLOPs go to its matrix kernels by their share of its time; its bytes to its kernel where it has one.

@@ -11,14 +11,14 @@ from whatif.ingest.file_bytes import FileBytes
 from whatif.saved_graph import GRAPH_FIELD, graph_of_text
 
 # How every such file begins, and where the graph begins in it.
-_BEGIN = b'{"displayTimeUnit":"ms","otherData":{"tool": "whatif",'
+EXPORTED_BEGIN = b'{"displayTimeUnit":"ms","otherData":{"tool": "whatif",'
 _FIELD = GRAPH_FIELD.encode("ascii")
 
 
 def is_exported(path: Path) -> bool:
     """Say whether a file begins as a timeline of whatif's; False for what cannot be read twice (a pipe) or at all."""
     try:
-        return path.is_file() and next(iter(FileBytes(path)), b"").startswith(_BEGIN)
+        return path.is_file() and next(iter(FileBytes(path)), b"").startswith(EXPORTED_BEGIN)
     except (WhatifError, OSError, ValueError):  # the reader of traces says what is wrong with it
         return False
 

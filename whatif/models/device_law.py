@@ -172,3 +172,12 @@ def no_facts(n: int) -> Ratio:
 def has_units(gpu: Gpu, dtype: str) -> bool:
     """Say whether a device multiplies ``dtype`` on units of its own, and not by falling back to another format."""
     return dtype in ("fp32", "fp64") or getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
+
+
+def counts_as(gpu: Gpu, dtype: str) -> str:
+    """Give the format at whose rate a device multiplies ``dtype``: itself, or what PyTorch or we take instead."""
+    if dtype == "tf32":
+        return dtype if gpu.tf32_by_default else "fp32"
+    if dtype not in ("fp16", "bf16", "fp8") or has_units(gpu, dtype) or (dtype == "fp16" and gpu.fp16_vector_tflops):
+        return dtype
+    return counts_as(gpu, "fp16") if dtype == "fp8" else "fp32"

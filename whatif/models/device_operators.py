@@ -38,7 +38,9 @@ def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tupl
         if ops.family == "conv":
             ratios = _gradients_apart(asked, sides, worst)
         elif ops.family == "matmul":
-            ratios = _reached(same_rung_ratio(asked, asked, *sides, worst=Rung.ANALYTIC), asked, old, new)
+            unseen = () if across else (Rung.LEARNED_ACROSS,)
+            ratios = same_rung_ratio(asked, asked, *sides, worst=Rung.ANALYTIC, without=unseen)
+            ratios = _reached(ratios, asked, old, new)
         else:
             ratios = same_rung_ratio(asked, asked, *sides, worst=worst)
         yield place[rows], asked, ratios

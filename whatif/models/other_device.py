@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
-from whatif.kernels import DTYPES, KernelFamily
+from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.models.batch import work_times
 from whatif.models.database import SOURCE_OF_RUNG, operators_of
 from whatif.models.device_convolutions import convolution_ns, on_tensor_cores
 from whatif.models.device_law import (
     Ratio,
     above_floor,
+    counts_as,
     law_ratio,
     no_facts,
     peaks_tflops,
@@ -77,7 +78,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
 
 
 def of_convolutions(graph: TaskGraph) -> Bool:
-    """Mask of the matrix kernels that compute a convolution, shape (n_tasks,): products of an enclosing one included."""
+    """Mask of the matrix kernels that compute a convolution, shape (n_tasks,): its call's products included."""
     called = np.array([what.family == "conv" for what in graph.info.operators] + [False])[graph.called]
     return np.asarray((graph.family == KernelFamily.CONVOLUTION) | (called & (graph.family == KernelFamily.GEMM)))
 
@@ -118,15 +119,19 @@ def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> 
     time_ns = graph.duration_ns[tasks].astype(np.float64)
     total = max(float(time_ns.sum()), 1.0)
     told = [
-        f"{_WORDS[source]} {int(mine.sum()):,} ({time_ns[mine].sum() / total:.0%})"
+        f"{int(mine.sum()):,} ({time_ns[mine].sum() / total:.0%} of their time) by {_WORDS[source]}"
         for source, mine in ((source, estimates.source == source) for source in _WORDS)
         if mine.any()
     ]
     name = old.name if old else graph.info.gpu or "an unnamed GPU"
-    found = [f"device: {name} to {new.name}, GPU tasks (share of their time) by {', '.join(told)}"]
+    found = [f"device: {name} to {new.name}, GPU tasks: {', '.join(told) or 'none'}"]
     if old is None:
         why = f"{name} is not in whatif/gpus" if graph.info.gpu else "the recording does not name its GPU"
         found.append(f"device: {why}, so each kernel may take a quarter to four times as long")
+    products = tasks[among(graph.family[tasks], MATRIX_FAMILIES)]
+    formats = [DTYPES[code] for code in np.unique(matrix_dtype(graph)[products]).tolist()]
+    pairs = ((form, counts_as(new, form)) for form in formats)
+    found += [f"device: products in {form} count as {taken} on {new.name}" for form, taken in pairs if taken != form]
     if (graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION)).any():
         found.append("device: recorded collectives keep their time: links belong to the cluster, not to the device")
     return found

@@ -27,7 +27,8 @@ def log_law(ops: Operators, gpu: Gpu, *, launch: bool) -> Float64:
 class Told:
     """Seconds with a nominal 90 % range, and doublings outside of what was measured; all columns have shape (n,).
 
-    ``near`` is false where the model is so far from what it has seen that the data sheet's range is narrower.
+    ``near`` is false where the model is so far from what it has seen, or so little is left beside a launch, that the
+    data sheet's range is narrower.
     """
 
     t_s: Float64
@@ -54,7 +55,8 @@ def ask_model(
     """Ask a model for operators in its own words, whose ranges are ``extra`` wider (log).
 
     With ``kernels_alone`` a launch that the model's times hold is taken out of them. With ``give_way`` it leaves to the
-    data sheet what is outside of its data, where that knows better. ``anchors`` are this device's own measurements.
+    data sheet what is outside of its data, or was mostly launch, where that knows better. ``anchors`` are this device's
+    own measurements.
     """
     facts = model.facts
     launch = facts.measured_as.launch == "with launch"
@@ -69,9 +71,12 @@ def ask_model(
     if gpu is not None:
         t = np.maximum(t, bound_s(gpu, ops, cold=False))
     low, high = t * np.exp(-half), t * np.exp(half)
+    told_enough = outside == 0
     if kernels_alone and launch:
         # The launch comes before the kernel; a kernel takes its own floor at the least.
         held = model.of_name(ops, facts.launch_s, 0.0)
+        # What is left of a time that was mostly launch is the difference of two that are known roughly.
+        told_enough &= t - held > held
         t, low, high = (np.maximum(c - held, FLOOR_S) for c in (t, low, high))
         launch = False
     near = np.isfinite(t)  # a model may have no word for some mode of an operator
@@ -81,5 +86,5 @@ def ask_model(
         low, high = np.minimum(np.maximum(low, bound), t), np.maximum(high, t)
         if give_way:
             _, sheet_low, sheet_high = analytic_s(gpu, ops, launch=launch)
-            near &= (outside == 0) | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
+            near &= told_enough | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
     return Told(t, low, high, outside, near)

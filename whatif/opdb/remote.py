@@ -62,8 +62,12 @@ class Remote:
             foreign = not exists and remote._files.isdir(remote._root) and bool(remote._files.ls(remote._root))
         if exists:
             with TemporaryDirectory() as folder:
-                remote._fetch(marker, Path(folder, MARKER), _LARGEST_MARKER_BYTES)
-                check_marker(Path(folder, MARKER))
+                local = Path(folder, MARKER)
+                remote._fetch(marker, local, _LARGEST_MARKER_BYTES)
+                try:
+                    check_marker(local)
+                except WhatifError as error:
+                    raise WhatifError(str(error).replace(str(local), marker)) from error
         elif not create:
             raise WhatifError(f"{url}: expected an op database, got no {MARKER} there; `whatif opdb push` makes one.")
         elif foreign:
@@ -172,6 +176,8 @@ def _driver(url: str) -> tuple[Any, str]:
             "opdb: expected the package fsspec, which reaches object stores and other machines, got none; install it "
             "with `pip install 'whatif-profiler[opdb]'`."
         ) from error
+    if not url.strip():
+        raise WhatifError("opdb: expected the address of a database, as s3://bucket/folder, got nothing.")
     if "::" in url:
         raise WhatifError(f"{url}: expected the address of a folder, got one inside of another; name the folder.")
     protocol = url.partition("://")[0] if "://" in url else "file"

@@ -143,7 +143,8 @@ def predict_step(
     else:
         kernels = [kernels_of(operation) for operation in graph.operations]
     if gpu is not None and gpu.fp16_tensor_tflops:
-        families = TF32[tf32] if gpu.tf32_tensor_tflops else ()
+        asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
+        families = TF32[tf32] if asked or gpu.tf32_by_default else ()
         kernels = [on_tensor_cores(mine, families) for mine in kernels]
     durations = ask(estimator, [kernel for mine in kernels for kernel in mine])
     trace = _trace(graph, kernels, durations, gpu)

@@ -55,7 +55,7 @@ def parse_prices(told: Mapping[str, Any], path: str) -> Prices:
     currency, table = told.get("currency", ""), told.get("per_hour")
     if unknown := sorted(told.keys() - {"currency", "per_hour"}):
         raise WhatifError(f"{path}: expected currency and [per_hour], got {unknown[0]!r}.")
-    if not isinstance(currency, str) or len(currency) > _LONGEST_CURRENCY:
+    if not isinstance(currency, str) or len(currency) > _LONGEST_CURRENCY or not currency.isprintable():
         raise WhatifError(f'{path}: expected currency as a short text, as in currency = "EUR".')
     if not isinstance(table, dict) or not table:
         raise WhatifError(f'{path}: expected a table [per_hour] with lines as "A100-SXM-80" = 1.80, got none.')

@@ -67,7 +67,7 @@ class Ranking:
     def verdict(self) -> str:
         """Say which device comes first, and by how much."""
         if not self.candidates:
-            return "the step fits none of the devices"
+            return "none of the devices can run the step"
         first = self.candidates[0]
         if self.by == "cost" and first.cost is not None:
             return f"{first.device} is cheapest: {first.cost * 1e3:.3g} {self.currency} for a thousand steps".rstrip()
@@ -110,15 +110,24 @@ def recommend(
 
     What-ifs are applied behind the change of device, so that they see its units. Without ``by`` the cost decides where
     there are prices. Devices on which the step does not fit, or on which a what-if does not apply, are left out with
-    the reason. Raises WhatifError on an unknown device, on ``cost`` without prices, and on a recording of no GPU.
+    the reason. Of boards of two dies, of which a rank has one, a die is tried unless the board is named. Raises
+    WhatifError on an unknown device, on ``cost`` without prices, on a ``device`` among the what-ifs, and on a recording
+    of no GPU, or of one that is not known: every other one would seem as fast.
     """
-    if not baseline.graph.on_gpu.any():
+    graph = baseline.graph
+    if not graph.on_gpu.any():
         raise WhatifError("recommend: expected the recording of a GPU, got one of a CPU.")
+    if any(transform.name == "device" for transform in transforms):
+        raise WhatifError("recommend: expected what-ifs that go with each device, got device; use --devices NAMES.")
     if by == "cost" and prices is None:
         raise WhatifError("recommend: expected a file of prices to rank by cost; name it with --prices.")
-    own = device(baseline.graph)
-    wanted = devices or tuple(prices.per_hour if prices else gpu_names())
-    names = list(dict.fromkeys([*(load_gpu(name).name for name in wanted), *([own.name] if own else [])]))
+    own = device(graph)
+    if own is None:
+        told = f"of {graph.info.gpu}, which is not in whatif/gpus" if graph.info.gpu else "that does not name its GPU"
+        raise WhatifError(f"recommend: expected the recording of a known GPU, got one {told}: nothing tells the ratio.")
+    every = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
+    wanted = devices or tuple(prices.per_hour if prices else every)
+    names = list(dict.fromkeys([*(load_gpu(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
     for done, name in enumerate(names):
         try:
@@ -126,9 +135,7 @@ def recommend(
         except WhatifError as error:
             left_out[name] = str(error)
         else:
-            candidate = _candidate(
-                prediction, name, prices, epoch_samples, recorded=own is not None and name == own.name
-            )
+            candidate = _candidate(prediction, name, prices, epoch_samples, recorded=name == own.name)
             if candidate.fits is False:
                 left_out[name] = _too_small(candidate)
             else:

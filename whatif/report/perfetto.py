@@ -36,11 +36,14 @@ TASKS_AT_ONCE = 1 << 16
 GZIP_LEVEL = 4
 
 
-def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | None, what: str = "") -> None:
+def write_perfetto(
+    path: str | Path, baseline: Timeline, predicted: Timeline | None, what: str = "", *, without_profiler: bool = False
+) -> None:
     """Write the timelines to ``path``, compressed where its name ends in .gz; a file is there whole or not at all.
 
     Times are microseconds with three decimals, so every nanosecond is kept. Behind the events stands the graph of the
-    last timeline, which ``whatif.read`` gives back; ``what`` names the what-ifs of the prediction for its reader.
+    last timeline, which ``whatif.read`` gives back; ``what`` names the what-ifs of the prediction for its reader, and
+    ``without_profiler`` says that the times are without the profiler's cost.
     Raises WhatifError where ``path`` cannot be written.
     """
     trace = Path(baseline.graph.info.path).name
@@ -61,7 +64,7 @@ def write_perfetto(path: str | Path, baseline: Timeline, predicted: Timeline | N
         remark = (
             f"no recording: the {shown} from {trace or 'a graph'}, which whatif export wrote; its times are simulated"
         )
-        for piece in graph_text(predicted or baseline, remark):
+        for piece in graph_text(predicted or baseline, remark, what, without_profiler=without_profiler):
             write(piece)
         write("}\n")
 

@@ -54,15 +54,21 @@ def prediction_figure(prediction: Prediction) -> Figure:
         Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),
     ]
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
-    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast")
+    # The bars are without the profiler's cost where the recording tells it; what was recorded never is.
+    corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
+    told = "recorded, with the profiler's cost" if corrected else "recorded"
+    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", told)
 
 
-def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "") -> Figure:
-    """Give some steps as bars under the name of a recording and a few words; ``label`` is that of their axis."""
+def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "", measured: str = "measured") -> Figure:
+    """Give some steps as bars under the name of a recording and a few words.
+
+    ``label`` is that of their axis, and ``measured`` what the legend calls the diamonds.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.5 + BAR_INCHES * len(bars)), layout="constrained")
-    draw_bars(figure.subplots(), bars, label)
+    draw_bars(figure.subplots(), bars, label, measured)
     title(figure, path, what)
     return figure
 
@@ -71,7 +77,7 @@ def _times(speedup: float) -> str:
     return f"{speedup:.2f}×" if speedup < 1e4 else "far more than 10,000×"
 
 
-def draw_bars(axes: Axes, bars: Sequence[Bar], label: str) -> None:
+def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "measured") -> None:
     """Draw bars into ``axes``, the first one on top; parts that no bar has are left out of the legend."""
     longest = max([1e-9, *(bar.high_ms or 0.0 for bar in bars), *(bar.step_ms for bar in bars)])
     ms = ms_format(longest)
@@ -95,15 +101,23 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str) -> None:
             reach = [[bar.step_ms - bar.low_ms], [bar.high_ms - bar.step_ms]]
             axes.errorbar([bar.step_ms], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1.2, capsize=4)
         end = max(bar.step_ms, bar.high_ms or 0.0, bar.measured_ms or 0.0)
+        # The number is the bar's, also where it stands beside a diamond.
+        also = f" (◆ {ms(bar.measured_ms)})" if bar.measured_ms and ms(bar.measured_ms) != ms(bar.step_ms) else ""
         axes.annotate(
-            f"{ms(bar.step_ms)} ms", (end, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
+            f"{ms(bar.step_ms)} ms{also}",
+            (end, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
         )
-    measured = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
-    if measured:
-        axes.plot(*zip(*measured, strict=True), "D", color="black", markersize=5, label="measured")
+    diamonds = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
+    if diamonds:
+        axes.plot(*zip(*diamonds, strict=True), "D", color="black", markersize=5, label=measured)
     axes.set_yticks(range(len(bars)), [_lines(bar.name) for bar in bars], fontsize=9, parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.16 * longest)  # room for the number behind the bar
+    longest = max([longest, *(value for value, _ in diamonds)])
+    axes.set_xlim(0, (1.3 if diamonds else 1.16) * longest)  # room for the number behind the bar
     axes.set_xlabel(label)
     axes.tick_params(axis="y", length=0)
     unboxed(axes, "x")
@@ -115,7 +129,8 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str) -> None:
 
 def _lines(name: str) -> str:
     """A name on as few lines as hold it, of what-ifs a few on each."""
-    return "\n".join(wrap(drawn(name, MOST_LINES * NAME_LENGTH), NAME_LENGTH, max_lines=MOST_LINES, placeholder=" …"))
+    words = drawn(name, MOST_LINES * NAME_LENGTH).replace(",", ", ")
+    return "\n".join(wrap(words, NAME_LENGTH, max_lines=MOST_LINES, placeholder=" …"))
 
 
 def _before(key: str) -> list[str]:

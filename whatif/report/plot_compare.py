@@ -25,14 +25,18 @@ def plot_comparison(found: Comparison, path: str | Path, top: int = 10) -> None:
 
 
 def comparison_figure(found: Comparison, top: int = 10) -> Figure:
-    """Give the breakdown of both recordings above the ``top`` layers and families whose work changed most."""
+    """Give the breakdown of both recordings above the ``top`` layers and families whose work changed most.
+
+    Where neither recording tells layers, phases stand in their place.
+    """
     from matplotlib.figure import Figure
 
     two = found.two
     families = kind_titles(bool(two.before.graph.on_gpu.any()))["family"].lower()
+    first = ("layers", found.layers) if found.layers else ("phases", found.phases)  # many recordings tell no layers
     panels = [
         (name, [part for part in parts if abs(part.work_change_ms) > 0][:top])
-        for name, parts in (("layers", found.layers), (families, found.kernels))
+        for name, parts in (first, (families, found.kernels))
     ]
     n_rows = max([3, *(len(parts) for _, parts in panels)])
     figure = Figure(figsize=(11, 3.4 + 0.24 * n_rows), layout="constrained")

@@ -59,7 +59,7 @@ def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
     step.margins(x=0.12)
     clock = found.baseline.clock
     unfit = "; striped: does not fit" if any(row.fits is False for row in rows) else ""
-    step.set_xlabel(f"{CLOCK_SUBJECTS[clock]}, ms ({CLOCK_LABELS[clock]}{unfit})")
+    step.set_xlabel(f"{CLOCK_SUBJECTS[clock]}, ms ({CLOCK_LABELS[clock]}; lines: nominal 90 % range{unfit})")
     unboxed(step, "x")
     if priced:
         panels[1].barh(range(len(rows)), [1e3 * (cost or 0.0) for cost in costs], color=COLORS[1], height=0.66)

@@ -22,6 +22,7 @@ LOGARITHMIC_FROM = 20.0
 # Of a letter of a label, in widths of the axis.
 LETTER_WIDTH = 0.0115
 _DECIMALS = re.compile(r"\d+\.\d{3,}")
+RANGE_LABEL = "nominal 90 % range"
 # Numbers of workers with a label each.
 MOST_LABELS = 8
 
@@ -93,7 +94,7 @@ def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, lab
         markersize=4, linewidth=1.4, label=label or "predicted",
     )  # fmt: skip
     if with_range:
-        axes.fill_between(at, low, high, color=look, alpha=0.15, linewidth=0)
+        axes.fill_between(at, low, high, color=look, alpha=0.15, linewidth=0, label=None if place else RANGE_LABEL)
 
 
 def plot_scaling(found: Scaling, path: str | Path) -> None:
@@ -126,6 +127,7 @@ def scaling_figure(found: Scaling) -> Figure:
         color=COLORS[0],
         alpha=0.15,
         linewidth=0,
+        label=RANGE_LABEL,
     )
     right.plot(
         counts, [row.communication_ms or 0 for row in rows], color=COLORS[1], linestyle="--", marker="s", markersize=4,

@@ -23,6 +23,7 @@ from whatif.report.layout import (
     report,
 )
 from whatif.report.text_explain import short_name
+from whatif.saved_graph import simulated
 
 Value = Callable[[Part], float]
 HEADERS = ("", "A", "B", "change", "count")
@@ -42,7 +43,8 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         steps = []
         for name, side, measured in sides:
             out.print(plain(f"{name}: {Path(side.graph.info.path).name}", "dim"))
-            steps.append((name, ms(measured.ms), _spread(measured, ms), _timed(measured)))
+            how = "simulated" if simulated(side.graph.info) else _timed(measured)
+            steps.append((name, ms(measured.ms), _spread(measured, ms), how))
         print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")
         print_table(out, ["", "median", "spread", " "], steps)
         if found.pace is not None:

@@ -26,7 +26,9 @@ def print_ranking(found: Ranking, top: int) -> None:
         shown = found.candidates[:top]
         costs = any(candidate.cost is not None for candidate in shown)
         epochs = any(candidate.epoch_hours is not None for candidate in shown)
-        headers = ["device", "step (ms)", "range", "samples/s", "GiB"]
+        samples = any(candidate.samples_per_s is not None for candidate in shown)
+        memory = any(candidate.peak_bytes is not None for candidate in shown)
+        headers = ["device", "step (ms)", "range"] + ["samples/s"] * samples + ["GiB"] * memory
         headers += [f"{found.currency or 'cost'}/1000 steps"] * costs + ["epoch (h)"] * epochs
         headers += [f"{found.currency or 'cost'}/epoch"] * (epochs and costs)
         rows: list[list[str | Text]] = []
@@ -34,15 +36,16 @@ def print_ranking(found: Ranking, top: int) -> None:
             row: list[str | Text] = [
                 plain(one.device + (" *" if one.recorded else ""), "bold" if one.recorded else ""),
                 ms(one.step_ms), f"{ms(one.low_ms)}–{ms(one.high_ms)}",
-                "–" if one.samples_per_s is None else f"{one.samples_per_s:,.0f}",
-                "–" if one.peak_bytes is None else f"{one.peak_bytes / 2**30:.1f}",
             ]  # fmt: skip
+            row += ["–" if one.samples_per_s is None else f"{one.samples_per_s:,.0f}"] * samples
+            row += ["–" if one.peak_bytes is None else f"{one.peak_bytes / 2**30:.1f}"] * memory
             row += [_money(None if one.cost is None else one.cost * 1e3)] * costs
             row += ["–" if one.epoch_hours is None else f"{one.epoch_hours:,.2f}"] * epochs
             row += [_money(one.epoch_cost)] * (epochs and costs)
             rows.append(row)
-        print_table(out, headers, rows)
-        out.print()
+        if rows:
+            print_table(out, headers, rows)
+            out.print()
         if any(one.recorded for one in shown):
             out.print(plain("  * the recorded device", "dim"))
         if len(found.candidates) > len(shown):
@@ -51,6 +54,8 @@ def print_ranking(found: Ranking, top: int) -> None:
             out.print(
                 plain("  the recording does not tell what a step keeps in memory: whether it fits is open", "dim")
             )
+        if shown and found.epoch_samples and not epochs:
+            out.print(plain("  the recording does not tell its batch: what an epoch takes is open", "dim"))
         for reason, names in _by_reason(found.left_out).items():
             out.print(plain(f"  left out {', '.join(names)}: {reason}"))
 
