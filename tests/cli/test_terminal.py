@@ -104,8 +104,11 @@ def test_help_of_a_command_of_a_command_fits_as_well(
 @pytest.mark.parametrize(
     "words", [["--quiet", "opdb", "list"], ["opdb", "--quiet", "list"], ["opdb", "list", "--quiet"]]
 )
-def test_quiet_stands_anywhere_in_a_command_of_a_command(words: list[str], tmp_path: Path) -> None:
-    assert main([*words, "--db", str(tmp_path)]) == 0
+def test_quiet_stands_anywhere_in_a_command_of_a_command(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--db", str(tmp_path)]) == 1
+    assert "expected an op database" in capsys.readouterr().err
 
 
 def test_a_docstring_is_filled_anew_only_where_it_is_too_wide() -> None:
