@@ -199,7 +199,7 @@ def test_metadata_may_be_anything() -> None:
 
 def test_spans_of_other_numbers_of_steps_do_not_compare() -> None:
     two = TwoRecordings.of(run(BEFORE), run(BEFORE, steps=2), "span")
-    assert [(item.what, item.blocks) for item in two.differences] == [("steps in the recording", True)]
+    assert [(item.what, item.blocks) for item in two.differences] == [("number of steps", True)]
     assert check_regression(two, 3.0).status is Status.NOT_COMPARABLE
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import whatif
 from tests.cli.test_commands import training
-from tests.helpers import CPU, STREAM, Build, equal, write_trace
+from tests.helpers import CPU, STREAM, Build, equal, launched, write_trace
 from tests.trace_event_format import check_trace_events
 from whatif.cli.main import main
 from whatif.errors import WhatifError
@@ -66,6 +66,21 @@ def test_export_round_trip(name: str, trace: str, tmp_path: Path, capsys: pytest
     told = json.loads(capsys.readouterr().out)
     assert told["replay_error_pct"] == 0
     assert any("no recording: the prediction of scale" in quirk for quirk in told["warnings"])
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
+def test_names_in_any_script_come_back(name: str, tmp_path: Path) -> None:
+    """Letters beyond ASCII, a line end, a bell, half a character: as they were, but for the half."""
+    names = ["注意力::前向", "größe µs", "line\nend\x07", "</script>", "half \ud83d"]
+    events = [
+        each for n, called in enumerate(names) for each in launched(called, 1000 * n, 5, 1000 * n + 7, 100, n + 1)
+    ]
+    trace = tmp_path / "größe.json"
+    trace.write_text(json.dumps({"traceEvents": events}), encoding="ascii")
+    out = tmp_path / name
+    assert main(["export", str(trace), "scale:factor=0.5", "-o", str(out)]) == 0
+    assert {event["name"] for event in slices(load(out), 2)} >= set(names[:4])
+    assert set(whatif.read(out).names) >= set(names[:4])
 
 
 def test_without_a_what_if_only_the_baseline_is_written(trace: str, tmp_path: Path) -> None:

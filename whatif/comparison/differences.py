@@ -66,7 +66,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     if a.batch_size == b.batch_size:
         compare("input shape", _list(a.metadata.get("input_shape")), _list(b.metadata.get("input_shape")), blocks=True)
     if clock == "span":
-        compare("steps in the recording", a.n_steps, b.n_steps, blocks=True)
+        compare("number of steps", a.n_steps, b.n_steps, blocks=True)
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
     compare(OPTIMIZER, a.optimizer, b.optimizer)
     for key in _OPTIMIZER:

@@ -214,9 +214,9 @@ def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
             if path.name.endswith(".gz"):
                 # No name and no time inside: the same timelines give the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=GZIP_LEVEL, mtime=0) as packed:
-                    yield lambda text: packed.write(text.encode("ascii"))
+                    yield lambda text: packed.write(text.encode("utf-8"))
             else:
-                yield lambda text: raw.write(text.encode("ascii"))
+                yield lambda text: raw.write(text.encode("utf-8"))
         os.replace(part, target)
     except OSError as error:
         raise WhatifError(f"{path}: expected to write the timeline, got '{error.strerror or error}'.") from error
