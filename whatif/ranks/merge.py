@@ -143,10 +143,7 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
     names = tuple(dict.fromkeys((*part.names, ARRIVAL_NAME, BEGIN_NAME)))
     rows = {name: column[ahead] for name, column in columns_of(part).items()}
     rows |= {key: np.zeros(count, dtype=rows[key].dtype) for key in ("duration_ns", "low_ns", "high_ns", "dtype")}
-    rows |= {
-        key: np.full(count, -1, dtype=rows[key].dtype)
-        for key in _UNKNOWN
-    }
+    rows |= {key: np.full(count, -1, dtype=rows[key].dtype) for key in _UNKNOWN}
     rows["name"] = np.full(count, names.index(ARRIVAL_NAME), dtype=np.int32)
     rows["kind"] = np.full(count, TaskKind.WAIT, dtype=np.int8)
     rows["in_optimizer"] = np.zeros(count, dtype=np.bool_)
