@@ -151,6 +151,10 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
     shown = held.data("facts")["explain"]["ranks"]
     assert shown == json.loads(json.dumps(found["ranks"]).replace(f"{folder}{os.sep}", ""))
     assert held.tables["t-ranks"].column(-1)["rank 1"].value == pytest.approx(shown["ranks"][1]["late_ms"], abs=1e-5)
+    # A command that is shown can be typed: "rank0.json.gz and 1 more rank" cannot.
+    commands = re.findall(r"<code>(whatif [^<]+)</code>", (tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert len(commands) > 4
+    assert all("FOLDER" in command and " more rank" not in command for command in commands)
     assert "rank 1 holds the others up" in held.text
     threads = {thread["name"] for side in held.data("timeline-data")["sides"] for thread in side["threads"]}
     assert {"rank 0", "rank 1"} <= {name.partition(":")[0] for name in threads}

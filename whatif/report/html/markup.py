@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Iterable
 
+from whatif.graph import GraphInfo
 from whatif.report.printable import printable
 
 # A name longer than this is cut: nobody reads on, and some templates' names are whole pages.
@@ -59,6 +61,12 @@ def section(ident: str, title: str, *contents: Content) -> Html:
     return tag("section", tag("h2", title, id=f"{ident}-title"), *contents, id=ident, aria_labelledby=f"{ident}-title")
 
 
+def traced(info: GraphInfo) -> str:
+    """Give the trace as a command takes it: its quoted name, or, of several ranks, a word for their folder."""
+    return "FOLDER" if info.ranks else shlex.quote(info.path)
+
+
 def command(*words: str) -> Html:
     """Say how a terminal shows the same."""
-    return paragraph("The same in a terminal: ", tag("code", " ".join(words)), class_="command")
+    where = " (FOLDER: where the files of the ranks lie)" if "FOLDER" in words else ""
+    return paragraph("The same in a terminal: ", tag("code", " ".join(words)), where, class_="command")

@@ -6,7 +6,7 @@ from whatif.memory_summary import MemorySummary, shown_moments
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section
+from whatif.report.html.markup import Html, command, paragraph, section, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
 from whatif.report.text_memory import REST, SOURCES, size
@@ -24,7 +24,7 @@ PARTS = (
 
 def memory(facts: Facts, charts: Charts) -> Html:
     """Give what a step keeps in memory, moment by moment."""
-    found, path = facts.memory, facts.summary.graph.info.path
+    found = facts.memory
     if isinstance(found, str):
         return section("memory", "Memory over the step", paragraph(found))
     labels = tuple(f"{m.phase.name.lower()} {m.layer}".strip() for m in found.moments)
@@ -90,7 +90,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
             layers,
             made=made,
         ),
-        command("whatif memory", path),
+        command("whatif memory", traced(facts.summary.graph.info)),
     )
 
 

@@ -6,7 +6,7 @@ from whatif.composition import spelled
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, items, paragraph, section
+from whatif.report.html.markup import Html, command, items, paragraph, section, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import ms_format, pct
 from whatif.report.text_sweep import headline
@@ -68,7 +68,7 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         figure("c-scaling", f"Throughput of {' + '.join(names)}", sentence),
         table("t-scaling", "Weak scaling: the recorded batch on each worker", columns, shown, made=Made.PREDICTED),
         *([items(found.notes)] if found.notes else []),
-        command("whatif scaling", found.baseline.graph.info.path, *names, "--workers 1,2,4,8,16,32,64"),
+        command("whatif scaling", traced(found.baseline.graph.info), *names, "--workers 1,2,4,8,16,32,64"),
     ]
 
 
@@ -132,5 +132,5 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
         figure("c-bandwidth", f"The step over the network: {' + '.join(names)}", sentence),
         table("t-bandwidth", "A faster network", columns, rows, made=Made.PREDICTED),
         *([items(found.notes)] if found.notes else []),
-        command("whatif sweep", *names, found.baseline.graph.info.path, vary),
+        command("whatif sweep", *names, traced(found.baseline.graph.info), vary),
     ]

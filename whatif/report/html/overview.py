@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.composition import spelled
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
-from whatif.report.html.markup import Content, Html, command, items, paragraph, section, tag, text
+from whatif.report.html.markup import Content, Html, command, items, paragraph, section, tag, text, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
 
@@ -160,7 +160,7 @@ def quality(facts: Facts) -> Html:
         overhead,
         tag("h3", "Quirks met and doubts"),
         quirks,
-        command("whatif info", info.path),
+        command("whatif info", traced(info)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.report.html.charts import Chart, Charts, Series, bars_height, figure
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section
+from whatif.report.html.markup import Html, command, paragraph, section, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 from whatif.report.text_explain import short_name
@@ -68,7 +68,7 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
         "What a faster part gains",
         paragraph(f"{sentence[:1].upper()}{sentence[1:]}", class_="lead"),
         *parts,
-        command("whatif explain", facts.summary.graph.info.path, "--sensitivity"),
+        command("whatif explain", traced(facts.summary.graph.info), "--sensitivity"),
     )
 
 

@@ -9,7 +9,7 @@ from whatif.explain import Part
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section
+from whatif.report.html.markup import Html, command, paragraph, section, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
 from whatif.report.text_explain import short_name
@@ -63,7 +63,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         ),
         _parts("t-phases", "Phases", facts.explanation.phases, facts),
         _parts("t-threads", "Execution threads", facts.explanation.threads, facts),
-        command("whatif explain", facts.summary.graph.info.path),
+        command("whatif explain", traced(facts.summary.graph.info)),
     )
 
 

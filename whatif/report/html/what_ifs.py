@@ -11,7 +11,7 @@ from whatif.composition import spelled
 from whatif.report.html.charts import Chart, Series, bars_height, figure
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, answered_by
-from whatif.report.html.markup import Html, command, items, paragraph, section, tag
+from whatif.report.html.markup import Html, command, items, paragraph, section, tag, traced
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 
@@ -66,7 +66,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
             f"{sum(1 for e in advice.together if e.range_ms)} together; each costs two more simulations.",
             class_="note",
         ),
-        command("whatif advise", advice.baseline.graph.info.path),
+        command("whatif advise", traced(advice.baseline.graph.info)),
     )
 
 
@@ -171,7 +171,7 @@ def prediction(facts: Facts) -> Html | None:
     if shown.warnings:
         parts += [tag("h3", "What to know before trusting it"), items(shown.warnings)]
     words = [spelled(t) for t in shown.transforms]
-    parts.append(command("whatif apply", *words, shown.baseline.graph.info.path))
+    parts.append(command("whatif apply", *words, traced(shown.baseline.graph.info)))
     return section("prediction", f"The prediction: {which}", *parts)
 
 
