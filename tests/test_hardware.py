@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif.errors import WhatifError
-from whatif.hardware import Gpu, find_gpu, gpu_names, load_gpu
+from whatif.hardware import Gpu, find_gpu, gpu_asked_for, gpu_names, load_gpu
 
 # Names and memory sizes as real recordings spell them (deviceProperties), and the device that they are.
 RECORDED = [
@@ -107,6 +107,19 @@ def test_names_are_forgiving_and_mistakes_are_helped() -> None:
     assert load_gpu("MI250").name == "MI250"
     with pytest.raises(WhatifError, match=r"got 'H100'.*H100-PCIE-80, H100-SXM-80"):
         load_gpu("H100")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("H100", "H100-SXM-80"), ("a100", "A100-SXM-80"), ("V100", "V100-SXM2-32"), ("T4", "T4"), ("H100-PCIE-80",) * 2],
+)
+def test_a_person_who_leaves_the_board_out_means_the_one_that_trains(asked: str, meant: str) -> None:
+    assert gpu_asked_for(asked).name == meant
+
+
+def test_a_person_is_told_the_closest_names() -> None:
+    with pytest.raises(WhatifError, match="A100-SXM-80"):
+        gpu_asked_for("A101-SXM")
     with pytest.raises(WhatifError, match="RTX4090"):
         load_gpu("RTX4091")
 

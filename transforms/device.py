@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.hardware import load_gpu
+from whatif.hardware import gpu_asked_for
 from whatif.memory import peak
 from whatif.models.estimator import device, put
 from whatif.models.other_device import notes_of, on_device, with_facts_of
@@ -30,7 +30,7 @@ def transform(
         raise WhatifError(
             "device: expected device:to=NAME, as in device:to=A100-SXM-80; `whatif recommend` tries them all."
         )
-    new = load_gpu(to)
+    new = gpu_asked_for(to)
     if not 0 < cpu < 1e6:
         raise WhatifError(f"device: expected a speedup of the CPU above 0 and below a million, got {cpu}.")
     if not graph.on_gpu.any():

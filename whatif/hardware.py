@@ -156,6 +156,16 @@ def load_gpu(name: str) -> Gpu:
     raise WhatifError(f"expected the name of a known GPU, got {name!r}: the closest are {hint}")
 
 
+def gpu_asked_for(name: str) -> Gpu:
+    """Return the GPU that a person means: as ``load_gpu``, and "H100" is its SXM board, the one that trains.
+
+    Where there are several such boards ("A100") it is the one with the most memory.
+    """
+    boards = [known for known in gpu_names() if known.lower().startswith(f"{name.strip().lower()}-sxm")]
+    exact = _squeeze(name) in map(_squeeze, gpu_names())
+    return load_gpu(name if exact or not boards else max(boards, key=lambda board: _gpus()[board].memory_gibyte))
+
+
 @lru_cache(maxsize=64)
 def find_gpu(recorded_name: str, memory_bytes: int | None = None) -> Gpu | None:
     """Return the GPU that a recording calls `recorded_name` ("Tesla V100-SXM2-32GB"), or None.

@@ -137,10 +137,10 @@ def _keywords(text: str | None) -> dict[str, Any]:
 
 def _device(told: str) -> tuple[str, Gpu | None]:
     """The database's name of a device, and its data sheet where it is a GPU."""
-    from whatif.hardware import load_gpu
+    from whatif.hardware import gpu_asked_for
 
     if told != "cpu" and not told.startswith("cpu:"):
-        gpu = load_gpu(_in_full(told))
+        gpu = gpu_asked_for(told)
         return gpu.name, gpu
     if told != "cpu":
         return told, None
@@ -149,14 +149,6 @@ def _device(told: str) -> tuple[str, Gpu | None]:
     if name is None:
         raise WhatifError("predict: expected a CPU of this machine that can be measured, got none; name a GPU.")
     return name, None
-
-
-def _in_full(told: str) -> str:
-    """A GPU's name without its board ("H100") as that of the SXM board, which is the one that trains."""
-    from whatif.hardware import gpu_names
-
-    boards = [name for name in gpu_names() if name.lower().startswith(f"{told.lower()}-sxm")]
-    return max(boards, default=told)
 
 
 def _graph(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.hardware import load_gpu
+from whatif.hardware import gpu_asked_for
 
 _LARGEST_FILE_BYTES = 1_000_000
 _MOST_AN_HOUR = 1e6
@@ -64,7 +64,7 @@ def parse_prices(told: Mapping[str, Any], path: str) -> Prices:
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= _MOST_AN_HOUR:
             raise WhatifError(f"{path}: per_hour.{device}: expected a price above 0, got {price!r}.")
         try:
-            name = load_gpu(device).name
+            name = gpu_asked_for(device).name
         except WhatifError as error:
             raise WhatifError(f"{path}: per_hour: {error}") from None
         if name in per_hour:

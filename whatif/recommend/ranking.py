@@ -9,7 +9,7 @@ from typing import Any
 from whatif.baseline import Baseline
 from whatif.composition import spelled
 from whatif.errors import WhatifError
-from whatif.hardware import gpu_names, load_gpu
+from whatif.hardware import gpu_asked_for, gpu_names, load_gpu
 from whatif.memory import peak
 from whatif.models.estimator import device
 from whatif.predict import Prediction, apply
@@ -127,7 +127,7 @@ def recommend(
         raise WhatifError(f"recommend: expected the recording of a known GPU, got one {told}: nothing tells the ratio.")
     every = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
     wanted = devices or tuple(prices.per_hour if prices else every)
-    names = list(dict.fromkeys([*(load_gpu(name).name for name in wanted), own.name]))
+    names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
     for done, name in enumerate(names):
         try:
