@@ -373,3 +373,14 @@ def test_a_what_if_that_does_not_apply_is_refused_before_anything_is_written(tmp
 
     with pytest.raises(WhatifError, match="bandwidth"):
         gather(baseline, [load_transform("bandwidth")])
+
+
+def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path, trace: Path) -> None:
+    """The step is longer, its samples are quicker: verdict, card and prediction speak of the same ones."""
+    shown = written(tmp_path, trace, "batch_size:factor=2").source
+    facts = gather(Baseline.of(whatif.read(trace)), [whatif.load_transform("batch_size", factor=2.0)])
+    assert facts.trial is not None
+    assert facts.trial.samples == 2
+    times = facts.trial.baseline_ms / facts.trial.recorded_samples_ms
+    assert f"{times:.2f}× as fast for the samples of a recorded step" in facts.as_fast
+    assert shown.count(facts.as_fast) == 2

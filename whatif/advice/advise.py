@@ -128,7 +128,8 @@ class Advice:
         how = trial.effort.how.rstrip(".")
         step = "span" if self.baseline.clock == "span" else "step"
         unit = f"a {step}" if trial.same_training else f"for the samples of a recorded {step}"
-        spread = f" (nominal 90 % range {gains[0]:.0f} to {gains[1]:.0f} %)" if gains else ""
+        ends = [round(end) for end in gains] if gains else []  # no "-0"
+        spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 4
         subject = f"As it was recorded, {_spelled(first)}" if self._again else "It"

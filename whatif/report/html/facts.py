@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from whatif.advice.advise import Advice, advise
+from whatif.advice.trial import Trial, Trier
 from whatif.baseline import Baseline
 from whatif.errors import WhatifError
 from whatif.explain import Explanation, explain
@@ -49,7 +50,19 @@ class Facts:
     scaling: Scaling | str
     bandwidth: Sweep | str
     assumed: tuple[str, ...]  # for the last two
+    trial: Trial | None = None  # the prediction for the samples of a recorded step, which may be of another batch
     ranks: RankReport | None = None  # where the recordings of several ranks were read
+
+    @property
+    def as_fast(self) -> str:
+        """How much faster the predicted step is; where its batch is another, how much faster recorded samples are."""
+        if self.prediction is None:
+            return ""
+        if self.trial is None or self.trial.same_training:
+            return f"{self.prediction.speedup:.2f}× as fast"
+        after_ms = self.trial.recorded_samples_ms
+        times = self.prediction.baseline_ms / after_ms if after_ms else float("inf")
+        return f"{times:.2f}× as fast for the samples of a recorded step"
 
 
 def gather(
@@ -70,6 +83,7 @@ def gather(
     if first is not None:
         tried = _or_why_not(lambda: apply(baseline, *first))  # tried it was with a stand-in for an unknown batch
         prediction = tried if isinstance(tried, Prediction) else None
+    trial = Trier(baseline).attempt(asked) if asked else advice.first and advice.first.trial
     spread, faster = spread_of(baseline.graph, asked), bandwidths_of(baseline.graph, asked)
     return Facts(
         baseline=baseline,
@@ -83,6 +97,7 @@ def gather(
         scaling=_or_why_not(lambda: scaling(baseline, spread.transforms, WORKERS)),
         bandwidth=_or_why_not(lambda: sweep(baseline, faster.transforms, [faster.varied])),
         assumed=tuple(dict.fromkeys((*spread.assumed, *faster.assumed))),
+        trial=trial if isinstance(trial, Trial) else None,
         ranks=None if ranks is None else _ranks(ranks, baseline),
     )
 

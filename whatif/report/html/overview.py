@@ -44,7 +44,7 @@ def _cards(facts: Facts) -> list[Html]:
         found.append(
             _card(
                 f"with {names}",
-                f"{prediction.speedup:.2f}× as fast",
+                facts.as_fast,
                 told,
                 Made.PREDICTED,
                 prediction.predicted_ms,

@@ -90,12 +90,19 @@ def _contents(sections: Sequence[Html | None]) -> Html:
     return tag("nav", tag("ul", links), aria_label="Contents")
 
 
+def _left_out(tasks: int, threads: int) -> str:
+    """Say what the timeline leaves out: threads that do least, with their tasks, and the shortest tasks."""
+    if not tasks:
+        return ""
+    return f" (left out: {tasks:,} tasks, {f'those of {threads:,} more threads' if threads else 'the shortest ones'})"
+
+
 def _timeline(shown: dict[str, Any]) -> Html:
     """The place of the timelines, and what they show for those who cannot see them."""
     sides = shown["sides"]
     told = [
         f"{side['title']}: {side['length_ns'] / 1e6:,.2f} ms, {side['n']:,} tasks on {len(side['threads']):,} "
-        f"execution threads" + (f" ({side['left_out']:,} of the shortest are left out)" if side["left_out"] else "")
+        f"execution threads" + _left_out(side["left_out"], side["hidden_threads"])
         for side in sides
     ]
     canvas = tag(

@@ -90,6 +90,7 @@ def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[st
     shortest_first = np.flatnonzero(chosen)[np.argsort(duration_ns[chosen], kind="stable")]
     chosen[shortest_first[: max(len(shortest_first) - MOST_TASKS, 0)]] = False
     left_out = int(len(tasks) - chosen.sum())
+    hidden = int(np.count_nonzero(busy_ns)) - len(threads)
     tasks, duration_ns = tasks[chosen], duration_ns[chosen]
     begin_ns = np.maximum(start_ns[tasks], low_ns) - low_ns
     order = np.lexsort((begin_ns, graph.thread[tasks]))
@@ -119,6 +120,7 @@ def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[st
         "length_ns": int(high_ns - low_ns),
         "n": len(tasks),
         "left_out": left_out,
+        "hidden_threads": hidden,
         "threads": [{"name": printable(graph.threads[t].name), "n": int((thread == t).sum())} for t in threads],
         "columns": base64.b64encode(packed).decode("ascii"),
     }

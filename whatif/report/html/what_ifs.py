@@ -151,7 +151,7 @@ def prediction(facts: Facts) -> Html | None:
     parts: list[Html] = [
         paragraph(
             f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
-            f"{ms(shown.high_ms)} ms; {shown.speedup:.2f}× as fast.",
+            f"{ms(shown.high_ms)} ms; {facts.as_fast}.",
             class_="lead",
         ),
         paragraph(f"Durations told by: {answered_by(shown.to_dict()['estimates'])}."),
