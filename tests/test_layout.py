@@ -101,6 +101,13 @@ def test_wheel_holds_the_tree(wheel: Path) -> None:
     assert held == expected_files()
 
 
+def test_every_folder_of_the_wheel_is_listed_as_a_package() -> None:
+    """A folder of data that is not prints a page of warnings when one installs from source."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    folders = {name.rpartition("/")[0].replace("/", ".") for name in expected_files()}
+    assert set(tools["setuptools"]["packages"]) == folders
+
+
 def test_wheel_works_on_its_own(wheel: Path, tmp_path: Path, own_traces: Path) -> None:
     """Unpacked beside the dependencies and run from another folder, it finds its transforms and devices."""
     site = tmp_path / "site"
