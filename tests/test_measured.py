@@ -106,6 +106,14 @@ def test_the_transforms_multiply_by_the_measured_ratio(tmp_path: Path) -> None:
     assert larger.info.batch_size == 16
 
 
+def test_on_a_cpu_compile_puts_convolutions_into_channels_last(tmp_path: Path) -> None:
+    graph = conv_steps(CONVOLUTION, NORM, folder=tmp_path)
+    changed = whatif.apply(graph, "compile").graph
+    assert time_us(changed, "aten::mkldnn_convolution") == pytest.approx(80 * 500 / 1000)
+    for specs in (("channels_last", "compile"), ("compile", "channels_last")):
+        assert whatif.apply(graph, *specs).predicted_ms == whatif.apply(graph, "compile").predicted_ms
+
+
 @pytest.mark.parametrize(
     "table",
     [

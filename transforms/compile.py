@@ -8,16 +8,19 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         what the CPU does for each launch that stays takes 5 us (2 to 10) at most; entering a region costs 40 us and 1
         us a layer for guards. Where the CPU waits for the GPU the region breaks in two. Products, convolutions,
         attention, look-ups, collectives, copies and the update stay, and so does start-up work (calls of over 1 ms, in
-        steps that are mostly such). `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a
-        graph launches already enters no region. Ignored: the time to compile, templates that Inductor tunes for
-        products, convolutions that it puts into channels-last (compose `channels_last` for these; docs/accuracy.md has
-        a CNN that gains by it), recomputation that it chooses, and memory.
+        steps that are mostly such). On a CPU Inductor puts a model with convolutions into channels-last (torch's
+        `_inductor/graph.py`, `decide_layout_opt`), which is what `channels_last` says of it; on a GPU that depends on
+        its channels, and only the range of `channels_last compile` tells. `mode=reduce-overhead` puts each region into
+        a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time to compile,
+        templates that Inductor tunes for products, recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
+from whatif.kernels import KernelFamily
+from whatif.models.channels_last import in_channels_last, is_in_channels_last
 from whatif.models.fusion import add_regions, fuse
 from whatif.models.launches import capture, note_start_up
 from whatif.models.memory_effects import not_modelled
@@ -39,6 +42,9 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
         graph = graph.note("compile: torch.compile runs the recorded step already; no kernel changes")
         changed, _ = capture(graph, PASSES, apart=True) if graphs else (graph, None)
         return graph if changed is graph else add_regions(changed, graph_trees=True)
+    convolutions = graph.family == KernelFamily.CONVOLUTION
+    if convolutions.any() and not graph.on_gpu.any() and not is_in_channels_last(graph):
+        graph = in_channels_last(graph, "compile")
     changed, told = fuse(graph)
     if not told.before:
         return graph.note("compile: the recorded passes hold nothing that it compiles; nothing changes")
