@@ -84,6 +84,7 @@ def profile(
             done.present += 1
         else:
             asked.append(question)
+    store.begin()  # a folder that cannot be written to is told before hours of measuring
     with Journal(store.folder, origin) as journal:
         done.damaged_lines = journal.damaged_lines
         if asked:

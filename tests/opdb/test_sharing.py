@@ -268,3 +268,18 @@ def test_the_commands(tmp_path: Path, own_cache: Path, capsys: pytest.CaptureFix
     assert "1 contribution added (8 rows)" in capsys.readouterr().out
     assert main(["opdb", "pull", "teleport://x", "--db", str(tmp_path / "yours")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_fails_makes_no_database(tmp_path: Path) -> None:
+    """Neither here nor there: an empty database would be found and believed by what is asked next."""
+    mine, new = database(tmp_path / "mine", (some_rows(), origin())), tmp_path / "new"
+    place, far = (tmp_path / "far").as_uri(), tmp_path / "far"
+    assert main(["opdb", "pull", (tmp_path / "nowhere").as_uri(), "--db", str(new)]) == 1
+    assert main(["opdb", "merge", str(mine.folder), "--family", "conv", "--db", str(new)]) == 1
+    assert main(["opdb", "export", str(new), "--family", "conv", "--db", str(mine.folder)]) == 1
+    assert not new.exists()
+    mine.contributions()[0][0].shard.unlink()
+    assert main(["opdb", "push", place, "--db", str(mine.folder)]) == 1
+    assert main(["opdb", "merge", str(mine.folder), "--db", str(new)]) == 1
+    assert not far.exists()
+    assert not new.exists()

@@ -205,6 +205,7 @@ def test_what_cannot_be_written_ends_an_import_with_one_sentence(
 ) -> None:
     """A file where a folder has to be; and a disk that is full, which ends a merge as well."""
     store = Store.open(tmp_path / "db", create=True)
+    store.begin()
     (store.folder / V100).write_text("x")
     with pytest.raises(CannotWriteError) as error:
         store.add(some_rows(), origin())

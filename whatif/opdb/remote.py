@@ -9,7 +9,6 @@ a path on this machine.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import posixpath
 import re
@@ -21,9 +20,8 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
-from whatif.opdb.schema import SCHEMA_VERSION
 from whatif.opdb.shard import LARGEST_SHARD_BYTES
-from whatif.opdb.store import MARKER, Contribution, check_marker
+from whatif.opdb.store import MARKER, Contribution, check_marker, marker_content
 
 # Where fsspec's drivers come from, for the sentence that says which one is missing.
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
@@ -50,10 +48,11 @@ class Remote:
     url: str
     _files: Any = field(repr=False)
     _root: str = field(repr=False)
+    _is_marked: bool = field(default=False, repr=False)
 
     @staticmethod
     def open(url: str, *, create: bool = False) -> Remote:
-        """Open the database at ``url``; with ``create`` an empty place becomes one."""
+        """Open the database at ``url``; with ``create`` an empty place will do: the first ``put`` makes it one."""
         remote = Remote(url, *_driver(url))
         marker = remote._path(MARKER)
         with remote._speaking():
@@ -72,10 +71,7 @@ class Remote:
             raise WhatifError(f"{url}: expected an op database, got no {MARKER} there; `whatif opdb push` makes one.")
         elif foreign:
             raise WhatifError(f"{url}: expected an op database or an empty place, got other files; name another.")
-        else:
-            with remote._speaking():
-                remote._files.makedirs(remote._root, exist_ok=True)
-                remote._publish(marker, json.dumps({"whatif_opdb": SCHEMA_VERSION}).encode() + b"\n")
+        remote._is_marked = exists
         return remote
 
     def contributions(self) -> tuple[list[Listed], list[str]]:
@@ -123,6 +119,10 @@ class Remote:
         """Write a contribution's files into the folder ``place`` below the root: the sidecar last."""
         target = self._path(*place, contribution.provenance.contribution)
         with self._speaking():
+            if not self._is_marked:
+                self._files.makedirs(self._root, exist_ok=True)
+                self._publish(self._path(MARKER), marker_content())
+                self._is_marked = True
             self._files.makedirs(posixpath.dirname(target), exist_ok=True)
             self._files.put_file(str(contribution.shard), f"{target}.parquet")
             size = self._files.info(f"{target}.parquet")["size"]

@@ -77,7 +77,8 @@ class Store:
     def open(folder: str | Path, *, create: bool = False) -> Store:
         """Open the database in ``folder``. Raises WhatifError where there is none of this version.
 
-        With ``create`` a folder that does not exist, or is empty, becomes a database.
+        With ``create`` a folder that does not exist, or is empty, will do: it becomes a database with what is added
+        first, so that a command that fails leaves nothing behind.
         """
         folder = Path(folder)
         marker = folder / MARKER
@@ -89,14 +90,24 @@ class Store:
                 )
             if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
                 raise WhatifError(f"{folder}: expected an op database or a new folder, got other files; name another.")
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise WhatifError(f"{folder}: expected to make a folder, got '{error.strerror or error}'.") from error
-            with replacing(marker) as part:
-                part.write_text(json.dumps({"whatif_opdb": SCHEMA_VERSION}) + "\n", encoding="utf-8")
+            return Store(folder)
         check_marker(marker)
         return Store(folder)
+
+    def begin(self) -> None:
+        """Make the folder a database where it is none yet. Raises CannotWriteError where it cannot be written."""
+        marker = self.folder / MARKER
+        if marker.is_file():
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(marker) as part:
+                part.write_bytes(marker_content())
+        except OSError as error:
+            said = error.strerror or error
+            raise CannotWriteError(f"{self.folder}: expected to make a folder, got '{said}'.") from error
+        except WhatifError as error:
+            raise CannotWriteError(str(error)) from error
 
     def sidecars(self) -> Iterator[Path]:
         """The sidecars' paths, in the order of their names. Links to folders are not followed."""
@@ -145,6 +156,7 @@ class Store:
             schema_version=SCHEMA_VERSION, contribution=name, family=rows.family, rows=len(rows), sha256=sha256,
             times_sha256=times, origin=origin,
         )  # fmt: skip
+        self.begin()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target.with_suffix(".parquet")) as part:
@@ -199,6 +211,11 @@ def check_device_of_times(where: Path | str, device: str, times_sha256: str, row
 def _is_foreign(path: Path) -> bool:
     """Whether a file in a folder without a mark is another than a mark that somebody has begun to write."""
     return not path.name.startswith(f".{MARKER}.")
+
+
+def marker_content() -> bytes:
+    """Give what the mark of a database of this version says."""
+    return json.dumps({"whatif_opdb": SCHEMA_VERSION}).encode() + b"\n"
 
 
 def check_marker(marker: Path) -> None:
