@@ -108,6 +108,17 @@ def test_a_model_across_devices_answers_for_one_that_was_not_measured() -> None:
     assert Estimator(EMPTY, "no such GPU", models=[across]).estimate(asked).rung.tolist() == [Rung.NONE] * 2
 
 
+def test_a_model_across_devices_answers_for_the_vendors_that_it_has_seen() -> None:
+    """Another vendor's devices run other libraries: NVIDIA's times say nothing of an MI300X."""
+    asked, across = products([64, 2048]), model(3.0, "")
+    amd = Estimator(EMPTY, "MI300X", models=[across])
+    assert amd.estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+    assert amd.bases == ()
+    assert Estimator(EMPTY, "MI300X", rungs=[Rung.LEARNED_ACROSS], models=[across]).estimate(asked).rung[0] == Rung.NONE
+    of_both = model(3.0, "", devices=(T4, "MI210"))
+    assert Estimator(EMPTY, "MI300X", models=[of_both]).estimate(asked).rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+
+
 def test_nothing_is_under_what_the_device_can_do() -> None:
     asked = products([4096], n=4096, k=4096)
     answers = Estimator(EMPTY, V100, models=[model(0.01)]).estimate(asked)

@@ -197,4 +197,4 @@ _SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung]
 def _was_measured(side: Estimator) -> bool:
     """Whether anything was measured on the very device."""
     rows = any(group.device == side.device for groups in side.index.groups.values() for group in groups)
-    return rows or any(model.facts.device == side.device for model in side.models)
+    return rows or any(not model.facts.across for model in side.able_models)

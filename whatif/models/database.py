@@ -6,7 +6,7 @@ a model's answer holds the model's whole error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,13 +79,12 @@ def _operators(family: str, rows: Sequence[Described]) -> Operators:
 
 
 def same_rung_ratio(
-    before: Operators, after: Operators, old: Estimator, new: Estimator, *, worst: Rung = Rung.LEARNED_ACROSS,
-    without: Collection[Rung] = (),
-) -> Ratios:  # fmt: skip
+    before: Operators, after: Operators, old: Estimator, new: Estimator, *, worst: Rung = Rung.LEARNED_ACROSS
+) -> Ratios:
     """Give the time of ``after`` on the device of ``new`` over that of ``before`` on the device of ``old``.
 
-    Both are n operators of one family, row by row the one that becomes the other. Of the rungs up to ``worst``, but
-    for those in ``without``, the best one that answers for both counts.
+    Both are n operators of one family, row by row the one that becomes the other. Of the rungs up to ``worst`` the best
+    one that answers for both counts.
     """
     n = len(before)
     ratio, low, high = (np.full(n, np.nan) for _ in range(3))
@@ -96,7 +95,7 @@ def same_rung_ratio(
     while len(open_):
         floor = int(allowed[open_].min())
         rows = open_[allowed[open_] == floor]
-        rungs = [step for step in Rung if floor <= step <= worst and step not in without]
+        rungs = [step for step in Rung if floor <= step <= worst]
         first, second = (_asked(side, ops.take(rows), rungs) for side, ops in ((old, before), (new, after)))
         answered = (first.rung <= worst) & (second.rung <= worst)
         agreed = answered & (first.rung == second.rung)

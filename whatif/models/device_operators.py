@@ -26,34 +26,30 @@ def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tupl
     products down to the data sheets, which know their tiles.
     """
     sides = estimator_of(old.name), estimator_of(new.name)
-    # The shipped models across devices have seen NVIDIA's alone.
-    across = old.vendor == new.vendor == "nvidia"
     for place, ops in operators_of(table):
-        worst = Rung.LEARNED_ACROSS if across else Rung.SAME_SHAPE
         known = np.array([has_units(old, d) == has_units(new, d) for d in ops.texts["dtype"].table] or [True])
         rows = np.flatnonzero(known[ops.texts["dtype"].codes])
         if not len(rows):
             continue
         asked = ops.take(rows)
         if ops.family == "conv":
-            ratios = _gradients_apart(asked, sides, worst)
+            ratios = _gradients_apart(asked, sides)
         elif ops.family == "matmul":
-            unseen = () if across else (Rung.LEARNED_ACROSS,)
-            ratios = same_rung_ratio(asked, asked, *sides, worst=Rung.ANALYTIC, without=unseen)
+            ratios = same_rung_ratio(asked, asked, *sides, worst=Rung.ANALYTIC)
             ratios = _reached(ratios, asked, old, new)
         else:
-            ratios = same_rung_ratio(asked, asked, *sides, worst=worst)
+            ratios = same_rung_ratio(asked, asked, *sides)
         yield place[rows], asked, ratios
 
 
-def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator], worst: Rung) -> Ratios:
+def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Ratios:
     """A call that gives both gradients of a convolution is none that is measured: both ratios, and their mean."""
     phases = ops.texts["phase"]
     parts = []
     for phase in ("dgrad", "wgrad") if "bwd" in phases.table else ("",):
         table = tuple(phase if told == "bwd" else told for told in phases.table)
         one = Operators(ops.family, {**ops.texts, "phase": Texts(phases.codes, table)}, ops.integers)
-        parts.append(same_rung_ratio(one, one, *sides, worst=worst))
+        parts.append(same_rung_ratio(one, one, *sides))
     if len(parts) == 1:
         return parts[0]
     first, second = parts

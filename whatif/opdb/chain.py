@@ -5,7 +5,7 @@
 3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. Where it missed less than 2 on data that
    neither had seen, it comes before it.
 4. same_shape: the operator itself was measured on two other devices or more; see ``whatif.opdb.same_shape``.
-5. learned_across: a model of several devices' measurements.
+5. learned_across: a model of several devices' measurements, for those of the same vendor.
 6. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
 Nothing falls back in silence: what nobody can answer is NaN, with the rung NONE.
@@ -28,7 +28,7 @@ from whatif.opdb.groups import law_knows_better, measured_in
 from whatif.opdb.index import FamilyIndex, GroupInfo, Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
-from whatif.opdb.learned import LearnedModel
+from whatif.opdb.learned import LearnedModel, ModelFacts
 from whatif.opdb.model_answers import Told, ask_model, log_law
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
@@ -78,17 +78,17 @@ class Estimator:
     _taken_over: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.gpu = devices.facts(self.device)
+        self.able_models = [model for model in self.models if self._is_able(model.facts)]
         own: Counter[Basis] = Counter()
         others: Counter[Basis] = Counter()
         for group in (g for groups in self.index.groups.values() for g in groups):
             (own if group.device == self.device else others)[group.basis] += group.rows
-        for model in self.models:
-            if model.facts.device in ("", self.device):
-                (others if model.facts.across else own)[model.facts.measured_as] += model.facts.rows
+        for facts in (model.facts for model in self.able_models):
+            (others if facts.across else own)[facts.measured_as] += facts.rows
         # What this device was measured by comes before what only others were.
         ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
         self.bases = tuple(ordered)
-        self.gpu = devices.facts(self.device)
         named = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
         self.other_gpus = {name: gpu for name in sorted(named) if (gpu := devices.facts(name)) is not None}
 
@@ -124,6 +124,12 @@ class Estimator:
 
     def _may_answer(self, basis: Basis) -> bool:
         return self.method in (None, basis.method) and self.framework in (None, basis.framework)
+
+    def _is_able(self, facts: ModelFacts) -> bool:
+        """Whether a model knows this device: as its own, or as one of a vendor's whose devices it has seen."""
+        if facts.across:
+            return self.gpu is not None and facts.knows_vendor_of(self.gpu)
+        return facts.device == self.device
 
     def _exact(self, told: FamilyIndex, groups: list[GroupInfo], keys: UInt64, answers: Answers) -> None:
         first, last = told.find(keys)
@@ -240,12 +246,12 @@ class Estimator:
                 answers.fill(rows[told.near], told.take(told.near), Rung.LEARNED, rank, model.facts.rows)
 
     def _models_across(self, asked: Operators, answers: Answers) -> None:
-        """Ask the models across devices; this device's own few measurements of a group anchor them.
+        """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
 
         One takes the place of those few, interpolated, where they anchor it, and of the same operator on other devices:
         where its range is the narrower one.
         """
-        for model, rank in self._models_of("") if self.gpu is not None else ():
+        for model, rank in self._models_of(""):
             few = (answers.rung == Rung.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
             rows = np.flatnonzero(few | np.isin(answers.rung, (Rung.SAME_SHAPE, Rung.NONE)))
             if not len(rows):
@@ -269,7 +275,7 @@ class Estimator:
 
     def _models_of(self, device: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
-        able = [m for m in self.models if m.facts.device == device and self._may_answer(m.facts.measured_as)]
+        able = [m for m in self.able_models if m.facts.device == device and self._may_answer(m.facts.measured_as)]
         ranked = [(m, self.bases.index(m.facts.measured_as)) for m in able]
         return sorted(ranked, key=lambda pair: (pair[1], pair[0].name))
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.hardware import Gpu
+from whatif.opdb.devices import facts as known_facts
 from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, reference_s, sheet_of
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
@@ -96,6 +97,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def measured_as(self) -> Basis:
         """How the times were taken that it learned."""
         return Basis(*self.basis)
+
+    def knows_vendor_of(self, gpu: Gpu) -> bool:
+        """Whether it was learned from devices of the vendor: those of another one run other libraries."""
+        return any(seen.vendor == gpu.vendor for seen in map(known_facts, self.devices) if seen is not None)
 
 
 @dataclass
