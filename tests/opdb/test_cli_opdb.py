@@ -73,6 +73,15 @@ def test_import_list_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = text(capsys, "query", spec, "--device", "H100-SXM-80")
     assert shown.startswith("30.33 us on H100-SXM-80")
     assert "measured (1 row)" in shown
+    assert text(capsys, "query", spec, "--device", "H100") == shown
+
+
+def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for device, told in (("MI250X", True), ("MI250X-GCD", False), ("MI300X", False)):
+        assert main(["opdb", "query", "mm:m=512,n=512,k=512", "--device", device]) == 0
+        said = capsys.readouterr()
+        assert f"on {'MI250X-GCD' if told else device}" in said.out
+        assert ("MI250X is 2 dies, of which a rank has one: this is the time on MI250X-GCD" in said.err) == told
 
 
 def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +142,7 @@ def test_the_words_of_the_command_are_those_of_the_library() -> None:
 def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected an op database" in complaint(capsys, "list", "--db", tmp_path / "none")
     assert "expected an op database" in complaint(capsys, "merge", tmp_path / "none", "--db", db)
-    assert "closest are H100" in complaint(capsys, "query", "mm:m=1,n=1,k=1", "--device", "H100", "--db", db)
+    assert "closest are A10, A40" in complaint(capsys, "query", "mm:m=1,n=1,k=1", "--device", "A10O", "--db", db)
     assert "expected an operator" in complaint(capsys, "query", "mn:m=1", "--device", "T4", "--db", db)
     assert "expected a family" in complaint(capsys, "list", "--family", "x", "--db", db)
     assert "with csv alone" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)

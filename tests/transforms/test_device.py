@@ -215,6 +215,14 @@ def test_a_board_of_two_dies_says_what_a_rank_has() -> None:
         assert any(f"to={name}-GCD" in note for note in to(convolution(), name).notes) == said
 
 
+def test_the_database_is_asked_about_the_very_device_that_was_named() -> None:
+    """Recordings call a die MI250X; who names the board has the board's products as well, and not a die's."""
+    for name in ("MI250X", "MI250X-GCD"):
+        gpu = database.estimator_of(name).gpu
+        assert gpu is not None
+        assert gpu.name == name
+
+
 def test_a_convolution_of_an_unknown_call_speeds_up_as_daydream_says() -> None:
     graph = kernels(V100, {"name": "volta_scudnn", "us": 1002, "family": F.CONVOLUTION})
     assert moved(to(graph, "A100-SXM-80"), "volta_scudnn") == pytest.approx(

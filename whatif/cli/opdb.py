@@ -182,7 +182,7 @@ def _method(args: argparse.Namespace) -> Method | None:
 
 def _query(args: argparse.Namespace) -> int:
     from whatif.errors import WhatifError
-    from whatif.hardware import load_gpu
+    from whatif.hardware import gpu_asked_for
     from whatif.opdb.asking import ask, parse_operator
     from whatif.opdb.default import opened
     from whatif.opdb.devices import facts
@@ -197,7 +197,7 @@ def _query(args: argparse.Namespace) -> int:
         index, models = opened(args.db, progress=progress)
     device = str(_device(args.device))
     if device not in index.devices() and facts(device) is None:
-        load_gpu(args.device)  # says which names are close
+        device = gpu_asked_for(args.device).name  # or a sentence that says which names are close
     reply = ask(
         index, ops, device, method=args.method, framework=args.framework, launch=args.launch,
         models=(*models, *shipped_models()),
@@ -208,6 +208,9 @@ def _query(args: argparse.Namespace) -> int:
             f"measured were {', '.join(reply.known_devices) or 'no devices'}."
         )
     print_reply(reply, as_json=args.json)
+    board = facts(args.device)
+    if board is not None and board.dies > 1:
+        warn([f"opdb: {board.name} is {board.dies} dies, of which a rank has one: this is the time on {device}"])
     warn(index.warnings)
     return 0
 

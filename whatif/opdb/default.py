@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whatif.errors import WhatifError
+from whatif.hardware import gpu_names
 from whatif.opdb.chain import ALL_RUNGS, Estimator, Rung
 from whatif.opdb.devices import device_called
 from whatif.opdb.index import Index, Progress, open_index
@@ -35,8 +36,10 @@ def estimator(
     where ``database`` is named and is none.
     """
     index, own = opened(database)
+    # Recordings call one die what we call the board (MI250X): a name of ours is not looked up among theirs.
+    name = device if device in gpu_names() else device_called(device).name
     return Estimator(
-        index, device_called(device).name, rungs, method, framework, launch, models=(*own, *shipped_models()),
+        index, name, rungs, method, framework, launch, models=(*own, *shipped_models()),
         kernels_alone=kernels_alone,
     )  # fmt: skip
 
