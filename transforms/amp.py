@@ -22,7 +22,7 @@ from whatif.models.estimator import device, put
 from whatif.models.half_precision import runs_half_already
 from whatif.models.memory_effects import change_memory, in_half
 from whatif.models.mixed_precision import add_casts, is_matrix
-from whatif.models.precision import in_precision, with_dtype
+from whatif.models.precision import in_precision, with_autocast, with_dtype
 
 
 def transform(
@@ -42,19 +42,20 @@ def transform(
         if not min(speedups) > 0:
             raise WhatifError(f"amp: expected speedups above 0, got {speedups[0]} and {speedups[1]}.")
         work = graph.on_gpu if on_gpu else graph.on_cpu & (graph.family >= 0)
-        return graph.scale(work & matrix, 1 / speedups[0]).scale(work & ~matrix, 1 / speedups[1])
+        graph = graph.scale(work & matrix, 1 / speedups[0]).scale(work & ~matrix, 1 / speedups[1])
+        return with_autocast(graph, target if on_gpu else "bf16")
 
     tasks = np.flatnonzero((graph.on_gpu if on_gpu else graph.family >= 0) & ~graph.select(phase=Phase.UPDATE))
     if runs_half_already(graph.family[tasks], graph.dtype[tasks], graph.duration_ns[tasks]):
         return graph.note("amp: the matrix kernels run in half precision already; nothing changes")
     if not on_gpu:
-        return change_memory(autocast_on_cpu(graph), in_half)
+        return with_autocast(change_memory(autocast_on_cpu(graph), in_half), "bf16")
     estimates = in_precision(graph, tasks, target)
     faster = np.zeros(len(graph), dtype=np.bool_)
     faster[tasks] = estimates.duration_ns < graph.duration_ns[tasks]
     if not (faster & matrix).any():
         return graph.note(f"amp: no matrix kernel gets faster in {target}; nothing changes")
-    graph = change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half)
+    graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half), target)
     gpu = device(graph)
     if gpu is None:
         graph = graph.note(f"amp: {graph.info.gpu or 'the GPU'} is not in whatif/gpus, so the range is wide")

@@ -40,4 +40,4 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
     graph = put(graph, tasks, at_batch(graph, tasks, factor))
     graph = with_work(graph, tasks, factor, wider=True)
     loading = graph.select(phase=Phase.DATA) & ~tasks & ~launches_kernels(graph)
-    return with_batch_size(graph.scale(loading & graph.on_cpu, factor), factor)
+    return with_batch_size(graph.scale(loading & graph.on_cpu, factor), factor, wider=True)

@@ -24,7 +24,7 @@ class ToldChanges:
 def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
     """Give what the two tell: what is the same in both was not changed, and what differs has to be accounted for."""
     if any(simulated(info).get("what_ifs") for info in (before, after)):
-        # What a prediction tells of itself is what its recording was, before the what-ifs.
+        # Not every what-if tells what it changed: what a prediction says of itself may be what its recording was.
         return ToldChanges(frozenset(), ())
     ruled_out: set[str] = set()
     asked_for: list[frozenset[str]] = []

@@ -143,8 +143,21 @@ def work_times(graph: TaskGraph) -> Float64:
     return np.ones(len(graph)) if told is None else np.where(told == 0, 1.0, told)  # 0: an inserted task
 
 
-def with_batch_size(graph: TaskGraph, factor: float) -> TaskGraph:
-    """Remember the new number of samples of a step, where the old one is known."""
-    if not graph.info.batch_size:
+def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> TaskGraph:
+    """Remember the new number of samples of a step, where the old one is known.
+
+    ``wider``: each pass takes them at once, so that the recorder would have seen another input and another peak.
+    """
+    info = graph.info
+    if not info.batch_size:
         return graph
-    return graph.replace(info=replace(graph.info, batch_size=max(round(graph.info.batch_size * factor), 1)))
+    samples = max(round(info.batch_size * factor), 1)
+    metadata = dict(info.metadata)
+    if "batch_size" in metadata:
+        metadata["batch_size"] = samples
+    shape = metadata.get("input_shape")
+    if wider and isinstance(shape, list) and shape[:1] == [info.batch_size]:
+        metadata["input_shape"] = [samples, *shape[1:]]
+    if wider:
+        metadata.pop("peak_memory_bytes", None)
+    return graph.replace(info=replace(info, batch_size=samples, metadata=metadata))

@@ -102,6 +102,8 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
     """Give the graph of which what-ifs that follow see device ``new``: formats, and nothing measured on the old one."""
     old = device(graph)
     metadata = {key: value for key, value in graph.info.metadata.items() if key not in _OF_THE_MACHINE}
+    if "gpu" in metadata:
+        metadata["gpu"] = new.name
     changed = graph.replace(measured=np.full(len(graph), -1, dtype=np.int32))
     if old is not None:
         changed = changed.replace(dtype=formats_on(matrix_dtype(graph), of_convolutions(graph), old, new, tf32=tf32))
@@ -109,8 +111,8 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
     return changed.replace(info=info)
 
 
-# Keys of a recording's metadata that were measured on its machine, and are of no other.
-_OF_THE_MACHINE = ("rates", "operator_times", "update_times_ns")
+# Keys of a recording's metadata that were read off its machine, and are of no other.
+_OF_THE_MACHINE = ("rates", "operator_times", "update_times_ns", "clocks", "driver", "peak_memory_bytes")
 
 
 def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> list[str]:

@@ -6,6 +6,7 @@ unless told otherwise, matrix products do not); Micikevicius et al., "FP8 Format
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -120,6 +121,16 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
 @lru_cache(maxsize=4096)
 def _named_dtype(name: str) -> str:
     return classify_kernel(name)[1]
+
+
+def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGraph:
+    """Remember that the step runs under autocast, where its recording says of its formats, in the recorder's words."""
+    told = graph.info.metadata.get("precision")
+    if not isinstance(told, dict):
+        return graph
+    precision = {**told, "autocast": {"fp16": "float16", "bf16": "bfloat16"}[target]}
+    metadata = {key: value for key, value in graph.info.metadata.items() if key != "peak_memory_bytes"}
+    return graph.replace(info=replace(graph.info, metadata={**metadata, "precision": precision}))
 
 
 def with_dtype(graph: TaskGraph, tasks: Bool, target: Precision) -> TaskGraph:
