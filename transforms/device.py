@@ -18,7 +18,7 @@ import numpy as np
 from whatif import TaskGraph, TaskKind, WhatifError
 from whatif.hardware import gpu_asked_for
 from whatif.memory import peak
-from whatif.models.estimator import device, put
+from whatif.models.estimator import device, put, sources
 from whatif.models.other_device import notes_of, on_device, with_facts_of
 
 
@@ -44,6 +44,11 @@ def transform(
     estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
     for note in notes_of(graph, tasks, estimates, new):
         graph = graph.note(note)
+    if sources(graph).any():
+        graph = graph.note(
+            f"device: the what-ifs before it are told by the units of the recorded device; name device first for those "
+            f"of {new.name}"
+        )
     if new.dies > 1:
         graph = graph.note(f"device: {new.name} is {new.dies} dies, of which a rank has one: to={new.name}-GCD is that")
     memory = graph.info.memory

@@ -157,6 +157,30 @@ def test_convolutions_use_tf32_where_the_device_has_it() -> None:
     assert plain.dtype[id_of(plain, "volta_scudnn")] == FP32
 
 
+def test_a_convolution_in_half_precision_moves_half_the_bytes() -> None:
+    """Whatever it was recorded in: a what-if before may have changed it. With few channels the layout is most of it."""
+    narrow = describe("aten::conv2d", [[32, 8, 224, 224], [8, 8, 3, 3]], ["float"] * 2, ["", "", "", *["[1, 1]"] * 3])
+    assert narrow is not None
+    ((_, single),) = database.operators_of([narrow])
+    ((_, half),) = database.operators_of([replace(narrow, dtype="fp16")])
+    gpu = load_gpu("A100-SXM-80")
+    assert convolution_ns(single, gpu, "fp16") == pytest.approx(convolution_ns(half, gpu, "fp16"))
+    layout = [
+        (convolution_ns(single, gpu, d) - convolution_ns(single, gpu, d, channels_last=True))[0]
+        for d in ("tf32", "fp16")
+    ]
+    assert layout[0] == pytest.approx(2 * layout[1])
+
+
+def test_who_names_another_what_if_first_is_told_what_that_means() -> None:
+    graph = kernels(V100, {"name": "gemm", "us": 500, "family": F.GEMM, "dtype": FP32})
+    for specs, said in ((("amp", "device:to=A100-SXM-80"), True), (("device:to=A100-SXM-80", "amp"), False)):
+        changed = graph
+        for spec in specs:
+            changed = load_transform(spec)(changed)
+        assert any("name device first" in note for note in changed.notes) == said
+
+
 def test_the_products_of_a_convolution_are_in_its_format() -> None:
     """A product within a convolution's call is in TF32 too, so that half precision behind it gains twice at most."""
     rows = (

@@ -9,12 +9,14 @@ changing the layout takes; one of ResNet-50 on a V100 for convolutions without t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
 from whatif.models.device_law import memory_bytes_per_ns, reached_tflops
-from whatif.opdb.rows import Operators
+from whatif.opdb.rows import Operators, Texts
 from whatif.opdb.work import output_size, work
 
 Float64 = npt.NDArray[np.float64]
@@ -42,8 +44,11 @@ def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
 
 
 def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool = False) -> Float64:
-    """Give the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout."""
-    flops, moved = work(ops)
+    """Give the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
+
+    ``dtype`` counts, and not the format that the operators were recorded in.
+    """
+    flops, moved = work(replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}))
     memory = moved / memory_bytes_per_ns(gpu)
     c = ops.integers
     grouped = c["groups"] > 1
