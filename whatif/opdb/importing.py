@@ -9,7 +9,7 @@ from whatif.errors import WhatifError
 from whatif.opdb.importers.found import Found
 from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Method
-from whatif.opdb.store import CannotWriteError, Store, in_shards
+from whatif.opdb.store import Store, in_shards
 
 # What `whatif opdb import` reads.
 KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
@@ -55,16 +55,8 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
         if progress:
             progress(place, len(found.contributions))
         for part in in_shards(rows):
-            try:
-                outcome, name = store.add(part, origin, known=known)
-            except CannotWriteError:
-                raise  # so it will be for the next ones
-            except WhatifError as error:
-                done.refused.append(str(error))
-                continue
-            done.keep(name, outcome, len(part))
-    if done.refused and not done.added and not done.present:
-        raise WhatifError(done.refused[0])
+            done.add(store, lambda part=part: part, origin, known)
+    done.check()
     return done
 
 

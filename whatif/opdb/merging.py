@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.opdb.provenance import Basis, Provenance
+from whatif.opdb.provenance import Basis, Origin, Provenance
+from whatif.opdb.rows import Rows
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
 
 Progress = Callable[[int, int], None] | None
@@ -28,6 +29,26 @@ class Merged:
         """Count a contribution of ``rows`` that was handed to a store."""
         (self.added if outcome == Outcome.ADDED else self.present).append(name)
         self.rows += rows if outcome == Outcome.ADDED else 0
+
+    def add(self, store: Store, read: Callable[[], Rows], origin: Origin, known: dict[str, str]) -> None:
+        """Hand what ``read`` gives to ``store``, or keep the sentence that refuses it; ``known`` as in ``Store.add``.
+
+        Raises CannotWriteError, as the next ones would.
+        """
+        try:
+            rows = read()
+            outcome, name = store.add(rows, origin, known=known)
+        except CannotWriteError:
+            raise
+        except WhatifError as error:
+            self.refused.append(str(error))
+        else:
+            self.keep(name, outcome, len(rows))
+
+    def check(self) -> None:
+        """Raise WhatifError, the first refusal, where everything was refused."""
+        if self.refused and not self.added and not self.present:
+            raise WhatifError(self.refused[0])
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
@@ -50,18 +71,9 @@ def merge(
     for place, contribution in enumerate(chosen):
         if progress:
             progress(place, len(chosen))
-        try:
-            rows = contribution.read()
-            outcome, name = target.add(rows, contribution.provenance.origin, known=known)
-        except CannotWriteError:
-            raise  # so it will be for the next ones
-        except WhatifError as error:
-            done.refused.append(str(error))
-            continue
-        done.keep(name, outcome, len(rows))
+        done.add(target, contribution.read, contribution.provenance.origin, known)
+    done.check()
     if not done.added and not done.present:
-        if done.refused:
-            raise WhatifError(done.refused[0])
         raise WhatifError(f"{source.folder}: expected contributions to take over, got none that fits.")
     return done
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
+from whatif.opdb.rows import Rows
 from whatif.opdb.shard import LARGEST_SHARD_BYTES
 from whatif.opdb.store import MARKER, Contribution, check_marker, marker_content
 
@@ -101,16 +102,15 @@ class Remote:
                 listed[name] = Listed(provenance, path.removesuffix(".json"))
         return [listed[name] for name in sorted(listed)], wrong
 
-    @contextlib.contextmanager
-    def fetched(self, listed: Listed) -> Iterator[Contribution]:
-        """Give the contribution as files of this machine, not yet checked, which vanish when the block ends."""
+    def read(self, listed: Listed) -> Rows:
+        """Fetch a contribution and read its rows. Raises WhatifError where they are not those its sidecar tells of."""
         name = listed.provenance.contribution
         with TemporaryDirectory() as folder:
             sidecar = Path(folder, f"{name}.json")
             self._fetch(f"{listed.path}.json", sidecar, LARGEST_SIDECAR_BYTES)
             self._fetch(f"{listed.path}.parquet", sidecar.with_suffix(".parquet"), LARGEST_SHARD_BYTES)
             try:
-                yield Contribution(listed.provenance, sidecar)
+                return Contribution(listed.provenance, sidecar).read()
             except WhatifError as error:
                 # The sentence names the file as the other side has it.
                 raise WhatifError(str(error).replace(str(sidecar.with_suffix("")), listed.path)) from error

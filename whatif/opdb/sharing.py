@@ -5,10 +5,12 @@ Both ways are a union of contributions: nothing is overwritten, and the same aga
 
 from __future__ import annotations
 
+from functools import partial
+
 from whatif.errors import WhatifError
 from whatif.opdb.merging import Merged, Progress, is_chosen
 from whatif.opdb.remote import Remote
-from whatif.opdb.store import CannotWriteError, Outcome, Store, check_device_of_times, is_sound
+from whatif.opdb.store import Outcome, Store, check_device_of_times, is_sound
 
 
 def push(
@@ -44,7 +46,7 @@ def push(
         remote.put(contribution, contribution.sidecar.relative_to(store.folder).parts[:-1])
         known[said.times_sha256] = said.origin.device.name
         done.keep(said.contribution, Outcome.ADDED, said.rows)
-    _fail_where_nothing_went(done)
+    done.check()
     return done
 
 
@@ -69,22 +71,8 @@ def pull(
         if said.contribution in own and is_sound(own[said.contribution].sidecar):
             done.keep(said.contribution, Outcome.PRESENT, said.rows)
             continue
-        try:
-            with remote.fetched(listed) as contribution:
-                rows = contribution.read()
-            outcome, name = store.add(rows, said.origin, known=known)
-        except CannotWriteError:
-            raise  # so it will be for the next ones
-        except WhatifError as error:
-            done.refused.append(str(error))
-            continue
-        done.keep(name, outcome, len(rows))
-    _fail_where_nothing_went(done)
+        done.add(store, partial(remote.read, listed), said.origin, known)
+    done.check()
     if not done.added and not done.present:
         raise WhatifError(f"{url}: expected contributions to take over, got none that fits.")
     return done
-
-
-def _fail_where_nothing_went(done: Merged) -> None:
-    if done.refused and not done.added and not done.present:
-        raise WhatifError(done.refused[0])
