@@ -14,6 +14,8 @@ from importlib import resources
 
 from whatif.errors import WhatifError
 
+# Formats that `Gpu.matrix_tflops` knows.
+MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 # Where a device has no units for a number format, its matrix products run in the next one.
 _SLOWER_DTYPE = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 
@@ -108,7 +110,7 @@ class Gpu:
         """Return the peak rate of matrix products with `dtype` operands and fp32 accumulation, in TFLOP/s.
 
         A format without units of its own answers with the one that it falls back to: "bf16" on Volta is the fp32
-        rate. Raises ValueError for anything but "fp32", "tf32", "fp16", "bf16", "fp8", "fp64".
+        rate. Raises ValueError for anything but `MATRIX_DTYPES`.
         """
         rates = {
             "fp64": self.fp64_tensor_tflops or self.fp64_tflops,

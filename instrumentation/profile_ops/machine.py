@@ -10,7 +10,7 @@ import torch
 
 import whatif
 from whatif.errors import WhatifError
-from whatif.opdb.devices import CPU_PREFIX, device_called
+from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 
 from ..gpu_clocks import describe_clocks
@@ -39,8 +39,8 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
     # A GPU is sent ahead of its launches; on a CPU the call from Python is part of each time.
     method = Method(name=way.method, includes_launch=not is_cuda, cache=way.cache)
     if not is_cuda:
-        name = f"{CPU_PREFIX}{said['cpu']} x{way.threads}"
-        return Origin(device=device_called(name), environment=environment, method=method, source=source)
+        device = cpu_called(str(said["cpu"]), way.threads)
+        return Origin(device=device, environment=environment, method=method, source=source)
     memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     device = device_called(said["gpu"], memory_bytes=memory_bytes)
     return Origin(device=device, environment=environment, method=method, source=source)

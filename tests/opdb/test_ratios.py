@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
-from whatif.models.database import operators_of, same_rung_ratio
+from whatif.models.database import same_rung_ratio
 from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.importers.torch_operators import Described
 
 

@@ -24,6 +24,7 @@ from whatif.models.device_law import Ratio, floor_ns, law_ratio
 from whatif.models.estimator import Source, device, sources
 from whatif.models.half_precision import SPEEDUP_EXPONENT
 from whatif.models.other_device import on_device
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.importers.torch_operators import describe
 from whatif.transform import load_transform
 
@@ -139,7 +140,7 @@ def test_convolutions_use_tf32_where_the_device_has_it() -> None:
     """29.6 GFLOP on a new device's tensor cores: the law itself, whatever the old algorithm was, for the whole call."""
     graph = convolution()
     fast, plain = to(graph, "A100-SXM-80"), to(graph, "A100-SXM-80,tf32=no")
-    ((_, ops),) = database.operators_of(graph.info.operators)
+    ((_, ops),) = operators_of(graph.info.operators)
     law_us = float(convolution_ns(ops, load_gpu("A100-SXM-80"), "tf32")[0]) / US
     flops = 2 * 32 * 28 * 28 * 256 * 256 * 9
     assert flops / 156e6 < law_us < 4 * flops / 156e6  # MFLOP over TFLOP/s is us
@@ -161,8 +162,8 @@ def test_a_convolution_in_half_precision_moves_half_the_bytes() -> None:
     """Whatever it was recorded in: a what-if before may have changed it. With few channels the layout is most of it."""
     narrow = describe("aten::conv2d", [[32, 8, 224, 224], [8, 8, 3, 3]], ["float"] * 2, ["", "", "", *["[1, 1]"] * 3])
     assert narrow is not None
-    ((_, single),) = database.operators_of([narrow])
-    ((_, half),) = database.operators_of([replace(narrow, dtype="fp16")])
+    ((_, single),) = operators_of([narrow])
+    ((_, half),) = operators_of([replace(narrow, dtype="fp16")])
     gpu = load_gpu("A100-SXM-80")
     assert convolution_ns(single, gpu, "fp16") == pytest.approx(convolution_ns(half, gpu, "fp16"))
     layout = [

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from whatif.graph import TaskGraph
 from whatif.kernels import DTYPES
-from whatif.models.database import SOURCE_OF_RUNG, estimator_of, operators_of, same_rung_ratio
+from whatif.models.database import SOURCE_OF_RUNG, estimator_of, same_rung_ratio
 from whatif.models.estimator import Source, device
 from whatif.opdb.chain import Estimator, Rung
-from whatif.opdb.devices import CPU_PREFIX
+from whatif.opdb.devices import cpu_called
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, Texts
 from whatif.opdb.work import work
 from whatif.types import Array, Bool, Int8, Int64, Phase, TaskKind, among
@@ -187,8 +188,8 @@ def _device_name(graph: TaskGraph) -> str:
     if graph.on_gpu.any():
         gpu = device(graph)
         return gpu.name if gpu is not None else ""
-    cpu, threads = (graph.info.metadata.get(key) for key in ("cpu", "threads"))
-    return f"{CPU_PREFIX}{cpu}" + (f" x{threads}" if type(threads) is int else "") if isinstance(cpu, str) else ""
+    cpu = graph.info.metadata.get("cpu")
+    return cpu_called(cpu, graph.info.metadata.get("threads")).name if isinstance(cpu, str) else ""
 
 
 _SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung], dtype=np.int8)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,8 @@ from whatif.models.estimator import Source
 from whatif.opdb.chain import Answers, Estimator, Rung
 from whatif.opdb.default import estimator as default_estimator
 from whatif.opdb.location import default_database
-from whatif.opdb.rows import Operators, operators
-from whatif.opdb.schema import FAMILIES
-from whatif.types import Bool, Int8, Int64
-
-if TYPE_CHECKING:
-    from whatif.opdb.importers.torch_operators import Described
+from whatif.opdb.rows import Operators
+from whatif.types import Bool, Int8
 
 Float64 = npt.NDArray[np.float64]
 
@@ -59,23 +54,6 @@ def estimator_of(device: str) -> Estimator:
 @lru_cache(maxsize=64)
 def _opened(device: str, _database: Path) -> Estimator:
     return default_estimator(device)
-
-
-def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
-    """Give a table of operators (``graph.info.operators``) by family: places in the table, and the operators there."""
-    places: dict[str, list[int]] = {}
-    for place, what in enumerate(table):
-        places.setdefault(what.family, []).append(place)
-    return [(np.array(at, dtype=np.int64), _operators(family, [table[i] for i in at])) for family, at in places.items()]
-
-
-def _operators(family: str, rows: Sequence[Described]) -> Operators:
-    told = [dict(row.integers) for row in rows]
-    integers = {name: np.array([row[name] for row in told], dtype=np.int64) for name in FAMILIES[family].attributes}
-    return operators(
-        family, integers, name=[row.name for row in rows], dtype=[row.dtype for row in rows],
-        phase=[row.phase for row in rows], layout=[row.layout for row in rows],
-    )  # fmt: skip
 
 
 def same_rung_ratio(

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
-from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
-from whatif.models.roofline import filled
+from whatif.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.models.roofline import RATE_DTYPES, filled
 from whatif.types import Int8, Int64, among
 
 Float64 = npt.NDArray[np.float64]
@@ -90,7 +90,7 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
         share = filled(graph, gpu, tasks)
         # A library chooses the tiles of products by the device; other kernels start as many threads on any.
         share = np.where(among(family, (KernelFamily.GEMM, KernelFamily.CONVOLUTION)), np.nan, share)
-        rates = np.array([reached_tflops(gpu, name) * 1e3 for name in _RATE_OF_CODE])
+        rates = np.array([reached_tflops(gpu, name) * 1e3 for name in RATE_DTYPES])
         rate, bandwidth = rates[form] * _waves(share), memory_bytes_per_ns(gpu) * _busy(share)
         # Where the work is not known any amount does: it cancels in the ratio.
         compute = np.where(matrix, np.where(flops > 0, flops, 1.0), 0.0) / rate
@@ -112,13 +112,6 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
 
 # What a kernel's law has to be exceeded by before it counts as bound by something else: our estimate.
 _FAR_ABOVE = 3.0
-# The format whose rate counts for each code of a format; what is not known counts as fp32.
-_RATE_OF_CODE = [name if name in ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64") else "fp32" for name in DTYPES]
-
-
-def peaks_tflops(gpu: Gpu) -> Float64:
-    """Give the peak of matrix products in each format, by position in ``kernels.DTYPES``, TFLOP/s."""
-    return np.array([gpu.matrix_tflops(name) for name in _RATE_OF_CODE])
 
 
 def _tier(old: Gpu, new: Gpu) -> int:

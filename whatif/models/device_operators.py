@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.hardware import Gpu
-from whatif.models.database import Ratios, estimator_of, operators_of, same_rung_ratio
+from whatif.hardware import MATRIX_DTYPES, Gpu
+from whatif.models.database import Ratios, estimator_of, same_rung_ratio
 from whatif.models.device_law import MATRIX_SHARE, has_units, reached_tflops, spread_between
 from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.roofline import compute_s, memory_s
 from whatif.opdb.rows import Operators, Texts
 from whatif.types import Int64
@@ -61,7 +62,7 @@ def _reached(ratios: Ratios, ops: Operators, old: Gpu, new: Gpu) -> Ratios:
     """Ratios of products: where two data sheets answered, by what the best measured products reach on each device."""
     factor = np.ones(len(ops))
     for gpu, sign in ((new, -1), (old, 1)):
-        names = [d if d in ("fp32", "fp16", "bf16", "fp8", "fp64") else "fp32" for d in ops.texts["dtype"].table]
+        names = [d if d in MATRIX_DTYPES else "fp32" for d in ops.texts["dtype"].table]
         share = np.array([reached_tflops(gpu, d) / gpu.matrix_tflops(d) for d in names] or [1.0])
         bound = compute_s(gpu, ops) > memory_s(gpu, ops)
         usual = MATRIX_SHARE["nvidia"]

@@ -15,7 +15,7 @@ from whatif.graph import TaskGraph
 from whatif.hardware import Gpu
 from whatif.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.models.batch import work_times
-from whatif.models.database import SOURCE_OF_RUNG, operators_of
+from whatif.models.database import SOURCE_OF_RUNG
 from whatif.models.device_convolutions import convolution_ns, on_tensor_cores
 from whatif.models.device_law import (
     Ratio,
@@ -23,7 +23,6 @@ from whatif.models.device_law import (
     counts_as,
     law_ratio,
     no_facts,
-    peaks_tflops,
     spread_between,
     with_range,
 )
@@ -31,7 +30,9 @@ from whatif.models.device_operators import by_operator
 from whatif.models.estimator import Estimates, Source, device, scaled
 from whatif.models.half_precision import SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW
 from whatif.models.precision import matrix_dtype
+from whatif.models.roofline import peaks_tflops
 from whatif.opdb.chain import Rung
+from whatif.opdb.importers.described import operators_of
 from whatif.types import Bool, Int8, Int64, TaskKind, among
 
 Float64 = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph import TaskGraph
-from whatif.hardware import Gpu
+from whatif.hardware import MATRIX_DTYPES, Gpu
 from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES
 from whatif.models.half_precision import BANDWIDTH_SHARE
 from whatif.types import Array, TaskKind, among
@@ -28,14 +28,18 @@ REGISTERS_PER_SM, REGISTER_STEP = 65536, 8
 # blocks of four to eight warps are all that a multiprocessor holds (NVIDIA, CUTLASS, "Efficient GEMM in CUDA").
 MATRIX_WARPS_PER_SM = 8
 THREADS_PER_WARP = 32
-# Formats that matrix kernels compute in, as `Gpu.matrix_tflops` calls them; what is not known counts as fp32.
-_MATRIX_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64")
+# The format whose rate counts for each of `kernels.DTYPES`; what is not known counts as fp32.
+RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
+
+
+def peaks_tflops(gpu: Gpu) -> Float64:
+    """Give the peak of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
+    return np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES])
 
 
 def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float64:
     """Give the peak of matrix products in each format, shape of ``dtype`` (positions in `kernels.DTYPES`), FLOP/ns."""
-    peaks = [gpu.matrix_tflops(name if name in _MATRIX_DTYPES else "fp32") * 1e3 for name in DTYPES]
-    return np.asarray(np.array(peaks)[dtype], dtype=np.float64)
+    return np.asarray(peaks_tflops(gpu)[dtype] * 1e3, dtype=np.float64)
 
 
 def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:

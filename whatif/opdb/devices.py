@@ -20,6 +20,15 @@ def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
     return Device(name=gpu.name if gpu else told[:120], told=told[:120])
 
 
+def cpu_called(name: str, threads: object) -> Device:
+    """Give the device that a CPU is with so many threads: with others the same operator takes another time.
+
+    A number of threads that is none, or that nobody has, is left out.
+    """
+    count = threads if type(threads) is int and 0 < threads < 10_000 else None
+    return device_called(f"{CPU_PREFIX}{name}" + (f" x{count}" if count else ""))
+
+
 def facts(name: str) -> Gpu | None:
     """Give the data sheet of a device of the database; None for a CPU or an unknown GPU."""
     return _by_name(name) if not name.startswith(CPU_PREFIX) else None

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.opdb.answers import Answers, Rung
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.importers.torch_operators import Described, describe, describe_other
-from whatif.opdb.rows import Operators, operators
-from whatif.opdb.schema import FAMILIES
+from whatif.opdb.rows import Operators
 from whatif.operator_graph.gpu_work import Kernel, kernels_of
 from whatif.operator_graph.operations import Operation, OperatorGraph
 
@@ -54,13 +54,11 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
     distinct: dict[Described, list[int]] = {}
     for place, kernel in enumerate(kernels):
         distinct.setdefault(kernel.what, []).append(place)
-    for family in FAMILIES:
-        asked = [what for what in distinct if what.family == family]
-        if not asked:
-            continue
-        answers = estimator.estimate(operators_of(asked))
-        for row, what in enumerate(asked):
-            places = distinct[what]
+    asked = list(distinct)
+    for at, ops in operators_of(asked):
+        answers = estimator.estimate(ops)
+        for row, place in enumerate(at.tolist()):
+            places = distinct[asked[place]]
             t[places], low[places], high[places] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
             rungs[Rung(int(answers.rung[row])).name.lower()] += len(places)
     _refuse_unanswered(estimator.device, kernels, t)
@@ -94,8 +92,7 @@ def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
         kernels = kernels_of(operation)
         own = itself(operation) if on_host and kernels else None
         found |= dict.fromkeys([own] if own is not None else [kernel.what for kernel in kernels])
-    by_family = ([what for what in found if what.family == family] for family in FAMILIES)
-    return [operators_of(mine) for mine in by_family if mine]
+    return [ops for _, ops in operators_of(list(found))]
 
 
 def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
@@ -107,11 +104,8 @@ def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
     own = [itself(operation) if mine else None for operation, mine in zip(graph.operations, kernels, strict=True)]
     distinct = list(dict.fromkeys(what for what in own if what is not None))
     answered: set[Described] = set()
-    for family in FAMILIES:
-        asked = [what for what in distinct if what.family == family]
-        if asked:
-            t = estimator.estimate(operators_of(asked)).t_s
-            answered |= {what for what, seconds in zip(asked, t.tolist(), strict=True) if np.isfinite(seconds)}
+    for places, ops in operators_of(distinct):
+        answered |= {distinct[place] for place in places[np.isfinite(estimator.estimate(ops).t_s)].tolist()}
     return [
         [Kernel(operation.name, what)] if what in answered and what is not None else mine
         for operation, what, mine in zip(graph.operations, own, kernels, strict=True)
@@ -123,13 +117,3 @@ def itself(operation: Operation) -> Described | None:
     types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
     said = operation.name, operation.dims, types, operation.concrete
     return describe(*said) or describe_other(*said)
-
-
-def operators_of(described: Sequence[Described]) -> Operators:
-    """Give operators of one family that were described one by one."""
-    family = described[0].family
-    integers = {a: [dict(what.integers)[a] for what in described] for a in FAMILIES[family].attributes}
-    return operators(
-        family, integers, name=[what.name for what in described], dtype=[what.dtype for what in described],
-        phase=[what.phase for what in described], layout=[what.layout for what in described],
-    )  # fmt: skip

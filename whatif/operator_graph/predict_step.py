@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif.baseline import Baseline
 from whatif.graph import TaskGraph
-from whatif.hardware import Gpu
+from whatif.hardware import MATRIX_DTYPES, Gpu
 from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
 from whatif.ingest.read import read
 from whatif.kernels import DTYPES
@@ -30,7 +30,6 @@ from whatif.predict import AnyTransform, Prediction, apply, bounds_ns
 _STEADY = 4
 # Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
-_MATRIX_FORMATS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class PredictedStep:
         graph = self.graph
         counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
         flops = np.bincount(graph.dtype[counted], weights=graph.flops[counted], minlength=len(DTYPES))
-        formats = [name if name in _MATRIX_FORMATS else self.dtype for name in DTYPES]
+        formats = [name if name in MATRIX_DTYPES else self.dtype for name in DTYPES]
         peak_s = sum(f / 1e12 / self.gpu.matrix_tflops(name) for f, name in zip(flops.tolist(), formats, strict=True))
         return float(100.0 * peak_s) / (self.prediction.predicted_ms / 1e3)
 

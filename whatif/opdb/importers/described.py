@@ -1,13 +1,16 @@
-"""Rows from operators that were described one by one."""
+"""Operators that were described one by one as tables of their families, and their times as rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from whatif.opdb.importers.torch_operators import Described
-from whatif.opdb.rows import Rows, measurements, operators
+from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.schema import FAMILIES
+from whatif.types import Int64
 
 
 @dataclass(frozen=True)
@@ -22,18 +25,29 @@ class Timed:
     kernels: str = ""
 
 
+def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
+    """Give the operators of each family that occurs: their places in ``table``, and themselves, shape (n,) both."""
+    by_family: dict[str, list[int]] = {}
+    for place, what in enumerate(table):
+        by_family.setdefault(what.family, []).append(place)
+    found = []
+    for family in sorted(by_family, key=list(FAMILIES).index):
+        rows = [table[place] for place in by_family[family]]
+        told = [dict(row.integers) for row in rows]
+        ops = operators(
+            family, {name: [integers[name] for integers in told] for name in FAMILIES[family].attributes},
+            name=[row.name for row in rows], dtype=[row.dtype for row in rows], phase=[row.phase for row in rows],
+            layout=[row.layout for row in rows],
+        )  # fmt: skip
+        found.append((np.array(by_family[family], dtype=np.int64), ops))
+    return found
+
+
 def rows_of(timed: Sequence[Timed]) -> list[Rows]:
     """Give the rows of each family that occurs."""
     found = []
-    for family in FAMILIES:
-        part = [t for t in timed if t.what.family == family]
-        if not part:
-            continue
-        integers = {a: [dict(t.what.integers)[a] for t in part] for a in FAMILIES[family].attributes}
-        ops = operators(
-            family, integers, name=[t.what.name for t in part], dtype=[t.what.dtype for t in part],
-            phase=[t.what.phase for t in part], layout=[t.what.layout for t in part],
-        )  # fmt: skip
+    for places, ops in operators_of([t.what for t in timed]):
+        part = [timed[place] for place in places.tolist()]
         found.append(
             measurements(
                 ops, [t.t_s for t in part], t_low_s=[t.t_low_s for t in part], t_high_s=[t.t_high_s for t in part],

@@ -19,7 +19,7 @@ from whatif.ingest.gpu_side import find_calls, find_gpu_side
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.nest import Nest
 from whatif.ingest.read import recorded_device
-from whatif.opdb.devices import CPU_PREFIX, device_called
+from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256
 from whatif.opdb.importers.torch_operators import Described, describe, describe_other
@@ -61,14 +61,12 @@ def read_recording(path: Path, *, device: str | None = None, author: str | None 
 def _device(told: str | None, memory_bytes: int | None, metadata: dict[str, Any], on_gpu: bool) -> Device:
     if on_gpu:
         return device_called(told or "", memory_bytes=memory_bytes)
-    cpu, threads = _text(metadata.get("cpu")), metadata.get("threads")
+    cpu = _text(metadata.get("cpu"))
     if cpu is None:
         raise WhatifError(
             "opdb: expected a recording that tells its CPU, got one of a profiler alone; name it with --device."
         )
-    # With other threads it is another device: the same operator takes another time.
-    count = threads if isinstance(threads, int) and 0 < threads < 10_000 else None
-    return device_called(f"{CPU_PREFIX}{cpu}" + (f" x{count}" if count else ""))
+    return cpu_called(cpu, metadata.get("threads"))
 
 
 def _environment(metadata: dict[str, Any]) -> Environment:
