@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif.kernels import KernelFamily, classify_kernel
-from whatif.operator_graph.gpu_work import kernels_of, on_tensor_cores, traffic
+from whatif.operator_graph.gpu_work import _RULES, kernels_of
+from whatif.operator_graph.moved_bytes import traffic
 from whatif.operator_graph.multi_tensor import CHUNK_ELEMENTS, launches_of
 from whatif.operator_graph.operations import Operation
+from whatif.operator_graph.tensor_cores import on_tensor_cores
 from whatif.types import Phase
 
 F = "float"
@@ -157,3 +159,12 @@ def test_traffic_moves_as_many_bytes_as_it_is_told(read: int, written: int, dtyp
     element = {"fp32": 4, "bf16": 2, "fp64": 8}[dtype]
     moved = sizes["elements"] * (sizes["tensors"] + 1) * element
     assert abs(moved - (read + written)) <= 3 * element
+
+
+@pytest.mark.parametrize("name", sorted(_RULES))
+@pytest.mark.parametrize("inputs", [[], [[]], [[4]], [[2, 3]] * 3, [[2, 3, 4]] * 5, [[2, 3, 4, 5]] * 4, [None]])
+def test_inputs_that_no_such_call_has_are_told_by_their_bytes(name: str, inputs: list[list[int]]) -> None:
+    """A damaged execution trace costs that operator's answer, and not the whole file."""
+    kernels = kernels_of(operation(name, *inputs, out=(), types=[F if inputs != [None] else ""] * len(inputs)))
+    assert kernels
+    assert all(kernel.what.integers for kernel in kernels)

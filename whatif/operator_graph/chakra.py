@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from whatif.errors import WhatifError
-from whatif.operator_graph.gpu_work import has_rule, moves_once
+from whatif.operator_graph.gpu_work import has_rule
+from whatif.operator_graph.moved_bytes import moves_once
 from whatif.operator_graph.operations import Operation, OperatorGraph
 from whatif.types import Phase
 

@@ -20,11 +20,12 @@ from whatif.kernels import DTYPES
 from whatif.memory import peak
 from whatif.operator_graph.cpu_costs import cpu_costs
 from whatif.operator_graph.durations import Asked, Durations, ask, work_on_host
-from whatif.operator_graph.gpu_work import Kernel, kernels_of, on_tensor_cores
+from whatif.operator_graph.gpu_work import Kernel, kernels_of
 from whatif.operator_graph.operations import OperatorGraph
 from whatif.operator_graph.ranges import PREDICTED
 from whatif.operator_graph.recording import trace_of, write_trace
 from whatif.operator_graph.schedule import schedule_steps
+from whatif.operator_graph.tensor_cores import on_tensor_cores
 from whatif.predict import AnyTransform, Prediction, apply, bounds_ns
 
 _STEADY = 4
