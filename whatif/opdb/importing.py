@@ -55,7 +55,9 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
         if progress:
             progress(place, len(found.contributions))
         for part in in_shards(rows):
-            done.add(store, lambda part=part: part, origin, known)
+            with done.refusing():
+                outcome, name = store.add(part, origin, known=known)
+                done.keep(name, outcome, len(part))
     done.check()
     return done
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.opdb.provenance import Basis, Origin, Provenance
-from whatif.opdb.rows import Rows
+from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
 
 Progress = Callable[[int, int], None] | None
@@ -30,20 +30,15 @@ class Merged:
         (self.added if outcome == Outcome.ADDED else self.present).append(name)
         self.rows += rows if outcome == Outcome.ADDED else 0
 
-    def add(self, store: Store, read: Callable[[], Rows], origin: Origin, known: dict[str, str]) -> None:
-        """Hand what ``read`` gives to ``store``, or keep the sentence that refuses it; ``known`` as in ``Store.add``.
-
-        Raises CannotWriteError, as the next ones would.
-        """
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Keep the sentence of what is refused within; CannotWriteError goes on, as it would for the next ones."""
         try:
-            rows = read()
-            outcome, name = store.add(rows, origin, known=known)
+            yield
         except CannotWriteError:
             raise
         except WhatifError as error:
             self.refused.append(str(error))
-        else:
-            self.keep(name, outcome, len(rows))
 
     def check(self) -> None:
         """Raise WhatifError, the first refusal, where everything was refused."""
@@ -71,7 +66,10 @@ def merge(
     for place, contribution in enumerate(chosen):
         if progress:
             progress(place, len(chosen))
-        done.add(target, contribution.read, contribution.provenance.origin, known)
+        with done.refusing():
+            rows = contribution.read()
+            outcome, name = target.add(rows, contribution.provenance.origin, known=known)
+            done.keep(name, outcome, len(rows))
     done.check()
     if not done.added and not done.present:
         raise WhatifError(f"{source.folder}: expected contributions to take over, got none that fits.")

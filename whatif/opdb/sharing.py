@@ -5,8 +5,6 @@ Both ways are a union of contributions: nothing is overwritten, and the same aga
 
 from __future__ import annotations
 
-from functools import partial
-
 from whatif.errors import WhatifError
 from whatif.opdb.merging import Merged, Progress, is_chosen
 from whatif.opdb.remote import Remote
@@ -71,7 +69,10 @@ def pull(
         if said.contribution in own and is_sound(own[said.contribution].sidecar):
             done.keep(said.contribution, Outcome.PRESENT, said.rows)
             continue
-        done.add(store, partial(remote.read, listed), said.origin, known)
+        with done.refusing():
+            rows = remote.read(listed)
+            outcome, name = store.add(rows, said.origin, known=known)
+            done.keep(name, outcome, len(rows))
     done.check()
     if not done.added and not done.present:
         raise WhatifError(f"{url}: expected contributions to take over, got none that fits.")
