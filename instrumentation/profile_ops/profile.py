@@ -6,12 +6,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from whatif.opdb.importers.described import Timed, rows_of
+from whatif.errors import WhatifError
+from whatif.opdb.importers.described import operators_of, rows_of
 from whatif.opdb.importers.found import Found
 from whatif.opdb.importers.torch_operators import Described
 from whatif.opdb.importing import add_found
@@ -75,12 +78,12 @@ def profile(
     """
     origin = origin_of(way, author=author, licence=licence)
     done = Profiled()
-    known = known_operators(store, origin)
+    there = _are_known(questions, known_operators(store, origin))
     asked = []
-    for question in questions:
+    for question, is_known in zip(questions, there.tolist(), strict=True):
         if question.what.dtype == "tf32" and way.device != "cuda":
             done.left_out[ONLY_CUDA] += 1
-        elif _key(question.what) in known:
+        elif is_known:
             done.present += 1
         else:
             asked.append(question)
@@ -152,12 +155,15 @@ def _like(store: Store, origin: Origin) -> Iterator[Rows]:
     for contribution in contributions:
         there = contribution.provenance.origin
         if (there.device, there.environment, there.method) == (origin.device, origin.environment, origin.method):
-            yield contribution.read()
+            with suppress(WhatifError):  # what is damaged is measured again
+                yield contribution.read()
 
 
-def _key(what: Described) -> tuple[str, int]:
-    rows = rows_of([Timed(what, 1.0)])
-    return what.family, int(rows[0].ops.keys[0])
+def _are_known(questions: Sequence[Question], known: set[tuple[str, int]]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(questions), dtype=np.bool_)
+    for places, ops in operators_of([question.what for question in questions]):
+        found[places] = [(ops.family, key) in known for key in ops.keys.tolist()]
+    return found
 
 
 def _finish(

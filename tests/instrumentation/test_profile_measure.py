@@ -89,6 +89,14 @@ def test_measured_rows_are_a_contribution_and_the_same_question_adds_nothing(tmp
     assert len(store.contributions()[0]) == len(contributions)
 
 
+def test_what_is_damaged_in_the_database_is_measured_again(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "db", create=True)
+    profile(store, added(100))
+    store.contributions()[0][0].shard.write_bytes(b"PAR1")
+    done = profile(store, added(100))
+    assert (done.measured, done.present) == (1, 0)
+
+
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """What is in the journal is not measured again: its time, which nothing takes, ends up in the database."""
     store = Store.open(tmp_path / "db", create=True)
