@@ -101,7 +101,8 @@ def test_the_drawn_step() -> None:
     assert found.verdict == (
         "GPU-bound: the GPU is busy 10.00 of 10.00 ms (100 %); a faster CPU would change little.",
         "Do first: gpu2 (buy it).",
-        "It gains 40 % (nominal 90 % range 0 to 50 %), 10.00 → 6.00 ms a span; cpu2 + gpu2 together gain 50 %.",
+        "It gains 40 % (nominal 90 % range 0 to 50 %), 10.00 → 6.00 ms for the whole span; cpu2 + gpu2 together gain "
+        "50 %.",
     )
 
 
@@ -169,7 +170,7 @@ def test_a_larger_batch_is_judged_by_its_samples() -> None:
         trial = found.gaining[0].trial
         assert (trial.predicted_ms, trial.samples) == (15, 2)
         assert found.gaining[0].reason.startswith("for the samples of a recorded step: GPU work 10.00 → 7.50 ms")
-        assert "10.00 → 7.50 ms for the samples of a recorded span" in found.verdict[2]
+        assert "10.00 → 7.50 ms for the samples of the recorded span" in found.verdict[2]
     assert advice(batch).to_dict()["advice"][0]["batch_factor"] == 2
 
 

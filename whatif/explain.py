@@ -101,10 +101,14 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
     critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
     # Of several ranks' work that of one is shown; the critical path goes through all of them.
-    work_ms, critical_ms = step_work_ms(baseline) * graph.of_clock, critical_ns * ms_per_ns
-    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns) & graph.of_clock
+    work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
+    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
     n_steps = max(high_ns - low_ns, 1) / baseline.step_ns if baseline.step_ns else 1.0
-    parts = _Parts(graph, begins / n_steps, work_ms, critical_ms)
+    parts = _Parts(graph, begins * graph.of_clock / n_steps, work_ms * graph.of_clock, critical_ms)
+    # A thread belongs to one rank and tells its own work; those of other ranks are told where the path goes through.
+    on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
+    threads = np.where(graph.of_clock | on_path[graph.thread], graph.thread, -1)
+    of_threads = _Parts(graph, begins / n_steps, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
 
     by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
     critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
@@ -126,7 +130,7 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
         breakdown=baseline.breakdown,
         critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
         phases=tuple(phases),
-        threads=tuple(parts.by(graph.thread, [thread.name for thread in graph.threads])),
+        threads=tuple(of_threads),
         layers=tuple(named[:top]),
         without_layer=next((part for part in layers if not part.name), Part("", 0.0, 0.0, 0.0, 0.0)),
         n_layers=len(named),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from whatif.errors import WhatifError
+from whatif.ranks.files import SUFFIXES
 
 # What lies there is the kernel's: a file renamed onto one of its names would take the place of a device or a link.
 NO_STORAGE = (Path("/dev"), Path("/proc"))
@@ -31,6 +32,13 @@ def output_file(path: str | Path) -> Path:
             f"{path}: expected a folder that can be written to, got a read-only one at {target.parent}; choose another."
         )
     return target
+
+
+def is_recorded(target: Path, trace: str | Path) -> bool:
+    """Whether ``target`` is the trace itself or, where the trace is the folder of several ranks, one of theirs."""
+    path = Path(trace)
+    files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)] if path.is_dir() else [path]
+    return target.exists() and any(file.is_file() and target.samefile(file) for file in files)
 
 
 @contextmanager

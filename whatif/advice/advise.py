@@ -126,8 +126,10 @@ class Advice:
             )
         trial, gains = first.trial, first.gain_range_pct
         how = trial.effort.how.rstrip(".")
-        step = "span" if self.baseline.clock == "span" else "step"
-        unit = f"a {step}" if trial.same_training else f"for the samples of a recorded {step}"
+        whole = self.baseline.clock == "span"
+        unit = "for the whole span" if whole else "a step"
+        if not trial.same_training:
+            unit = f"for the samples of {'the recorded span' if whole else 'a recorded step'}"
         ends = [round(end) for end in gains] if gains else []  # no "-0"
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms

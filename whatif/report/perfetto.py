@@ -18,7 +18,7 @@ import numpy as np
 import whatif
 from whatif.errors import WhatifError
 from whatif.kernels import KernelFamily
-from whatif.output_file import output_file
+from whatif.output_file import is_recorded, output_file
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
@@ -72,7 +72,7 @@ def write_perfetto(
 def check_output(path: str | Path, trace: str | Path) -> None:
     """Raise WhatifError where writing to ``path`` must fail or would destroy the trace itself."""
     target = output_file(path)
-    if target.exists() and Path(trace).exists() and target.samefile(trace):
+    if is_recorded(target, trace):
         raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
 
 

@@ -25,6 +25,12 @@ from whatif.report.layout import (
 # A column of a table of parts: its header, and what it shows of a part.
 Column = tuple[str, Callable[[Part], str]]
 
+# The work of all ranks together would say nothing of any of them.
+ONE_RANK = (
+    "Of several ranks, phases, layers and kernels tell the work of the first one, and a thread its own; the critical "
+    "path goes through all ranks, so that it can hold more of a part than the first rank works on it."
+)
+
 
 def print_explanation(explanation: Explanation) -> None:
     """Print what ``whatif explain`` reports."""
@@ -55,6 +61,9 @@ def print_explanation(explanation: Explanation) -> None:
         side, family, names = (gpu, "Kernel", "Kernels and copies") if has_gpu else (cpu, "Operator", "Operators")
         _print_parts(out, f"{family} families", explanation.kernels, [count, side, critical])
         _print_parts(out, names, explanation.operations, [count, side, critical])
+        if baseline.graph.info.ranks:
+            out.print()
+            out.print(plain(ONE_RANK, "dim"))
 
 
 def short_name(name: str) -> str:

@@ -134,26 +134,33 @@ def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
 
 
 def _print_capacity(out: Console, summary: MemorySummary) -> None:
+    sentences = capacity_sentences(summary)
+    if sentences:
+        out.print()
+    for sentence, style in zip(sentences, ("bold", "", "dim"), strict=False):
+        out.print(plain(sentence, style))
+
+
+def capacity_sentences(summary: MemorySummary) -> list[str]:
+    """Say whether the step fits, the largest batch that does, and what is not counted; nothing of an unknown size."""
     capacity, largest = summary.capacity_bytes, summary.largest
     if capacity is None or largest is None:
-        return
-    out.print()
+        return []
+    clock = summary.baseline.clock
     fits = "fits into" if summary.peak.total <= capacity else "does not fit into"
-    out.print(plain(f"The step {fits} {size(capacity)}.", "bold"))
+    told = [f"The step {fits} {size(capacity)}."]
     if largest.step is None:
         least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
-        out.print(plain(f"Not even {least} would: it takes {size(largest.peak_bytes)}."))
-        return
+        return [*told, f"Not even {least} would: it takes {size(largest.peak_bytes)}."]
+    # The search ends there, and a larger one may fit as well.
     least = "at least " if largest.factor >= MOST_TIMES else ""
-    batch = f"is {least}{largest.factor:,.2f} times the recorded one"
+    batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"
     if largest.samples:
         batch = f"has {least}{largest.samples:,} samples"
-    ms = ms_format(summary.baseline.step_ns / 1e6)
-    step = largest.step
-    takes = (
-        f", {CLOCK_SUBJECTS[summary.baseline.clock]} of {ms(step.predicted_ms)} ms" if isinstance(step, Trial) else ""
-    )
-    out.print(plain(f"The largest batch that fits {batch}: {size(largest.peak_bytes)}{takes}."))
-    out.print(
-        plain("Counted is what tensors take; a GPU's context and its allocator's holes need room beside it.", "dim")
-    )
+    ms, step = ms_format(summary.baseline.step_ns / 1e6), largest.step
+    takes = f", {CLOCK_SUBJECTS[clock]} of {ms(step.predicted_ms)} ms" if isinstance(step, Trial) else ""
+    return [
+        *told,
+        f"The largest batch that fits {batch}: {size(largest.peak_bytes)}{takes}.",
+        "Counted is what tensors take; a GPU's context and its allocator's holes need room beside it.",
+    ]

@@ -62,7 +62,8 @@ class Facts:
             return f"{self.prediction.speedup:.2f}× as fast"
         after_ms = self.trial.recorded_samples_ms
         times = self.prediction.baseline_ms / after_ms if after_ms else float("inf")
-        return f"{times:.2f}× as fast for the samples of a recorded step"
+        of = "the recorded span" if self.baseline.clock == "span" else "a recorded step"
+        return f"{times:.2f}× as fast for the samples of {of}"
 
 
 def gather(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import html
-import shlex
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
-from whatif.graph import GraphInfo
 from whatif.report.printable import printable
 
 # A name longer than this is cut: nobody reads on, and some templates' names are whole pages.
 LONGEST = 600
+# A sentence may hold several names.
+LONGEST_SENTENCE = 4 * LONGEST
 
-_VOID = frozenset(("meta", "rect", "input", "br"))
+_VOID = frozenset(("meta", "rect", "input", "wbr"))
+# Where a name may be broken into lines: behind what separates its parts. Only words that are too long for a column.
+_LONG_WORD = re.compile(r"\S{16,}")
+_JOINT = re.compile(r"(?<=[:=,;._<>(){}\[\]/+&*-])(?=[^:=,;._<>(){}\[\]/+&*-])")
+_CODE = re.compile(r"`([^`]+)`")
 
 
 class Html(str):
@@ -30,8 +35,40 @@ def text(content: Content) -> Html:
         return content
     if not isinstance(content, str):
         return Html("".join(text(part) for part in content))
+    return Html(html.escape(_shown(content)))
+
+
+def name(content: str) -> Html:
+    """Give a name of a trace or of a what-if: text that may be broken into lines between its parts."""
+
+    def broken(word: re.Match[str]) -> str:
+        return "<wbr>".join(html.escape(part) for part in _JOINT.split(word[0]))
+
+    return _apart(_LONG_WORD, _shown(content), broken)
+
+
+def prose(sentence: str) -> Html:
+    """Give a sentence of the library: what stands between backticks is to be typed, and looks so."""
+    return _apart(_CODE, _shown(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
+
+
+def counted(number: int, thing: str) -> str:
+    """Give how many there are of a thing: 1 task, 2,000 tasks."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _shown(content: str, most: int = LONGEST) -> str:
     shown = printable(content)
-    return Html(html.escape(shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"))
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def _apart(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]], str]) -> Html:
+    """Escaped text, in which what matches is marked up."""
+    parts, end = [], 0
+    for found in pattern.finditer(shown):
+        parts += [html.escape(shown[end : found.start()]), marked(found)]
+        end = found.end()
+    return Html("".join([*parts, html.escape(shown[end:])]))
 
 
 def tag(name: str, /, *contents: Content, **attributes: str | float | bool | None) -> Html:
@@ -51,22 +88,11 @@ def paragraph(*contents: Content, class_: str | None = None) -> Html:
     return tag("p", *contents, class_=class_)
 
 
-def items(sentences: Iterable[Content]) -> Html:
-    """Give a list of points."""
-    return tag("ul", [tag("li", sentence) for sentence in sentences])
+def items(sentences: Iterable[str]) -> Html:
+    """Give sentences of the library as a list of points."""
+    return tag("ul", [tag("li", prose(sentence)) for sentence in sentences])
 
 
 def section(ident: str, title: str, *contents: Content) -> Html:
     """Give a part of the page that a link can lead to."""
     return tag("section", tag("h2", title, id=f"{ident}-title"), *contents, id=ident, aria_labelledby=f"{ident}-title")
-
-
-def traced(info: GraphInfo) -> str:
-    """Give the trace as a command takes it: its quoted name, or, of several ranks, a word for their folder."""
-    return "FOLDER" if info.ranks else shlex.quote(info.path)
-
-
-def command(*words: str) -> Html:
-    """Say how a terminal shows the same."""
-    where = " (FOLDER: where the files of the ranks lie)" if "FOLDER" in words else ""
-    return paragraph("The same in a terminal: ", tag("code", " ".join(words)), where, class_="command")

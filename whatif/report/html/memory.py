@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from whatif.memory_summary import MemorySummary, shown_moments
 from whatif.report.html.charts import Chart, Charts, Series, figure
+from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section, traced
+from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import REST, SOURCES, size
+from whatif.report.text_memory import REST, SOURCES, capacity_sentences, size
 
 MIB, GIB = 2**20, 2**30
 PARTS = (
@@ -26,8 +27,9 @@ def memory(facts: Facts, charts: Charts) -> Html:
     """Give what a step keeps in memory, moment by moment."""
     found = facts.memory
     if isinstance(found, str):
-        return section("memory", "Memory over the step", paragraph(found))
+        return section("memory", "Memory over the step", paragraph(prose(found)))
     labels = tuple(f"{m.phase.name.lower()} {m.layer}".strip() for m in found.moments)
+    part = "layer" if facts.explanation.n_layers else "operator"
     unit, unit_name = (GIB, "GiB") if found.peak.total >= GIB else (MIB, "MiB")
     charts["c-memory"] = Chart(
         "area",
@@ -36,11 +38,12 @@ def memory(facts: Facts, charts: Charts) -> Html:
             Series(label, tuple(getattr(m, key) / unit for m in found.moments), color)
             for color, (key, label) in enumerate(PARTS)
         ),
-        "the step's layers: forward, backward, update",
+        f"the step's {part}s: forward, backward, update",
         unit_name,
     )
     most = found.peak
-    made = Made.MEASURED if found.memory.source == "allocations" else Made.ESTIMATED
+    # Recorded allocations do not tell what was there before them: parameters and optimizer state.
+    made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
     rows: list[Row] = [
         [
             label,
@@ -52,19 +55,19 @@ def memory(facts: Facts, charts: Charts) -> Html:
     over: list[Row] = [
         [
             m.phase.name.lower(),
-            (first or "(no layer)") + ("" if first == last else f" … {last or '(no layer)'}"),
+            (first or f"(no {part})") + ("" if first == last else f" … {last or '(no layer)'}"),
             Cell(size(m.total), m.total, m.total / max(most.total, 1)),
         ]
         for first, last, m in shown_moments(found.moments)
     ]
     layers: list[Row] = [
         [
-            part.name or "(no layer)",
-            Cell(size(part.activations), part.activations),
-            Cell(size(part.gradients), part.gradients),
-            Cell(size(part.workspace), part.workspace),
+            one.name or f"(no {part})",
+            Cell(size(one.activations), one.activations),
+            Cell(size(one.gradients), one.gradients),
+            Cell(size(one.workspace), one.workspace),
         ]
-        for part in found.layers
+        for one in found.layers
     ]
     says = f"A step needs {size(most.total)} at its peak: " + ", ".join(
         f"{label} {size(getattr(most, key))}" for key, label in PARTS
@@ -79,32 +82,25 @@ def memory(facts: Facts, charts: Charts) -> Html:
         table(
             "t-moments",
             "Over the step",
-            [Column("pass", False), Column("layers", False), Column("at most")],
+            [Column("pass", False), Column(f"{part}s", False), Column("at most")],
             over,
             made=made,
         ),
         table(
             "t-memory-layers",
-            "Memory of each layer",
-            [Column("layer", False), Column("activations"), Column("gradients"), Column("workspace")],
+            f"Memory of each {part}",
+            [Column(part, False), Column("activations"), Column("gradients"), Column("workspace")],
             layers,
             made=made,
         ),
-        command("whatif memory", traced(facts.summary.graph.info)),
+        command(facts.baseline, "memory", TRACE, *(["--top", str(len(layers))] if layers else [])),
     )
 
 
 def _memory_sentences(found: MemorySummary) -> list[Html]:
-    told = [paragraph(sentence) for sentence in found.caveats]
+    told = [paragraph(prose(sentence)) for sentence in found.caveats]
     if found.measured_bytes:
         error = 100 * (found.peak.total / found.measured_bytes - 1)
         told.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+.1f} %)."))
-    if found.capacity_bytes is not None and found.largest is not None:
-        fits = "fits into" if found.peak.total <= found.capacity_bytes else "does not fit into"
-        batch = (
-            f"{found.largest.samples:,} samples"
-            if found.largest.samples
-            else f"{found.largest.factor:,.2f} times the recorded batch"
-        )
-        told.append(paragraph(f"The step {fits} {size(found.capacity_bytes)}; the largest batch that fits: {batch}."))
+    told.append(paragraph(" ".join(capacity_sentences(found))))
     return told

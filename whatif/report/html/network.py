@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from whatif.composition import spelled
 from whatif.report.html.charts import Chart, Charts, Series, figure
-from whatif.report.html.facts import Facts
+from whatif.report.html.commands import TRACE, command, typed
+from whatif.report.html.facts import WORKERS, Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, items, paragraph, section, traced
+from whatif.report.html.markup import Html, items, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import ms_format, pct
+from whatif.report.layout import CLOCK_NOUNS, ms_format, pct
 from whatif.report.text_sweep import headline
 from whatif.sweep.scaling import Scaling
 from whatif.sweep.sweep import Sweep
@@ -26,8 +27,8 @@ def network(facts: Facts, charts: Charts) -> Html:
 def _scaling(facts: Facts, charts: Charts) -> list[Html]:
     found = facts.scaling
     if not isinstance(found, Scaling):
-        return [paragraph(found)]
-    ms = ms_format(found.single_ms)
+        return [paragraph(prose(found))]
+    ms, noun = ms_format(found.single_ms), CLOCK_NOUNS[found.baseline.clock]
     rows = [row for row in found.rows if row.step_ms is not None]
     charts["c-scaling"] = Chart(
         "lines",
@@ -37,7 +38,7 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
             Series("as many times as there are workers", tuple(float(row.count) for row in rows), 7, dashed=True),
         ),
         "workers",
-        "throughput, times that of one worker",
+        "throughput, × one worker's",
         tuple(float(row.count) for row in rows),
         logarithmic=True,
         both_logarithmic=True,
@@ -55,7 +56,7 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
     ]
     columns = [
         Column("workers", False),
-        Column("step, ms"),
+        Column(f"{noun}, ms"),
         Column("nominal 90 % range, ms"),
         Column("exposed communication, ms"),
         Column("throughput, ×"),
@@ -68,7 +69,9 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         figure("c-scaling", f"Throughput of {' + '.join(names)}", sentence),
         table("t-scaling", "Weak scaling: the recorded batch on each worker", columns, shown, made=Made.PREDICTED),
         *([items(found.notes)] if found.notes else []),
-        command("whatif scaling", traced(found.baseline.graph.info), *names, "--workers 1,2,4,8,16,32,64"),
+        command(
+            found.baseline, "scaling", TRACE, *map(typed, found.transforms), "--workers", ",".join(map(str, WORKERS))
+        ),
     ]
 
 
@@ -88,8 +91,8 @@ def _ends(found: Scaling) -> tuple[tuple[float | None, ...], tuple[float | None,
 def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
     found = facts.bandwidth
     if not isinstance(found, Sweep):
-        return [paragraph(found)] if found != facts.scaling else []
-    ms = ms_format(found.baseline.step_ns / 1e6)
+        return [paragraph(prose(found))] if found != facts.scaling else []
+    ms, noun = ms_format(found.baseline.step_ns / 1e6), CLOCK_NOUNS[found.baseline.clock]
     varied, points = found.varied[0], [point for point in found.points if point.step_ms is not None]
     option = varied.option
     numbers = [
@@ -103,7 +106,7 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
         tuple(point.values[0] for point in points),
         (
             Series(
-                "predicted step",
+                f"predicted {noun}",
                 tuple(point.step_ms for point in points),
                 0,
                 tuple(point.low_ms for point in points),
@@ -111,7 +114,7 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
             ),
         ),
         title,
-        "step, ms",
+        f"{noun}, ms",
         tuple(number * 8 / 1e9 if in_bits else number for number in numbers),
         logarithmic=True,
     )
@@ -125,12 +128,12 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
     ]
     names = [spelled(t) for t in found.transforms]
     sentence = headline(found)
-    columns = [Column(option), Column("step, ms"), Column("nominal 90 % range, ms")]
-    vary = f"--vary {option}={','.join(point.values[0] for point in points)}"
+    columns = [Column(option), Column(f"{noun}, ms"), Column("nominal 90 % range, ms")]
+    vary = f"{option}={','.join(point.values[0] for point in points)}"
     return [
         paragraph(f"{sentence}.", class_="lead"),
-        figure("c-bandwidth", f"The step over the network: {' + '.join(names)}", sentence),
+        figure("c-bandwidth", f"The {noun} over the network: {' + '.join(names)}", sentence),
         table("t-bandwidth", "A faster network", columns, rows, made=Made.PREDICTED),
         *([items(found.notes)] if found.notes else []),
-        command("whatif sweep", *names, traced(found.baseline.graph.info), vary),
+        command(found.baseline, "sweep", *map(typed, found.transforms), TRACE, "--vary", vary),
     ]

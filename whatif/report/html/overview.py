@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from whatif.composition import spelled
+from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
-from whatif.report.html.markup import Content, Html, command, items, paragraph, section, tag, text, traced
+from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
+from whatif.report.layout import CLOCK_LABELS, CLOCK_NOUNS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
+from whatif.steps import MIN_STEPS
 
 
 def verdict(facts: Facts) -> Html:
     """Give the three sentences: what bounds the step, what to do first, what that gains; the numbers beside them."""
-    sentences = [tag("li", sentence) for sentence in facts.advice.verdict]
+    sentences = [tag("li", prose(sentence)) for sentence in facts.advice.verdict]
+    beside = [*_what_a_step_is(facts), *(facts.ranks.sentences if facts.ranks else ())]
     return section(
-        "verdict", "The answer", tag("ol", sentences, class_="verdict"), tag("div", _cards(facts), class_="cards")
+        "verdict",
+        "The answer",
+        tag("ol", sentences, class_="verdict"),
+        [paragraph(prose(f"{sentence[:1].upper()}{sentence[1:]}"), class_="lead") for sentence in beside],
+        tag("div", _cards(facts), class_="cards"),
     )
+
+
+def _what_a_step_is(facts: Facts) -> list[str]:
+    """What the times are of, where they are not of a step."""
+    baseline = facts.baseline
+    n_steps = baseline.graph.info.n_steps
+    if baseline.clock != "span":
+        return []
+    if n_steps >= MIN_STEPS:
+        return [f"All times are of the whole recording, {n_steps:,} steps from the first to the last task."]
+    holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
+    return [
+        f"All times are of the whole recording, from the first to the last task: it {holds}, and the time of a step "
+        f"is told from {MIN_STEPS} on."
+    ]
 
 
 def _cards(facts: Facts) -> list[Html]:
@@ -60,7 +82,7 @@ def _cards(facts: Facts) -> list[Html]:
         _card(
             "replay error",
             _signed(error_pct),
-            "replayed against recorded step",
+            f"replayed against recorded {CLOCK_NOUNS[baseline.clock]}",
             Made.SIMULATED,
             error_pct,
             "replay_error_pct",
@@ -72,7 +94,7 @@ def _cards(facts: Facts) -> list[Html]:
 def _card(label: str, shown: str, under: str, made: Made, value: float, key: str) -> Html:
     return tag(
         "div",
-        paragraph(label, class_="label"),
+        paragraph(name(label), class_="label"),
         tag("p", shown, class_="value", data_value=repr(float(value)), data_key=key),
         paragraph(under, " ", badge(made), class_="under"),
         class_="card",
@@ -82,13 +104,13 @@ def _card(label: str, shown: str, under: str, made: Made, value: float, key: str
 def quality(facts: Facts) -> Html:
     """Give what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
     summary, baseline, info = facts.summary, facts.baseline, facts.summary.graph.info
-    ms = ms_format(baseline.step_ns / 1e6)
+    ms, noun = ms_format(baseline.step_ns / 1e6), CLOCK_NOUNS[baseline.clock]
     rows: list[Row] = []
 
-    def add(what: str, shown: str, how: Content, made: Made, value: float | None = None) -> None:
-        rows.append([what, Cell(shown, value), Cell([text(how), " ", badge(made)])])
+    def add(what: str, shown: str, how: str, made: Made, value: float | None = None) -> None:
+        rows.append([what, Cell(shown, value), Cell([prose(how), " ", badge(made)])])
 
-    steady = f"median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else "of one"
+    steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
     if info.untraced_step_ns:
         untraced_ms = info.untraced_step_ns / 1e6
         add(
@@ -100,13 +122,13 @@ def quality(facts: Facts) -> Html:
         )
     measured_ms, replayed_ms = baseline.measured_ns / 1e6, baseline.replayed_ns / 1e6
     add(
-        "recorded step",
+        f"recorded {noun}",
         f"{ms(measured_ms)} ms",
-        f"{CLOCK_LABELS[baseline.clock]}, {steady}",
+        f"{CLOCK_LABELS[baseline.clock]}{steady}",
         Made.MEASURED,
         measured_ms,
     )
-    add("replayed step", f"{ms(replayed_ms)} ms", "the same tasks, simulated", Made.SIMULATED, replayed_ms)
+    add(f"replayed {noun}", f"{ms(replayed_ms)} ms", "the same tasks, simulated", Made.SIMULATED, replayed_ms)
     error_pct = baseline.replay_error_pct
     add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
     wait_pct = baseline.unexplained_wait_pct
@@ -128,9 +150,9 @@ def quality(facts: Facts) -> Html:
             corrected_ms,
         )
     steps = f"{info.n_steps:,}" if info.n_steps else "none found"
-    add(
-        "steps", steps, f"from {info.step_source}" if info.n_steps else "all times are of the whole span", Made.MEASURED
-    )
+    whole = "all times are of the whole span" if baseline.clock == "span" else ""
+    source = f"from {info.step_source}" if info.n_steps else ""
+    add("steps", steps, "; ".join(part for part in (source, whole) if part), Made.MEASURED)
     device = info.gpu or ("not named" if summary.time_share_of == "gpu" else "none: a CPU recording")
     known = summary.gpu_known_as
     known_as = f"known as {known}" if known else "not in whatif's tables" if info.gpu else "by the recording"
@@ -138,29 +160,29 @@ def quality(facts: Facts) -> Html:
     add(
         "tasks",
         f"{len(summary.graph):,}",
-        f"on {len(summary.graph.threads):,} execution threads",
+        f"on {counted(len(summary.graph.threads), 'execution thread')}",
         Made.MEASURED,
         len(summary.graph),
     )
     overhead = (
-        paragraph(f"The profiler's own cost: {calibration.sentence}")
+        f"The profiler's own cost: {calibration.sentence}"
         if calibration
-        else paragraph(
-            "The profiler's own cost is not known and stays in the numbers: the recording does not tell the step "
-            "without it (`whatif collect` measures it)."
-        )
+        else "The profiler's own cost stays in the numbers, as was asked for."
+        if info.untraced_step_ns
+        else "The profiler's own cost is not known and stays in the numbers: the recording does not tell the step "
+        "without it (`whatif collect` measures it)."
     )
     columns = [Column("what", numbers=False), Column("value"), Column("how it was made", numbers=False)]
     quirks = items(facts.summary.warnings) if facts.summary.warnings else paragraph("None.")
     return section(
         "quality",
         "Can the recording be trusted?",
-        paragraph(f"{summary.trust[:1].upper()}{summary.trust[1:]}", class_="lead"),
+        paragraph(prose(f"{summary.trust[:1].upper()}{summary.trust[1:]}"), class_="lead"),
         table("t-quality", "What the recording tells of itself", columns, rows, sortable=False),
-        overhead,
+        paragraph(prose(overhead)),
         tag("h3", "Quirks met and doubts"),
         quirks,
-        command("whatif info", traced(info)),
+        command(baseline, "info", TRACE),
     )
 
 

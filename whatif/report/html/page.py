@@ -16,8 +16,9 @@ from whatif.report.as_json import finite
 from whatif.report.html import memory, network, overview, ranks, sensitive, step, what_ifs
 from whatif.report.html.charts import Chart
 from whatif.report.html.facts import Facts
-from whatif.report.html.markup import Html, paragraph, section, tag, text
+from whatif.report.html.markup import Html, counted, paragraph, section, tag, text
 from whatif.report.html.timeline import timelines
+from whatif.report.layout import CLOCK_SUBJECTS
 from whatif.report.text_sensitivity import as_dict
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
@@ -44,7 +45,7 @@ def page(facts: Facts) -> str:
         ranks.ranks(facts),
         what_ifs.what_ifs(facts, charts),
         what_ifs.prediction(facts),
-        _timeline(shown),
+        _timeline(shown, facts),
         memory.memory(facts, charts),
         network.network(facts, charts),
         sensitive.sensitivity(facts, charts),
@@ -94,15 +95,16 @@ def _left_out(tasks: int, threads: int) -> str:
     """Say what the timeline leaves out: threads that do least, with their tasks, and the shortest tasks."""
     if not tasks:
         return ""
-    return f" (left out: {tasks:,} tasks, {f'those of {threads:,} more threads' if threads else 'the shortest ones'})"
+    which = f"those of {counted(threads, 'more thread')}" if threads else "the shortest ones"
+    return f" (left out: {counted(tasks, 'task')}, {which})"
 
 
-def _timeline(shown: dict[str, Any]) -> Html:
+def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
     """The place of the timelines, and what they show for those who cannot see them."""
-    sides = shown["sides"]
+    sides, subject = shown["sides"], CLOCK_SUBJECTS[facts.baseline.clock]
     told = [
-        f"{side['title']}: {side['length_ns'] / 1e6:,.2f} ms, {side['n']:,} tasks on {len(side['threads']):,} "
-        f"execution threads" + _left_out(side["left_out"], side["hidden_threads"])
+        f"{side['title']}: {side['length_ns'] / 1e6:,.2f} ms, {counted(side['n'], 'task')} on "
+        f"{counted(len(side['threads']), 'execution thread')}" + _left_out(side["left_out"], side["hidden_threads"])
         for side in sides
     ]
     canvas = tag(
@@ -111,12 +113,14 @@ def _timeline(shown: dict[str, Any]) -> Html:
         id="timeline-canvas",
         tabindex=0,
         role="application",
-        aria_label="Timeline of a step. " + "; ".join(told) + ". Arrow keys go from task to task, plus and minus zoom.",
+        aria_label=f"Timeline of {subject}. "
+        + "; ".join(told)
+        + ". Arrow keys go from task to task, plus and minus zoom.",
         aria_describedby="timeline-help",
     )
     return section(
         "timeline",
-        "A step, task by task",
+        f"{subject[:1].upper()}{subject[1:]}, task by task",
         paragraph("; ".join(told) + ".", class_="lead"),
         tag("div", id="timeline-tools", class_="tools"),
         tag("div", canvas, tag("div", id="timeline-tip", class_="tip", hidden=True), class_="timeline"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from whatif.report.html.charts import Chart, Charts, Series, bars_height, figure
+from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section, traced
+from whatif.report.html.markup import Html, paragraph, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 from whatif.report.text_explain import short_name
@@ -45,7 +46,7 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
     for kind in KINDS:
         rows: list[Row] = [
             [
-                short_name(part.name),
+                short_name(part.name) or "(no name)",
                 Cell(ms(part.work_ms), part.work_ms),
                 Cell(_pct(found.pct(part.work_ms)), found.pct(part.work_ms)),
                 *(Cell(_pct(found.pct(gain)), found.pct(gain)) for gain in part.gain_ms),
@@ -68,7 +69,7 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
         "What a faster part gains",
         paragraph(f"{sentence[:1].upper()}{sentence[1:]}", class_="lead"),
         *parts,
-        command("whatif explain", traced(facts.summary.graph.info), "--sensitivity"),
+        command(facts.baseline, "explain", TRACE, "--sensitivity"),
     )
 
 

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from whatif.composition import spelled
 from whatif.explain import Part
 from whatif.report.html.charts import Chart, Charts, Series, figure
+from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, command, paragraph, section, traced
+from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
-from whatif.report.text_explain import short_name
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_NOUNS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
+from whatif.report.text_explain import ONE_RANK, short_name
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
     """Give where the step goes, as recorded and under the what-if, and what it waits for."""
     step_ms = facts.baseline.step_ns / 1e6
     ms, prediction = ms_format(step_ms), facts.prediction
+    noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
     before = facts.explanation.breakdown.to_dict()
     after = prediction.breakdown.to_dict() if prediction else {}
     bars = ["as recorded", *([" + ".join(spelled(t) for t in prediction.transforms)] if prediction else [])]
@@ -29,7 +31,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
             Series(label, (before[key], after[key]) if after else (before[key],), color)
             for color, (key, label) in enumerate(BREAKDOWN_LABELS)
         ),
-        f"ms of {CLOCK_SUBJECTS[facts.baseline.clock]}",
+        f"ms of {subject}",
     )
     rows: list[Row] = [
         [
@@ -42,7 +44,10 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     ]
     columns = [Column("", False), Column("ms", made=Made.SIMULATED), Column("%")]
     columns += [Column("predicted ms", made=Made.PREDICTED), Column("change, ms")] if after else []
-    says = ", ".join(f"{label} {ms(before[key])} ms" for key, label in BREAKDOWN_LABELS)
+    says = ". ".join(
+        f"{bar}: " + ", ".join(f"{label} {ms(parts[key])} ms" for key, label in BREAKDOWN_LABELS)
+        for bar, parts in zip(bars, (before, after), strict=False)
+    )
     path = facts.explanation.critical_path_ms
     path_rows: list[Row] = [
         [KIND_LABELS[kind], Cell(ms(part), part, part / step_ms if step_ms else 0.0), pct(part, step_ms)]
@@ -50,20 +55,21 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     ]
     return section(
         "step",
-        "Where the step goes",
-        figure("c-breakdown", "The step in parts", f"As recorded: {says}.", height=80 + 50 * len(bars)),
-        table("t-breakdown", "Breakdown of a step", columns, rows),
+        f"Where the {noun} goes",
+        figure("c-breakdown", f"The {noun} in parts", f"{says[:1].upper()}{says[1:]}.", height=80 + 50 * len(bars)),
+        table("t-breakdown", f"Breakdown of {subject}", columns, rows),
         table(
             "t-path",
-            "Critical path: what the step waits for",
+            f"Critical path: what {subject} waits for",
             [Column("", False), Column("ms"), Column("%")],
             path_rows,
             made=Made.SIMULATED,
-            note="Shortening anything else shortens nothing; the parts add up to the step.",
+            note=f"Shortening anything else shortens nothing; the parts add up to {subject}.",
         ),
         _parts("t-phases", "Phases", facts.explanation.phases, facts),
         _parts("t-threads", "Execution threads", facts.explanation.threads, facts),
-        command("whatif explain", traced(facts.summary.graph.info)),
+        *([paragraph(ONE_RANK, class_="note")] if facts.ranks else []),
+        command(facts.baseline, "explain", TRACE),
     )
 
 
@@ -71,13 +77,18 @@ def layers(facts: Facts) -> Html:
     """Give the table of layers."""
     found = facts.explanation
     if not found.layers:
-        told = paragraph("None in this recording: record with `whatif collect` to get them.")
+        told = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
         return section("layers", "Layers", told)
     rest = found.without_layer
     rows = [*found.layers]
     if rest.gpu_ms or rest.cpu_ms:
         rows.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
-    return section("layers", "Layers", _parts("t-layers", _of("Layers", found.layers, found.n_layers), rows, facts))
+    return section(
+        "layers",
+        "Layers",
+        _parts("t-layers", _of("Layers", found.layers, found.n_layers), rows, facts),
+        command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
+    )
 
 
 def kernels(facts: Facts) -> Html:
@@ -91,6 +102,7 @@ def kernels(facts: Facts) -> Html:
         names,
         _parts("t-families", family, found.kernels, facts),
         _parts("t-kernels", names, found.operations, facts, note=cut),
+        command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
     )
 
 
@@ -116,7 +128,7 @@ def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, not
         count = f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
         rows.append(
             [
-                short_name(part.name),
+                short_name(part.name) or "(no name)",
                 Cell(count, part.tasks),
                 *gpu,
                 Cell(ms(part.cpu_ms), part.cpu_ms),

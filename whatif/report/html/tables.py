@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whatif.report.html.made import Made, badge
-from whatif.report.html.markup import Content, Html, tag, text
+from whatif.report.html.markup import Content, Html, name, prose, tag, text
 
 # Fewer rows are read faster than a search is typed.
 SEARCHED_FROM = 8
@@ -68,7 +68,10 @@ def table(
 
 def _cell(cell: Cell | str, column: Column, place: int) -> Html:
     found = cell if isinstance(cell, Cell) else Cell(cell)
-    shown = text(found.shown)
+    if not isinstance(found.shown, str) or isinstance(found.shown, Html):
+        shown = text(found.shown)
+    else:
+        shown = name(found.shown) if place == 0 else prose(found.shown)
     if found.share is not None:
         shown = Html(shown + _bar(found.share))
     if place == 0:

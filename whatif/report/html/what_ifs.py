@@ -9,9 +9,10 @@ from whatif.advice.reasons import memory_change
 from whatif.advice.trial import Refusal
 from whatif.composition import spelled
 from whatif.report.html.charts import Chart, Series, bars_height, figure
+from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, answered_by
-from whatif.report.html.markup import Html, command, items, paragraph, section, tag, traced
+from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 
@@ -66,7 +67,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
             f"{sum(1 for e in advice.together if e.range_ms)} together; each costs two more simulations.",
             class_="note",
         ),
-        command("whatif advise", traced(advice.baseline.graph.info)),
+        command(advice.baseline, "advise", TRACE),
     )
 
 
@@ -99,7 +100,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak, trial.peak_bytes)] if with_memory else []),
                 Cell(effort, float(trial.effort.size)),
-                Cell([entry.reason, *([] if entry.alone_pct else _how(entry))]),
+                Cell([prose(entry.reason), *([] if entry.alone_pct else _how(entry))]),
                 answered_by(trial.estimates),
             ]
         )
@@ -108,7 +109,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
 
 def _how(entry: Ranked) -> list[Html]:
     how = entry.trial.effort.how
-    return [paragraph(f"How: {how}", class_="note")] if how else []
+    return [paragraph(prose(f"How: {how}"), class_="note")] if how else []
 
 
 def _rest(advice: Advice) -> list[Html]:
@@ -170,8 +171,7 @@ def prediction(facts: Facts) -> Html | None:
             parts.append(paragraph(f"Alone they add up to {ms(abs(shared_ms))} ms {sense}.", class_="note"))
     if shown.warnings:
         parts += [tag("h3", "What to know before trusting it"), items(shown.warnings)]
-    words = [spelled(t) for t in shown.transforms]
-    parts.append(command("whatif apply", *words, traced(shown.baseline.graph.info)))
+    parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
     return section("prediction", f"The prediction: {which}", *parts)
 
 
