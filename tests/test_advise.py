@@ -169,7 +169,7 @@ def test_a_larger_batch_is_judged_by_its_samples() -> None:
         assert gains(found.gaining) == {"batch": 25.0}
         trial = found.gaining[0].trial
         assert (trial.predicted_ms, trial.samples) == (15, 2)
-        assert found.gaining[0].reason.startswith("for the samples of a recorded step: GPU work 10.00 → 7.50 ms")
+        assert found.gaining[0].reason.startswith("for the samples of the recorded span: GPU work 10.00 → 7.50 ms")
         assert "10.00 → 7.50 ms for the samples of the recorded span" in found.verdict[2]
     assert advice(batch).to_dict()["advice"][0]["batch_factor"] == 2
 

@@ -24,7 +24,7 @@ from whatif.errors import WhatifError
 from whatif.graph import TaskGraph
 from whatif.models.estimator import described
 from whatif.simulator import Schedule, simulate, simulate_bounds
-from whatif.steps import step_ns
+from whatif.steps import CLOCK_NOUNS, step_ns
 from whatif.timeline import Timeline
 from whatif.transform import Transform, load_transform
 from whatif.types import Array
@@ -126,10 +126,11 @@ class Prediction:
         if not self.baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not self.baseline_ms:
             return ""
         busy_pct = 100.0 * before.gpu_busy_ms / self.baseline_ms
+        noun = CLOCK_NOUNS[self.baseline.clock]
         shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
         if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
             return (
-                f"host-bound: the GPU is busy {busy_pct:.0f} % of the step ({before.gpu_busy_ms:.2f} of "
+                f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
                 f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
                 + (", and what is added on the CPU costs time" if gain_pct <= -NOTHING_PCT else "")
             )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # Fewer steps leave too few between the first, which CPU run-ahead shrinks, and the last, which the profiler flushes.
 MIN_STEPS = 4
+# What the times are of, by the clock: fewer steps are not told apart.
+CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
+RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
 
 
 def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from whatif.graph import TaskGraph
 from whatif.kernels import DTYPES, KernelFamily
 from whatif.models.estimator import device
 from whatif.predict import DOUBTFUL_WAIT_PCT, Baseline, apply
-from whatif.steps import steady
+from whatif.steps import CLOCK_NOUNS, steady
 from whatif.types import Array, Bool, Phase, TaskKind
 
 # The largest replay error that real traces should have: DESIGN's target for the responsive graph.
@@ -65,11 +65,12 @@ class Summary:
     def trust(self) -> str:
         """Say in one sentence whether predictions from this recording can be trusted."""
         error_pct, wait_pct = self.baseline.replay_error_pct, self.baseline.unexplained_wait_pct
+        noun = CLOCK_NOUNS[self.baseline.clock]
         if wait_pct > DOUBTFUL_WAIT_PCT:
             return f"handle with care: {wait_pct:.0f} % of the time is waiting that nothing in the recording explains."
         if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
-            return f"handle with care: the replay misses the recorded step by {error_pct:+.1f} %."
-        meets = f"the replay meets the recorded step within {max(abs(error_pct), 0.01):.2f} %"
+            return f"handle with care: the replay misses the recorded {noun} by {error_pct:+.1f} %."
+        meets = f"the replay meets the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
         doubts = self._doubts
         return f"sound as far as it goes: {meets}, but {' and '.join(doubts)}." if doubts else f"sound: {meets}."
 

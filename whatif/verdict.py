@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from whatif.breakdown import Breakdown
 from whatif.predict import Baseline
+from whatif.steps import CLOCK_NOUNS
 
 # Data loading and communication are named from a quarter of the critical path on, also where other work takes more:
 # their remedies are known and cheap, and at a quarter they bring 1.3x.
 NAMED_FROM = 0.25
+# From a tenth of it on they are told beside what takes more.
+TOLD_FROM = 0.1
 # Whatever the critical path runs through, a faster CPU can save no more than what is left.
 ALWAYS_BUSY = 0.95
 
@@ -25,7 +28,7 @@ def verdict(
 
     The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family.
     """
-    step_ms, what = baseline.step_ns / 1e6, "span" if baseline.clock == "span" else "step"
+    step_ms, what = baseline.step_ns / 1e6, CLOCK_NOUNS[baseline.clock]
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
     parts = baseline.breakdown
@@ -53,8 +56,15 @@ def verdict(
             f"{_of(communication_ms, step_ms)}; a faster network, or more overlap, would shorten it."
         )
     if not baseline.graph.on_gpu.any():
-        return _cpu_bound(phase_cpu_ms, step_ms)
-    return _gpu_or_host_bound(on_path, parts, step_ms, family_gpu_ms or {})
+        bound = _cpu_bound(phase_cpu_ms, step_ms)
+    else:
+        bound = _gpu_or_host_bound(on_path, parts, step_ms, family_gpu_ms or {})
+    also = [
+        f"the {what} also waits for {name} for {_of(part_ms, step_ms)}"
+        for name, part_ms in (("its data", loading_ms), ("communication", communication_ms))
+        if part_ms >= TOLD_FROM * step_ms
+    ]
+    return "; ".join([bound.removesuffix("."), *also]) + "."
 
 
 def _cpu_bound(phase_cpu_ms: dict[str, float], step_ms: float) -> str:

@@ -57,7 +57,8 @@ def test_explanation_of_the_drawn_step() -> None:
     assert found.breakdown.gpu_busy_ms == 4
     assert found.verdict == (
         "host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path; faster "
-        "kernels would change little, fewer or cheaper launches would."
+        "kernels would change little, fewer or cheaper launches would; the span also waits for its data for 3.00 of "
+        "13.00 ms (23 %)."
     )
     assert [(part.name, part.critical_ms) for part in found.operations] == [("b", 3), ("a", 0)]
     assert found.layers == ()
@@ -162,7 +163,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 GOLDEN = """\
 host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path;
-faster kernels would change little, fewer or cheaper launches would.
+faster kernels would change little, fewer or cheaper launches would; the span also waits for its
+data for 3.00 of 13.00 ms (23 %).
 hand.json: the whole span takes 13.00 ms (first to last task)
 
 Where the time goes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,44 @@ def test_explain_names_the_straggler(files: list[str], capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "Ranks (2), ms a step" in text
     assert "rank 1 holds the others up by" in text
+
+
+def test_a_thread_tells_its_own_work_whatever_its_rank(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    threads = {row["thread"]: row for row in report(capsys, "explain", *files)["threads"]}
+    others = [row for name, row in threads.items() if name.startswith("rank 1: CPU")]
+    assert others
+    for row in others:
+        assert row["cpu_ms"] >= row["critical_ms"] > 0
+        assert row["tasks_per_step"] > 0
+    assert main(["explain", *files]) == 0
+    assert "a thread its own" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
+    shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They once took a step for one of a millionth of its samples, and lost against all that leaves the ranks alone."""
+    found = report(capsys, "advise", str(shared_traces / "param-dlrm-8xv100"))
+    entries = {" + ".join(e["what_ifs"]): e for key in ("advice", "no_gain") for e in found[key]}
+    assert {e["batch_factor"] for name, e in entries.items() if not name.startswith(("batch_", "gradient_"))} == {1}
+    assert entries["batch_size:factor=2"]["batch_factor"] == 2
+    assert entries["compile"]["gain_pct"] > 20
+    assert "of all ranks together: " in entries["compile"]["reason"]
+
+
+def test_no_output_takes_the_place_of_a_ranks_recording(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in files:
+        shutil.copy(file, tmp_path)
+    recorded = tmp_path / "rank1.json.gz"
+    before = recorded.read_bytes()
+    for command in ("report", "export"):
+        assert main([command, str(tmp_path), "-o", str(recorded)]) == 1
+        assert "expected another file than the trace itself" in capsys.readouterr().err
+        assert recorded.read_bytes() == before
+    (tmp_path / "older.html").write_text("a page beside the recordings is no recording")
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "older.html"), "--quiet"]) == 0
 
 
 def test_apply_takes_files_or_their_folder(

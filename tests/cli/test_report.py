@@ -161,6 +161,48 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
     assert {"rank 0", "rank 1"} <= {name.partition(":")[0] for name in threads}
 
 
+def test_what_is_no_step_is_not_called_one(tmp_path: Path, shared_traces: Path, trace: Path) -> None:
+    """Three steps are told as one span, and the page says so; five are told as steps."""
+    found = written(tmp_path, shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
+    assert "it holds 3 steps, and the time of a step is told from 4 on" in found.text
+    assert found.tables["t-quality"].rows[0][0].text == "recorded span"
+    for said in ("a step takes", "Where the step goes", "recorded step", "ms a step", "a step, task by task"):
+        assert said not in found.text
+    assert "Where the span goes" in found.text
+    stepped = written(tmp_path, trace).text
+    assert "Where the step goes" in stepped
+    assert "the whole span" not in stepped
+
+
+def test_one_is_not_called_many_and_code_is_no_backtick(tmp_path: Path, shared_traces: Path) -> None:
+    found = written(tmp_path, shared_traces / "hta" / "cpu_only.json.gz")
+    assert "1 execution thread;" in found.text or "1 execution thread " in found.text
+    assert "1 execution threads" not in found.text
+    assert "`" not in found.text
+    assert "<code>whatif collect</code>" in found.source
+
+
+def test_memory_tells_how_it_was_made(tmp_path: Path, shared_traces: Path, own_traces: Path) -> None:
+    """Parameters that no recording tells are estimated; without layers the memory is told by operators."""
+    vgg = written(tmp_path, shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    assert vgg.tables["t-peak"].rows
+    assert made(vgg, "t-peak") == "estimated"
+    assert vgg.tables["t-moments"].headers[1] == "layers"
+    bare = written(tmp_path, shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
+    assert bare.data("facts")["explain"]["layers"] == []
+    assert bare.tables["t-moments"].headers[1] == "operators"
+    assert bare.tables["t-memory-layers"].headers[0] == "operator"
+    measured = written(tmp_path, own_traces / "memory_cpu" / "vgg19.trace.json.gz")
+    assert made(measured, "t-peak") == "measured"
+
+
+def made(page: Page, table: str) -> str:
+    """How a page says that the numbers of a table were made."""
+    found = re.search(f'id="{table}-caption">[^<]*</span> <abbr [^>]*>([a-z]+)</abbr>', page.source)
+    assert found is not None
+    return found[1]
+
+
 # -- the timeline ---------------------------------------------------------------------------------------------------
 
 

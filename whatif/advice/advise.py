@@ -14,6 +14,7 @@ from whatif.advice.trial import Refusal, Refused, Trial, Trier, Work
 from whatif.advice.warm_up import warm_up
 from whatif.baseline import Baseline
 from whatif.composition import spelled
+from whatif.steps import RECORDED
 from whatif.verdict import NAMED_FROM
 
 # Our choice: more effort is worth it where it gains twice as much as what takes little.
@@ -126,10 +127,9 @@ class Advice:
             )
         trial, gains = first.trial, first.gain_range_pct
         how = trial.effort.how.rstrip(".")
-        whole = self.baseline.clock == "span"
-        unit = "for the whole span" if whole else "a step"
+        unit = "for the whole span" if self.baseline.clock == "span" else "a step"
         if not trial.same_training:
-            unit = f"for the samples of {'the recorded span' if whole else 'a recorded step'}"
+            unit = f"for the samples of {RECORDED[self.baseline.clock]}"
         ends = [round(end) for end in gains] if gains else []  # no "-0"
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from whatif.advice.combine import WORTH_PCT
 from whatif.advice.trial import Trial, Trier
+from whatif.steps import RECORDED
 
 _GIB = 2**30
 
@@ -59,8 +60,10 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
     if not changes:
         return []
     sentence = ", ".join(changes)
+    if trier.baseline.graph.info.ranks:
+        sentence = f"of all ranks together: {sentence}"
     if not trial.same_training:
-        sentence = f"for the samples of a recorded step: {sentence}"
+        sentence = f"for the samples of {RECORDED[trier.baseline.clock]}: {sentence}"
     if trial.gain_pct <= -WORTH_PCT and saved_ms >= least_ms:
         sentence += ", but the step waits for what is added and not for what is saved"
     elif trial.gain_pct < WORTH_PCT and saved_ms >= least_ms:

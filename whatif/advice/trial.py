@@ -158,7 +158,9 @@ class Trier:
     def __init__(self, baseline: Baseline) -> None:
         info = baseline.graph.info
         if not info.batch_size:
-            graph = baseline.graph.replace(info=replace(info, batch_size=STAND_IN_BATCH))
+            # Of several ranks each is transformed by itself, with what its own recording tells.
+            ranks = tuple(replace(rank, batch_size=rank.batch_size or STAND_IN_BATCH) for rank in info.ranks)
+            graph = baseline.graph.replace(info=replace(info, batch_size=STAND_IN_BATCH, ranks=ranks))
             baseline = replace(baseline, graph=graph)
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)

@@ -143,4 +143,3 @@ UNTRACED_LABELS = {
 }
 # What a report's times are of, by the clock.
 CLOCK_SUBJECTS = {"gpu": "a step", "mark": "a step", "span": "the whole span"}
-CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}

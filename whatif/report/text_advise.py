@@ -11,6 +11,7 @@ from whatif.advice.advise import Advice, Ranked
 from whatif.advice.reasons import memory_change
 from whatif.advice.trial import Refusal
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
+from whatif.steps import RECORDED
 
 
 def print_advice(advice: Advice, top: int = 10) -> None:
@@ -53,7 +54,7 @@ def _print_ranked(out: Console, advice: Advice, title: str, entries: Sequence[Ra
     step_ms = advice.baseline.step_ns / 1e6
     ms = ms_format(step_ms)
     batches = any(not entry.trial.same_training for entry in entries)
-    remark = " (*: for the samples of a recorded step, whose batch changes)" if batches else ""
+    remark = f" (*: for the samples of {RECORDED[advice.baseline.clock]}, whose batch changes)" if batches else ""
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
     if with_memory:

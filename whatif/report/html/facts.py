@@ -18,6 +18,7 @@ from whatif.predict import Prediction, apply
 from whatif.ranks.read import Ranks
 from whatif.ranks.stragglers import RankReport, report
 from whatif.sensitivity import Sensitivity, sensitivity
+from whatif.steps import RECORDED
 from whatif.summary import Summary, summarize
 from whatif.sweep.defaults import bandwidths_of, spread_of
 from whatif.sweep.scaling import Scaling, scaling
@@ -62,8 +63,7 @@ class Facts:
             return f"{self.prediction.speedup:.2f}× as fast"
         after_ms = self.trial.recorded_samples_ms
         times = self.prediction.baseline_ms / after_ms if after_ms else float("inf")
-        of = "the recorded span" if self.baseline.clock == "span" else "a recorded step"
-        return f"{times:.2f}× as fast for the samples of {of}"
+        return f"{times:.2f}× as fast for the samples of {RECORDED[self.baseline.clock]}"
 
 
 def gather(

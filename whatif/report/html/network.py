@@ -9,8 +9,9 @@ from whatif.report.html.facts import WORKERS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_NOUNS, ms_format, pct
+from whatif.report.layout import ms_format, pct
 from whatif.report.text_sweep import headline
+from whatif.steps import CLOCK_NOUNS
 from whatif.sweep.scaling import Scaling
 from whatif.sweep.sweep import Sweep
 from whatif.sweep.values import as_number

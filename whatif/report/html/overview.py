@@ -8,8 +8,8 @@ from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_LABELS, CLOCK_NOUNS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
-from whatif.steps import MIN_STEPS
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
+from whatif.steps import CLOCK_NOUNS, MIN_STEPS
 
 
 def verdict(facts: Facts) -> Html:

@@ -12,8 +12,9 @@ from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_NOUNS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
 from whatif.report.text_explain import ONE_RANK, short_name
+from whatif.steps import CLOCK_NOUNS
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:

@@ -12,6 +12,8 @@ from whatif.report.html.markup import Content, Html, name, prose, tag, text
 SEARCHED_FROM = 8
 # A cell of more characters is a sentence, which needs room.
 PROSE_FROM = 60
+# On paper a longer name is cut to two lines: hundreds of kernels' names would fill pages.
+LONG_NAME_FROM = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def _cell(cell: Cell | str, column: Column, place: int) -> Html:
         shown = text(found.shown)
     else:
         shown = name(found.shown) if place == 0 else prose(found.shown)
+        if place == 0 and len(found.shown) > LONG_NAME_FROM:
+            shown = tag("span", shown, class_="long")
     if found.share is not None:
         shown = Html(shown + _bar(found.share))
     if place == 0:

@@ -15,6 +15,7 @@ from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.steps import RECORDED
 
 DRAWN = 12
 REFUSED = (
@@ -57,7 +58,9 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     parts += _rest(advice)
     batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
     if batches:
-        parts.append(paragraph("*: for the samples of a recorded step, whose batch changes.", class_="note"))
+        parts.append(
+            paragraph(f"*: for the samples of {RECORDED[facts.baseline.clock]}, whose batch changes.", class_="note")
+        )
     return section(
         "what-ifs",
         "What would help",

@@ -133,7 +133,7 @@
         scales: {
           x,
           y: spec.both_logarithmic
-            ? axis(spec.y_title, palette, { type: "logarithmic", ticks: { callback: plain } })
+            ? { ...axis(spec.y_title, palette, { type: "logarithmic", ticks: { callback: plain } }), afterBuildTicks: powers }
             : axis(spec.y_title, palette, { bounds: { beginAtZero: true } }),
         },
         plugins: {
@@ -142,6 +142,14 @@
         },
       },
     };
+  };
+
+  // Ticks between powers of two or ten would stand on one another.
+  const powers = (scale) => {
+    const base = scale.max / scale.min > 300 ? 10 : 2;
+    const [low, high] = [scale.min, scale.max].map((end) => Math.log(end) / Math.log(base));
+    const first = Math.ceil(low - 1e-9);
+    scale.ticks = Array.from({ length: Math.floor(high + 1e-9) - first + 1 }, (_, at) => ({ value: base ** (first + at) }));
   };
 
   const thinned = (values) => values.filter((_, at) => at % Math.ceil(values.length / 9) === 0);
