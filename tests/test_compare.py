@@ -264,8 +264,30 @@ def test_what_is_slower_alike_may_be_the_machine() -> None:
     assert compare(TwoRecordings.of(run(BEFORE), run(AFTER)), describe=False).pace is None  # too few to say
     found = check_regression(TwoRecordings.of(run(many), run(slow)), 3.0)
     assert found.status is Status.REGRESSED
-    assert found.warnings[0].startswith("what both recordings have takes 1.50 times as long a call (median)")
+    assert found.warnings[0].startswith("the same calls take 1.50 times as long as in the baseline (median)")
     assert not any("machine may" in w for w in check_regression(TwoRecordings.of(run(many), run(one)), 3.0).warnings)
+
+
+def test_the_pace_is_that_of_the_same_work() -> None:
+    """Ten kinds of kernels take 1.2 times as long, two others twice, and one is another kind of work in B."""
+    calls = [(f"k{i}", (i + 1) * 100 * US, "x", KernelFamily.GEMM) for i in range(13)]
+    slow = [
+        (name, ns * (2 if i in (10, 11) else 1.2), layer, family) for i, (name, ns, layer, family) in enumerate(calls)
+    ]
+    other = [(name, int(ns), "module.x", family) for name, ns, _, family in slow]
+    two = TwoRecordings.of(run(calls), run(other))
+    assert two.pace == pytest.approx(1.2)
+    same = two.same_work
+    assert same.reversed().pace() == pytest.approx(1 / 1.2)
+    graph = two.before.graph
+    loud = (graph.kind == TaskKind.KERNEL) & (graph.duration_ns <= 800 * US)
+    assert same.pace(graph.scale(loud, 0.5)) is None  # five kinds are left as they were
+    assert same.pace(graph.scale(graph.name == graph.names.index("k3"), 0.5)) == pytest.approx(1.2)
+    # What is done four times as often in B takes four times as long by what-ifs that keep the tasks.
+    often = TwoRecordings.of(run(calls), run(other * 4))
+    assert often.same_work.pace(graph.scale(graph.kind == TaskKind.KERNEL, 4.0)) == pytest.approx(1.2)
+    # Of another batch only the update is the same work, and there is none here.
+    assert TwoRecordings.of(run(calls, batch_size=8), run(other, batch_size=4)).pace is None
 
 
 def test_layers_first_then_kernels() -> None:
@@ -472,6 +494,18 @@ def test_a_run_that_is_exactly_what_a_what_if_says_is_recognised(
          "channels_last", False),
         ("campaign_cpu/gnmt--baseline.trace", "campaign_cpu/gnmt--accumulate_x4.trace",
          "gradient_accumulation:passes=4", False),
+        # The machine ran at another pace: 0.83, 0.79, 0.85, 1.90 and 0.85 times as long for the same work.
+        ("campaign_cpu/resnet50--baseline.trace", "campaign_cpu/resnet50--accumulate_x4.trace",
+         "gradient_accumulation:passes=4", False),
+        ("campaign_cpu/resnet50--baseline.trace", "campaign_cpu/resnet50--bn_eval.trace", "batch_norm_eval", False),
+        ("campaign_cpu/bert-base--baseline.trace", "campaign_cpu/bert-base--checkpoint.trace",
+         "activation_checkpoint", False),
+        ("campaign_cpu/gnmt--adam_foreach.trace", "campaign_cpu/gnmt--adam_fused.trace", "fused_adam", False),
+        ("campaign_cpu/vgg19--baseline.trace", "campaign_cpu/vgg19--accumulate_x4.trace",
+         "gradient_accumulation:passes=4", False),
+        # Nothing was changed between two lots, and between these two something that no what-if stands for.
+        ("campaign_cpu/gnmt--baseline.trace", "campaign_cpu_2/gnmt--baseline.trace", None, False),
+        ("campaign_cpu/vgg19--baseline.trace", "campaign_cpu/vgg19--offload.trace", None, False),
         ("campaign_cpu/densenet121--baseline.trace", "campaign_cpu/densenet121--adam_foreach.trace", None, False),
         # Two changes at once.
         ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_bf16", "data_loading + amp:target=bf16", False),
@@ -487,6 +521,27 @@ def test_own_pairs(own_traces: Path, before: str, after: str, what_if: str | Non
     found = describe_change(two).found
     assert (found.spelled if found else None) == what_if
     assert found is None or found.undone == undone
+
+
+def test_another_pace_alone_is_said(own_traces: Path) -> None:
+    files = [own_traces / folder / "resnet50--baseline.trace.json.gz" for folder in ("campaign_cpu_3", "campaign_cpu")]
+    two = TwoRecordings.of(*(whatif.read(str(file)) for file in files))
+    assert abs(two.change_pct) > 30
+    assert two.pace is not None
+    assert describe_change(two).sentence == (
+        f"no what-if describes the change: both run the same operations, and a call takes {two.pace:.2f} times as long "
+        "in B (median); another pace of the machine does that"
+    )
+
+
+def test_what_leads_to_other_tasks_is_no_description(own_traces: Path) -> None:
+    """Channels-last takes time from the forward pass as checkpointing undone would, but no task."""
+    names = ("baseline", "channels_last")
+    files = [own_traces / "campaign_cpu" / f"vgg19--{name}.trace.json.gz" for name in names]
+    found = describe_change(TwoRecordings.of(*(whatif.read(str(file)) for file in files)))
+    assert found.found is not None
+    assert found.found.spelled == "channels_last"
+    assert not any("activation_checkpoint" in fit.names for fit in found.fits)
 
 
 def test_the_loader_pair_of_others(shared_traces: Path) -> None:

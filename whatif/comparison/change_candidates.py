@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
+
 from whatif.advice.candidates import installed
 from whatif.baseline import Baseline
-from whatif.comparison.step_profile import flops_of_step, tasks_in_phase
+from whatif.comparison.step_profile import calls_in_phase, flops_of_step
 from whatif.transform import Transform, load_transform
 from whatif.types import Phase
 
@@ -56,10 +58,14 @@ def batch_factor(before: Baseline, after: Baseline) -> float | None:
 
 
 def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
-    """Give how many passes a step has in ``after``, where its forward pass has so many times the tasks."""
-    tasks = [tasks_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
-    if min(tasks) <= 0:
+    """Give how many passes a step has in ``after``, where what runs in its forward pass runs so many times as often.
+
+    Most of what both have does: a step that cuts its batch into pieces runs some operations more than that.
+    """
+    counts = [calls_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
+    ratios = [counts[1][call] / count for call, count in counts[0].items() if call in counts[1]]
+    if not ratios or 2 * len(ratios) < len(counts[0]):
         return None
-    ratio = tasks[1] / tasks[0]
+    ratio = statistics.median(ratios)
     passes = round(ratio)
     return passes if passes >= 2 and abs(ratio / passes - 1) <= NEAR else None

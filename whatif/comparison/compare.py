@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from whatif.comparison.describe_change import Description, describe_change
 from whatif.comparison.differences import without_wrappers
-from whatif.comparison.part_changes import PartChange, part_changes, work_ms
+from whatif.comparison.part_changes import PartChange, part_changes
 from whatif.comparison.two_recordings import TwoRecordings
 from whatif.explain import Explanation, Part, explain
 
@@ -21,10 +19,6 @@ Progress = Callable[[int, int], None]
 NO_LAYER = "(no layer)"
 # More parts than any recording has: all of them are compared.
 ALL_PARTS = 10**9
-# Fewer operations that both have say nothing of the pace at which a machine runs them.
-PACE_OPERATIONS = 10
-# Counts of one step differ by no more than this where what is done is the same: a window cuts tasks at its ends.
-SAME_COUNT = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class Comparison:
     layers: tuple[PartChange, ...]
     kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
     operations: tuple[PartChange, ...]  # by name: likewise
-    pace: float | None  # median of what an operation that both have takes in B over what it takes in A
+    pace: float | None  # what the same call takes in B over what it takes in A, the median by time
     description: Description | None  # None where no what-ifs were tried
 
     @property
@@ -113,7 +107,7 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
         layers=part_changes(_layers(one), _layers(other), without_wrappers),
         kernels=part_changes(one.kernels, other.kernels),
         operations=operations,
-        pace=_pace(operations),
+        pace=two.pace,
         description=describe_change(two, progress) if describe else None,
     )
 
@@ -123,17 +117,6 @@ def _layers(explanation: Explanation) -> list[Part]:
     rest = explanation.without_layer
     known = bool(explanation.layers) and rest.gpu_ms + rest.cpu_ms > 0
     return [*explanation.layers, *([replace(rest, name=NO_LAYER)] if known else [])]
-
-
-def _pace(operations: tuple[PartChange, ...]) -> float | None:
-    """The median of the time of one call, B over A, of the operations that both have about equally often."""
-    both = [(change.before, change.after) for change in operations if change.before and change.after]
-    times = [
-        work_ms(after) / after.tasks / (work_ms(before) / before.tasks)
-        for before, after in both
-        if before.tasks > 0 and abs(after.tasks / before.tasks - 1) <= SAME_COUNT and work_ms(before) > 0
-    ]
-    return float(np.median(times)) if len(times) >= PACE_OPERATIONS else None
 
 
 def counted(changes: tuple[PartChange, ...]) -> Counter[str]:

@@ -9,11 +9,13 @@ from typing import Any
 from whatif.baseline import Baseline
 from whatif.comparison.change_candidates import candidates_between
 from whatif.comparison.differences import BATCH, OPTIMIZER, Difference
+from whatif.comparison.pace import SameWork
 from whatif.comparison.step_profile import StepProfile, profile
 from whatif.comparison.told_changes import told_changes
 from whatif.comparison.two_recordings import TwoRecordings
 from whatif.composition import compose, is_unchanged, single_schedule, spelled
 from whatif.errors import WhatifError
+from whatif.graph import TaskGraph
 from whatif.simulator import simulate
 from whatif.transform import Transform
 from whatif.types import TaskKind
@@ -32,6 +34,14 @@ HELPS = 0.95
 PAIR_LEFT = 0.5
 # Two steps this near to each other, whose times differ by no more than their noise, are of the same program.
 ALIKE = 0.03
+# A what-if that leads away from the other recording by more of its tasks than this is not what was changed, whatever
+# its step takes: no machine and no noise changes how many tasks there are.
+OTHER_TASKS = 0.02
+# Two CPU recordings this near to each other but for the pace of their machine differ in nothing else that is seen: two
+# lots of one program on the virtual machine of `traces/` are 0.04 to 0.09 apart.
+ALIKE_AT_PACE = 0.1
+# A machine that is faster or slower by less is not worth a word.
+TOLD_PACE = 0.05
 # A spread that no recording tells is taken for this, percent of the step.
 UNKNOWN_NOISE_PCT = 2.0
 
@@ -43,6 +53,8 @@ class Fit:
     """What-ifs, applied left to right, that lead from one recording towards the other.
 
     ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that is still there.
+    ``pace`` is what a call that they leave alone takes where they lead, over what it takes where they start; the
+    predicted step is at that pace.
     """
 
     transforms: tuple[Transform, ...]
@@ -50,6 +62,7 @@ class Fit:
     predicted_ms: float
     measured_ms: float
     left: float
+    pace: float
 
     @property
     def spelled(self) -> str:
@@ -74,6 +87,7 @@ class Fit:
             "predicted_ms": self.predicted_ms,
             "measured_ms": self.measured_ms,
             "error_pct": self.error_pct,
+            "pace": self.pace,
             "unexplained_pct": 100.0 * self.left,
         }
 
@@ -97,7 +111,10 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One of the two directions: from a recording to the other."""
+    """One of the two directions: from a recording to the other.
+
+    Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` tells which.
+    """
 
     start: Baseline
     end: Baseline
@@ -105,15 +122,23 @@ class _Way:
     target: StepProfile
     measured_ms: float
     undone: bool
+    same: SameWork | None
 
     def fit(self, transforms: tuple[Transform, ...]) -> Fit | None:
-        """Give where what-ifs lead; None where they do not apply or change nothing."""
+        """Give where what-ifs lead; None where they do not apply, change nothing, or lead away from the end's tasks."""
         communicates = bool((self.end.graph.kind == TaskKind.COMMUNICATION).any())
-        reached = _profile_under(self.start, transforms, communicates=communicates)
-        if reached is None:
+        changed = _changed(self.start, transforms, communicates=communicates)
+        if changed is None:
             return None
-        left = reached.distance(self.target) / max(self.own.distance(self.target), 1e-9)
-        return Fit(transforms, self.undone, reached.step_ms, self.measured_ms, left)
+        graph, reached = changed
+        counted = self.own.counted_phases(reached)
+        own_elsewhere, elsewhere = (step.tasks_elsewhere(self.target, counted) for step in (self.own, reached))
+        if elsewhere > own_elsewhere + OTHER_TASKS:
+            return None
+        pace, own_pace = ((self.same.pace(g) or 1.0) if self.same else 1.0 for g in (graph, None))
+        own_distance = self.own.at_pace(own_pace).distance(self.target, counted)
+        left = reached.at_pace(pace).distance(self.target, counted) / max(own_distance, 1e-9)
+        return Fit(transforms, self.undone, reached.step_ms * pace, self.measured_ms, left, pace)
 
 
 def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Description:
@@ -129,12 +154,15 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     noise_pct = UNKNOWN_NOISE_PCT if two.noise_pct is None else two.noise_pct
     if abs(two.change_pct) <= noise_pct and before.distance(after) <= ALIKE:
         return Description(None, (), "the two are alike: there is no change to describe")
+    told = told_changes(two.before.graph.info, two.after.graph.info)
+    same = None if two.on_gpu else two.same_work
+    if same is not None and not told.asked_for and _only_pace(before, after, same.pace()):
+        return Description(None, (), f"no what-if describes the change: {_same_operations(two.pace)}")
     ways = (
-        _Way(two.before, two.after, before, after, two.measured[1].ms, undone=False),
-        _Way(two.after, two.before, after, before, two.measured[0].ms, undone=True),
+        _Way(two.before, two.after, before, after, two.measured[1].ms, False, same),
+        _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed()),
     )
     bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
-    told = told_changes(two.before.graph.info, two.after.graph.info)
     candidates = [(way, candidates_between(way.start, way.end, told.ruled_out)) for way in ways]
     # Another batch is one question, asked in one direction.
     singles = [
@@ -160,6 +188,21 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     return _judged(fitting, alone, bound_pct)
 
 
+def _only_pace(before: StepProfile, after: StepProfile, pace: float | None) -> bool:
+    """Whether another pace of the machine makes one step of the other, and nothing else is seen to differ."""
+    if pace is None or before.tasks_elsewhere(after) > OTHER_TASKS:
+        return False
+    left, changed = (abs(step.step_ms / after.step_ms - 1) for step in (before.at_pace(pace), before))
+    return before.at_pace(pace).distance(after) <= ALIKE_AT_PACE and left < changed / 2
+
+
+def _same_operations(pace: float | None) -> str:
+    return (
+        f"both run the same operations, and a call takes {pace:.2f} times as long in B (median); another pace of the "
+        "machine does that"
+    )
+
+
 def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
     """Where all of these lead, the closest first; of what-ifs of the same names the closest form."""
     best: dict[tuple[frozenset[str], bool], Fit] = {}
@@ -179,8 +222,10 @@ def _no_what_if(difference: Difference) -> bool:
     return (difference.blocks and difference.what != BATCH) or difference.what == OPTIMIZER
 
 
-def _profile_under(baseline: Baseline, transforms: tuple[Transform, ...], *, communicates: bool) -> StepProfile | None:
-    """What the step would be made of under what-ifs; None where one does not apply, or none changes anything.
+def _changed(
+    baseline: Baseline, transforms: tuple[Transform, ...], *, communicates: bool
+) -> tuple[TaskGraph, StepProfile] | None:
+    """The graph under what-ifs and what its step is made of; None where one does not apply, or none changes anything.
 
     Or where it adds communication, and the run that it leads to has none (``communicates``).
     """
@@ -191,7 +236,7 @@ def _profile_under(baseline: Baseline, transforms: tuple[Transform, ...], *, com
             return None
         if not communicates and (changed.kind == TaskKind.COMMUNICATION).any():
             return None
-        return StepProfile.of(changed, simulate(changed, schedule), baseline.clock)
+        return changed, StepProfile.of(changed, simulate(changed, schedule), baseline.clock)
     except WhatifError:
         return None
 
@@ -204,8 +249,8 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
     """The description by the fits that account for all that is told; where none is near, the closest there is."""
     found = tuple(sorted({id(fit): fit for fit in (*fitting, *alone)}.values(), key=lambda fit: fit.left))
     near = _near(sorted(fitting, key=lambda fit: fit.left), bound_pct)
-    if not found:
-        return Description(None, found, "no what-if describes the change: none applies")
+    if not found or (not near and found[0].left > HELPS):
+        return Description(None, found, "no what-if describes the change: none that applies leads nearer to it")
     if not near:
         closest = found[0]
         verb = "is" if len(closest.transforms) == 1 else "are"
@@ -225,8 +270,17 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
         best,
         found,
         f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step is predicted within "
-        f"{abs(best.error_pct):.1f} %, and {100 * best.left:.0f} % of the difference is left unexplained",
+        f"{abs(best.error_pct):.1f} %{_at_pace(best)}, and {100 * best.left:.0f} % of the difference is left "
+        "unexplained",
     )
+
+
+def _at_pace(fit: Fit) -> str:
+    """What was assumed of the machine, where it matters."""
+    if abs(fit.pace - 1) < TOLD_PACE:
+        return ""
+    end, start = ("A", "B") if fit.undone else ("B", "A")
+    return f" at {end}'s pace (a call that stays as it was takes {fit.pace:.2f} times as long as in {start})"
 
 
 def _way(fit: Fit) -> str:

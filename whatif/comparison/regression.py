@@ -12,6 +12,8 @@ from whatif.comparison.two_recordings import TwoRecordings
 
 # How many of the parts that grew are named.
 NAMED_PARTS = 3
+# Where the same calls became slower by this share of what the step did, the machine is suspected: our choice.
+MACHINE_SHARE = 0.5
 
 
 class Status(Enum):
@@ -94,9 +96,9 @@ def _doubts(found: Comparison, allowed_pct: float) -> list[str]:
     two, doubts = found.two, []
     pace_pct = 100.0 * (found.pace - 1) if found.pace is not None else 0.0
     # All that is slower alike is a slower machine more often than a slower program.
-    if two.change_pct > allowed_pct and two.change_pct - pace_pct <= allowed_pct:
+    if two.change_pct > allowed_pct and pace_pct > max(allowed_pct, two.change_pct * MACHINE_SHARE):
         doubts.append(
-            f"what both recordings have takes {1 + pace_pct / 100:.2f} times as long a call (median): the machine may "
+            f"the same calls take {1 + pace_pct / 100:.2f} times as long as in the baseline (median): the machine may "
             "have been slower, and not the program; record both again, one right after the other"
         )
     if two.noise_pct is None:

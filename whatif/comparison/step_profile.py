@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from whatif.baseline import Baseline
+from whatif.comparison.differences import without_wrappers
 from whatif.explain import family_codes
 from whatif.graph import TaskGraph
 from whatif.kernels import DTYPES, KernelFamily
@@ -20,6 +21,8 @@ Floats = npt.NDArray[np.floating[Any]]
 
 # Our choice: what-ifs model the time of a step closely and its number of tasks roughly, so tasks count a quarter.
 TASKS_WEIGHT = 0.25
+# Work that differs by less of a step is the same: times are rounded to nanoseconds.
+SAME = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class StepProfile:
     def of(graph: TaskGraph, timeline: Timeline, clock: str) -> StepProfile:
         """Sum up the steady steps, or all that was recorded where the clock is the span."""
         families = family_codes(graph)
-        counted, n_steps = _steady_tasks(graph, clock)
+        counted, n_steps = steady_tasks(graph, clock)
         works = counted & (graph.kind != TaskKind.WAIT)
         rows = np.where(families >= 0, families, len(KernelFamily) + graph.kind).astype(np.int64)
         work_ns = np.bincount(
@@ -53,15 +56,35 @@ class StepProfile:
         step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
         return StepProfile(step_ms, work_ns / n_steps / 1e6, tasks / n_steps)
 
-    def distance(self, target: StepProfile) -> float:
+    def at_pace(self, pace: float) -> StepProfile:
+        """Give the same step on a machine where everything takes ``pace`` times as long."""
+        return replace(self, step_ms=self.step_ms * pace, work_ms=self.work_ms * pace)
+
+    def counted_phases(self, changed: StepProfile) -> Bool:
+        """Give the phases, shape (n_phases,), of whose number of tasks a ``changed`` step tells something.
+
+        What-ifs that make the work of a phase longer or shorter and leave its tasks alone model time only.
+        """
+        works, tasks = (
+            np.abs(one - other).reshape(-1, len(Phase)).sum(axis=0)
+            for one, other in ((self.work_ms, changed.work_ms), (self.tasks, changed.tasks))
+        )
+        return np.asarray((works <= SAME * self.work_ms.sum()) | (tasks > 0))
+
+    def distance(self, target: StepProfile, counted: Bool | None = None) -> float:
         """Give how far this step is from ``target``: 0 is the same.
 
-        The share of the target's time that is elsewhere, and by ``TASKS_WEIGHT`` the share of its tasks.
+        The share of the target's time that is elsewhere, and by ``TASKS_WEIGHT`` the share of its tasks: of the
+        ``counted`` phases only, where these are given.
         """
         time_ms = abs(self.step_ms - target.step_ms) + float(np.abs(self.work_ms - target.work_ms).sum())
-        tasks = float(np.abs(self.tasks - target.tasks).sum())
         whole_ms = target.step_ms + float(target.work_ms.sum())
-        return time_ms / max(whole_ms, 1e-9) + TASKS_WEIGHT * tasks / max(float(target.tasks.sum()), 1.0)
+        return time_ms / max(whole_ms, 1e-9) + TASKS_WEIGHT * self.tasks_elsewhere(target, counted)
+
+    def tasks_elsewhere(self, target: StepProfile, counted: Bool | None = None) -> float:
+        """Give the share of the target's tasks that this step has too many or too few of, in the ``counted`` phases."""
+        missed = np.abs(self.tasks - target.tasks).reshape(-1, len(Phase)).sum(axis=0)
+        return float(missed.sum(where=True if counted is None else counted)) / max(float(target.tasks.sum()), 1.0)
 
 
 def profile(baseline: Baseline) -> StepProfile:
@@ -69,20 +92,26 @@ def profile(baseline: Baseline) -> StepProfile:
     return StepProfile.of(baseline.graph, baseline.timeline, baseline.clock)
 
 
-def tasks_in_phase(graph: TaskGraph, clock: str, phase: Phase) -> float:
-    """Give how many kernels, or operators where there is no GPU, a step has in a phase."""
-    counted, n_steps = _steady_tasks(graph, clock)
-    return float((counted & (family_codes(graph) >= 0) & (graph.phase == phase)).sum()) / n_steps
+def calls_in_phase(graph: TaskGraph, clock: str, phase: Phase) -> dict[tuple[str, str], float]:
+    """Give how often each kernel, or operator where there is no GPU, runs for a layer in a phase of a step."""
+    counted, n_steps = steady_tasks(graph, clock)
+    counted = counted & (family_codes(graph) >= 0) & (graph.phase == phase)
+    kinds, times = np.unique(np.stack([graph.name[counted], graph.layer[counted]]), axis=1, return_counts=True)
+    found: dict[tuple[str, str], float] = {}
+    for (name, layer), count in zip(kinds.T.tolist(), times.tolist(), strict=True):
+        call = graph.names[name], without_wrappers(graph.layers[layer])
+        found[call] = found.get(call, 0.0) + count / n_steps
+    return found
 
 
 def flops_of_step(graph: TaskGraph, clock: str) -> float:
     """Give the floating-point operations of a step, as far as the recording tells them."""
-    counted, n_steps = _steady_tasks(graph, clock)
+    counted, n_steps = steady_tasks(graph, clock)
     return float(np.maximum(graph.flops[counted], 0).sum(dtype=np.float64)) / n_steps
 
 
-def _steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
-    """The tasks of the steady steps, and how many steps these are; of the span all, as if it were one step."""
+def steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
+    """Give the tasks of the steady steps, and how many steps these are; of the span all, as if it were one step."""
     first, last = graph.info.steady
     if clock == "span" or last <= first:
         return np.ones(len(graph), dtype=np.bool_), 1

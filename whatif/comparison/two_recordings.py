@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from whatif.baseline import Baseline
+from whatif.comparison.change_candidates import batch_factor
 from whatif.comparison.differences import Difference, differences
 from whatif.comparison.measured_step import MeasuredStep, noise_ms
+from whatif.comparison.pace import SameWork
 from whatif.graph import TaskGraph
 from whatif.saved_graph import simulated
 from whatif.steps import default_clock
@@ -80,6 +82,21 @@ class TwoRecordings:
     def within_noise(self) -> bool:
         """Whether the change is within a noise that is known."""
         return self.noise_ms is not None and abs(self.change_ms) <= self.noise_ms
+
+    @cached_property
+    def same_work(self) -> SameWork:
+        """The calls that do the same work in both."""
+        return SameWork.of(self.before, self.after, same_batch=not self.batch_differs)
+
+    @property
+    def batch_differs(self) -> bool:
+        """Whether another batch was trained, by what both tell or by their FLOPs."""
+        return batch_factor(self.before, self.after) is not None
+
+    @property
+    def pace(self) -> float | None:
+        """What the same call takes in B over what it takes in A, the median by time; None where too few are known."""
+        return self.same_work.pace()
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:

@@ -48,7 +48,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")
         print_table(out, ["", "median", "spread", " "], steps)
         if found.pace is not None:
-            out.print(plain(f"  one call of an operation that both have: {found.pace:.2f} times A's (median)", "dim"))
+            out.print(plain(f"  the same call takes {found.pace:.2f} times as long in B (median by time)", "dim"))
         if two.differences:
             print_title(out, "The recordings differ in")
             rows = [(item.what, f"{item.before} → {item.after}") for item in two.differences]
