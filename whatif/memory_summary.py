@@ -150,7 +150,7 @@ def memory_summary(
     graph = baseline.graph
     memory = memory_of(graph)
     capacity = capacity_bytes or graph.info.gpu_memory_bytes
-    trier = Trier(baseline)
+    trier = Trier(baseline, may_move=True)
     chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
     if names and len(names) > 1:
         chosen.append(tuple(names))

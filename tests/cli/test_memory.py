@@ -176,6 +176,15 @@ def test_without_names_every_what_if_about_memory_is_tried(trace: str, capsys: p
     assert found["largest_batch"] is None
 
 
+def test_what_adds_workers_is_answered_where_it_is_asked_for(
+    own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/sharding.md asks so whether a step would fit; `advise` alone leaves such what-ifs out."""
+    found = report(capsys, str(own_traces / "transformer_cpu.json.gz"), "zero:stage=1", "distributed:workers=4")
+    alone, buckets, _ = found["what_ifs"]
+    assert alone["peak_bytes"] < 0.8 * found["peak_bytes"] < found["peak_bytes"] < buckets["peak_bytes"]
+
+
 def test_the_recorded_gpu_is_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its measured peak, which the text compares."""
     events = [*two_linear_layers(device_type=1, held=5000)]

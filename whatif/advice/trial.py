@@ -153,9 +153,12 @@ class Trial:
 
 
 class Trier:
-    """Tries compositions on one baseline; keeps the graphs of a few short ones, which longer ones begin with."""
+    """Tries compositions on one baseline; keeps the graphs of a few short ones, which longer ones begin with.
 
-    def __init__(self, baseline: Baseline) -> None:
+    What puts the step on other machines than the recorded one is refused, unless it ``may_move``: it was asked for.
+    """
+
+    def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
         info = baseline.graph.info
         if not info.batch_size:
             # Of several ranks each is transformed by itself, with what its own recording tells.
@@ -166,7 +169,7 @@ class Trier:
         self.work = Work.of(baseline.graph, baseline.clock)
         self.explanation = explain(baseline, top=1)
         self.peak_bytes = _peak_bytes(baseline.graph)
-        self._alone = not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
+        self._stays = not may_move and not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
         self._kept: dict[tuple[str, ...], TaskGraph] = {}
 
     def attempt(self, transforms: Sequence[Transform]) -> Trial | Refused:
@@ -186,7 +189,7 @@ class Trier:
         if is_without_effect(before, changed, schedule) and before.info.memory == changed.info.memory:
             sentence = _without_name(notes[-1], chosen) if notes else "it changes nothing here"
             return Refused(written, chosen, Refusal.NOT_APPLICABLE, sentence)
-        if self._alone and (changed.kind == TaskKind.COMMUNICATION).any():
+        if self._stays and (changed.kind == TaskKind.COMMUNICATION).any():
             return Refused(
                 written, chosen, Refusal.ELSEWHERE, "it adds communication with other GPUs, which this run has not"
             )

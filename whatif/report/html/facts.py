@@ -84,7 +84,7 @@ def gather(
     if first is not None:
         tried = _or_why_not(lambda: apply(baseline, *first))  # tried it was with a stand-in for an unknown batch
         prediction = tried if isinstance(tried, Prediction) else None
-    trial = Trier(baseline).attempt(asked) if asked else advice.first and advice.first.trial
+    trial = Trier(baseline, may_move=True).attempt(asked) if asked else advice.first and advice.first.trial
     spread, faster = spread_of(baseline.graph, asked), bandwidths_of(baseline.graph, asked)
     return Facts(
         baseline=baseline,
