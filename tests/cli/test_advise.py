@@ -125,6 +125,21 @@ def test_memory_has_a_column_where_the_recording_tells_it(
     assert f"{twice['baseline'] / 2**30:.2f} → {twice['predicted'] / 2**30:.2f} GiB" in text
 
 
+def test_memory_that_a_what_if_does_not_model_is_not_shown_as_unchanged(
+    own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(own_traces / "campaign_cpu" / "resnet50--baseline.trace.json.gz")
+    found = report(capsys, "advise", trace)
+    assert entry(found, "compile")["memory_not_modelled"] == ["compile"]
+    assert entry(found, "channels_last")["memory_not_modelled"] == []
+    lines = output(capsys, "advise", trace).splitlines()
+    alone = [line for line in lines if line.split()[1:2] == ["compile"]]
+    assert "not modelled" in alone[0]
+    assert any(", in part" in line for line in lines)
+    in_part = next(e for e in found["combinations"] if "gradient_accumulation" in e["what_ifs"])
+    assert in_part["reason"].endswith("; the peak is told without compile")
+
+
 def test_the_advice_is_the_same_every_time(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(own_traces / "transformer_cpu.json.gz")
     assert json.dumps(report(capsys, "advise", trace)) == json.dumps(report(capsys, "advise", trace))

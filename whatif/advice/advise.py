@@ -54,6 +54,7 @@ class Ranked:
             "batch_factor": trial.samples,
             "recorded_samples_ms": trial.recorded_samples_ms,
             "peak_memory_bytes": {"baseline": baseline_bytes, "predicted": trial.peak_bytes},
+            "memory_not_modelled": list(trial.memory.not_modelled) if trial.memory is not None else [],
             "effort": trial.effort.size.name.lower(),
             "how": trial.effort.how,
             "reason": self.reason,

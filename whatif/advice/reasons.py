@@ -23,11 +23,17 @@ def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -
         parts += _memory(trial, trier)
     if not trial.same_training and trial.waiting_ms >= trial.baseline_ms * WORTH_PCT / 100:
         parts.append(f"the unexplained waiting of {trial.waiting_ms:,.1f} ms counts once a recorded batch")
-    if not parts and trial.gain_pct <= -WORTH_PCT:
-        return "the work stays nearly the same, but more of it waits for something"
-    if not parts and trial.gain_pct >= WORTH_PCT:
-        return "the work stays nearly the same, but less of it waits for something"
-    return "; ".join(parts) or "it changes next to nothing of the step"
+    if not parts:
+        parts.append(_without_change_of_work(trial.gain_pct))
+    if _not_modelled(trial) and trial.peak_bytes != trier.peak_bytes:
+        parts.append(f"the peak is told without {' and '.join(_not_modelled(trial))}")
+    return "; ".join(parts)
+
+
+def _without_change_of_work(gain_pct: float) -> str:
+    if abs(gain_pct) < WORTH_PCT:
+        return "it changes next to nothing of the step"
+    return f"the work stays nearly the same, but {'less' if gain_pct > 0 else 'more'} of it waits for something"
 
 
 def memory_change(before_bytes: int, after_bytes: int) -> str:
@@ -35,6 +41,20 @@ def memory_change(before_bytes: int, after_bytes: int) -> str:
     unit, name = (_GIB, "GiB") if max(before_bytes, after_bytes) >= _GIB else (2**20, "MiB")
     before, after = (f"{size / unit:,.2f}" for size in (before_bytes, after_bytes))
     return f"{after} {name}" if before == after else f"{before} → {after} {name}"
+
+
+def peak_told(trial: Trial, before_bytes: int | None) -> str:
+    """Give the peak of a trial's memory beside the recorded one, as a cell of a table, or what is not known of it."""
+    if trial.peak_bytes is None or before_bytes is None:
+        return "–"
+    change = memory_change(before_bytes, trial.peak_bytes)
+    if not _not_modelled(trial):
+        return change
+    return "not modelled" if trial.peak_bytes == before_bytes else f"{change}, in part"
+
+
+def _not_modelled(trial: Trial) -> tuple[str, ...]:
+    return trial.memory.not_modelled if trial.memory is not None else ()
 
 
 def _pct(gain_pct: float | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from whatif.advice.advise import Advice, Ranked
-from whatif.advice.reasons import memory_change
+from whatif.advice.reasons import peak_told
 from whatif.advice.trial import Refusal
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
 from whatif.steps import RECORDED
@@ -71,7 +71,7 @@ def _print_ranked(out: Console, advice: Advice, title: str, entries: Sequence[Ra
             _effort(entry),
         ]
         if with_memory:
-            row.insert(5, _memory(trial.peak_bytes, advice.peak_bytes))
+            row.insert(5, peak_told(trial, advice.peak_bytes))
         rows.append(row)
     print_title(out, f"{title}: gain in time{remark}")
     print_table(out, headers, rows, gives_way=1)
@@ -93,9 +93,3 @@ def _name(entry: Ranked) -> str:
 def _effort(entry: Ranked) -> str:
     name = entry.trial.effort.size.name.lower()
     return "–" if name == "unknown" else name
-
-
-def _memory(peak_bytes: int | None, before_bytes: int | None) -> str:
-    if peak_bytes is None or before_bytes is None:
-        return "–"
-    return memory_change(before_bytes, peak_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whatif.advice.advise import Advice, Ranked
-from whatif.advice.reasons import memory_change
+from whatif.advice.reasons import peak_told
 from whatif.advice.trial import Refusal
 from whatif.composition import spelled
 from whatif.report.html.charts import Chart, Series, bars_height, figure
@@ -92,16 +92,13 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
         trial, gains = entry.trial, entry.gain_range_pct
         star = "" if trial.same_training else "*"
         effort = "–" if trial.effort.size.name == "UNKNOWN" else trial.effort.size.name.lower()
-        peak = "–"
-        if trial.peak_bytes is not None and facts.advice.peak_bytes is not None:
-            peak = memory_change(facts.advice.peak_bytes, trial.peak_bytes)
         rows.append(
             [
                 _name(entry),
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
                 Cell(f"{gains[0]:.0f} … {gains[1]:.0f}" if gains else "–", gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
-                *([Cell(peak, trial.peak_bytes)] if with_memory else []),
+                *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort, float(trial.effort.size)),
                 Cell([prose(entry.reason), *([] if entry.alone_pct else _how(entry))]),
                 answered_by(trial.estimates),
