@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from whatif.opdb.evaluate import SEED, SHARE, estimate_rows, evaluate, evaluate_
 from whatif.opdb.importing import add_found, read_foreign
 from whatif.opdb.index import index_of, open_index, read_contributions
 from whatif.opdb.keys import held_out
+from whatif.opdb.learned import shipped_models
 from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
 
@@ -53,6 +55,23 @@ def test_every_measurement_is_there(store: Store) -> None:
     assert sum(count == 8_750 for name, count in counts.items() if name != "softmax") == 11
     devices = {said.origin.device.name for said, _ in contributions}
     assert devices == {"P4", "P100-PCIE-16", "V100-PCIE-32", "T4", "A100-PCIE-40", "A100-PCIE-80"}
+
+
+def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store) -> None:
+    """What would be fitted again: an importer that changes makes the models stale."""
+    samples = pytest.importorskip("whatif.instrumentation.estimators.samples")
+    shipped = {
+        (facts.device, facts.family): (facts.rows, facts.data_sha256)
+        for facts in (model.facts for model in shipped_models())
+        if not facts.across and facts.sources[0].name == "neusight"
+    }
+    contributions, _ = read_contributions(store)
+    found = {
+        (one.device, one.kind.family): (len(one), hashlib.sha256(one.sha256().encode()).hexdigest())
+        for one in samples.samples_of(contributions)
+    }
+    assert len(shipped) == 20
+    assert found == shipped
 
 
 def test_unseen_shapes_of_a_v100(store: Store) -> None:
