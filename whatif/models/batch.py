@@ -84,16 +84,7 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
     """The estimates, but for operators that were measured on the recorded GPU in both sizes: their ratio."""
     from whatif.models import changed_operators
 
-    told = changed_operators.at_batch(graph, ids, factor)
-    if not told.known.any():
-        return model
-    better = told.known & ~known
-    columns = zip(
-        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
-        strict=True,
-    )  # fmt: skip
-    times = [np.where(better, now[ids] * by, old) for old, now, by in columns]
-    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
+    return changed_operators.measured_first(graph, ids, changed_operators.at_batch(graph, ids, factor), ~known, model)
 
 
 def _fixed_on_cpu(ids: Array) -> _Fixed:

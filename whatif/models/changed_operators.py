@@ -16,7 +16,7 @@ import numpy.typing as npt
 from whatif.graph import TaskGraph
 from whatif.kernels import DTYPES
 from whatif.models.database import SOURCE_OF_RUNG, estimator_of, same_rung_ratio
-from whatif.models.estimator import Source, device
+from whatif.models.estimator import Estimates, Source, device
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.devices import cpu_called
 from whatif.opdb.importers.described import operators_of
@@ -46,6 +46,19 @@ class Changed(NamedTuple):
     def known(self) -> Bool:
         """Mask of the tasks that measurements answer for, shape (n,)."""
         return np.isfinite(self.ratio)
+
+
+def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:
+    """Give the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
+    better = told.known & able
+    if not better.any():
+        return model
+    columns = zip(
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
+        strict=True,
+    )  # fmt: skip
+    times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
+    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
 
 
 def in_format(graph: TaskGraph, tasks: Array, dtype: str) -> Changed:

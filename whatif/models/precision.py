@@ -69,16 +69,9 @@ def _by_database(graph: TaskGraph, tasks: npt.NDArray[Any], target: Precision, m
     changes = model.source != Source.RECORDED
     if not changes.any():
         return model
-    told = changed_operators.in_format(graph, tasks, target)
-    better = told.known & changes
-    if not better.any():
-        return model
-    columns = zip(
-        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
-        strict=True,
-    )  # fmt: skip
-    times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
-    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
+    return changed_operators.measured_first(
+        graph, tasks, changed_operators.in_format(graph, tasks, target), changes, model
+    )
 
 
 def _switched(target: Precision) -> list[tuple[KernelFamily, str]]:

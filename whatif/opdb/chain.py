@@ -22,14 +22,15 @@ import numpy.typing as npt
 
 from whatif.hardware import Gpu
 from whatif.opdb import analytic, devices
-from whatif.opdb.anchors import Anchors, fit_anchors
+from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_RUNGS, Answers, Rung, unanswered
+from whatif.opdb.exact import weighted_medians
 from whatif.opdb.groups import law_knows_better, measured_in
 from whatif.opdb.index import FamilyIndex, GroupInfo, Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
 from whatif.opdb.learned import LearnedModel, ModelFacts
-from whatif.opdb.model_answers import Told, ask_model, log_law
+from whatif.opdb.model_answers import Told, anchors_of, ask_model
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
 from whatif.opdb.roofline import answers_analytically
@@ -45,14 +46,8 @@ Float64 = npt.NDArray[np.float64]
 # Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
 # which is what a task of a trace is.
 METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pair", "wall", "unknown")
-# A measurement that tells no spread: what library versions move the same shape by (1 to 5 % at the median).
-UNKNOWN_SIGMA = 0.05
-# However often it was repeated, another day and another process move it by more than this (NCCL sweeps: 1.5 %).
-LEAST_SIGMA = 0.01
 # As many measurements of a device make a model of its own, and interpolate well; fewer anchor that of other devices.
 ENOUGH_TO_LEARN = 200
-# The repeats' range holds 10 to 90 %: so many sigma of a normal distribution, and a nominal 90 % range is wider.
-_SIGMAS_IN_RANGE, _SIGMAS_OF_90 = 2.563, 1.645
 
 
 @dataclass
@@ -145,25 +140,11 @@ class Estimator:
         query, row = query[chosen], row[chosen]
         if not len(query):
             return
-        t, low, high = (np.asarray(column[row]) for column in (told.t_s, told.t_low_s, told.t_high_s))
-        sigma = np.where(np.isnan(high - low), UNKNOWN_SIGMA, (high - low) / t / _SIGMAS_IN_RANGE)
-        sigma = np.maximum(sigma, LEAST_SIGMA)
-        order = np.lexsort((t, query))
-        query, t, sigma = query[order], t[order], sigma[order]
-        asked, start = np.unique(query, return_index=True)
-        # The inverse-variance-weighted median: the first time at which half of the weight is reached.
-        weight = 1 / sigma**2
-        total = np.add.reduceat(weight, start)
-        number = np.cumsum(np.append(0, np.diff(query) != 0))
-        reached = np.cumsum(weight) - np.append(0, np.cumsum(total)[:-1])[number]
-        half = np.flatnonzero(reached >= 0.5 * total[number] * (1 - 1e-9))
-        middle = half[np.searchsorted(number[half], np.arange(len(asked)))]
-        answers.t_s[asked] = t[middle]
-        # Conflicts are a distribution: the range holds what every one of them says.
-        answers.low_s[asked] = np.minimum.reduceat(t * np.exp(-_SIGMAS_OF_90 * sigma), start)
-        answers.high_s[asked] = np.maximum.reduceat(t * np.exp(_SIGMAS_OF_90 * sigma), start)
+        times = (np.asarray(column[row]) for column in (told.t_s, told.t_low_s, told.t_high_s))
+        asked, middle, low, high, count = weighted_medians(query, *times)
+        answers.t_s[asked], answers.low_s[asked], answers.high_s[asked] = middle, low, high
         answers.rung[asked], answers.basis[asked] = Rung.EXACT, best[asked]
-        answers.evidence[asked] = np.diff(np.append(start, len(query)))
+        answers.evidence[asked] = count
 
     def _interpolated(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
         open_ = np.flatnonzero(answers.rung == Rung.NONE)
@@ -187,10 +168,8 @@ class Estimator:
                 if self.gpu is not None and Rung.ANALYTIC in self.rungs:
                     launch = groups[number].basis.launch == "with launch"
                     near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
-                rows = rows[near]
-                answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t[near], low[near], high[near]
-                answers.rung[rows], answers.basis[rows], answers.evidence[rows] = Rung.INTERPOLATED, rank, len(group)
-                answers.outside[rows] = outside[near]
+                said = Told(t, low, high, outside, near).take(near)
+                answers.fill(rows[near], said, Rung.INTERPOLATED, rank, len(group))
                 break
 
     def _group(self, family: str, told: FamilyIndex, number: int) -> Group | None:
@@ -307,11 +286,7 @@ class Estimator:
                 rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
                 rows = rows[:: max(len(rows) // ENOUGH_TO_LEARN, 1)]  # sorted by key: a fair sample
                 ops = of_sizes(like, np.asarray(told.log_sizes[rows]))
-                known, spoken, _ = model.covers(ops)
-                if known.all() and len(rows):
-                    law = log_law(spoken, self.gpu, launch=model.facts.measured_as.launch == "with launch")
-                    miss = np.log(np.asarray(told.t_s[rows])) - model.predict(spoken, self.gpu)
-                    self._anchored[place] = fit_anchors(miss, law)
+                self._anchored[place] = anchors_of(model, ops, np.asarray(told.t_s[rows]), self.gpu)
         return self._anchored[place]
 
     def _measured_better(self, asked: Operators, rank: int) -> Bool:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.opdb.anchors import Anchors
+from whatif.opdb.anchors import Anchors, fit_anchors
 from whatif.opdb.features import reference_s, sheet_of
 from whatif.opdb.learned import LearnedModel
 from whatif.opdb.roofline import FLOOR_S, analytic_s, answers_analytically, bound_s
@@ -18,8 +18,20 @@ from whatif.types import Bool
 Float64 = npt.NDArray[np.float64]
 
 
-def log_law(ops: Operators, gpu: Gpu, *, launch: bool) -> Float64:
-    """Give the log of the law's time of n operators, shape (n,): what the anchors' correction is a line in."""
+def anchors_of(model: LearnedModel, ops: Operators, t_s: Float64, gpu: Gpu) -> Anchors | None:
+    """Learn from n operators that were measured on a device how a model across devices misses there, if they suffice.
+
+    None where it has no words for one of them.
+    """
+    known, spoken, _ = model.covers(ops)
+    if not len(ops) or not known.all():
+        return None
+    return fit_anchors(np.log(t_s) - model.predict(spoken, gpu), _log_law(model, spoken, gpu))
+
+
+def _log_law(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
+    """The log of the law's time of n operators, shape (n,): what the anchors' correction is a line in."""
+    launch = model.facts.measured_as.launch == "with launch"
     return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
 
 
@@ -64,7 +76,7 @@ def ask_model(
     outside = model.outside(ops)
     half = model.of_name(ops, facts.half, max(facts.half.values()))
     if anchors is not None and gpu is not None:
-        log_t = log_t + anchors.correction(log_law(ops, gpu, launch=launch))
+        log_t = log_t + anchors.correction(_log_law(model, ops, gpu))
         half = half if anchors.half is None else np.full(len(ops), anchors.half)
     t = np.exp(log_t)
     half = half + extra + facts.growth * outside
