@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import launched, mark, need, op, write_trace
+from tests.memory_steps import drawn
 from tests.memory_traces import METADATA, NODE, two_linear_layers
-from tests.test_memory import drawn
 from whatif.cli.main import main
 from whatif.memory import peak
 from whatif.memory_summary import largest_that_fits

@@ -10,7 +10,9 @@ import pytest
 
 import whatif
 from tests.helpers import CPU, STREAM, Build, id_of, names, starts
-from tests.transforms.test_host import BLOCK, FORWARD, Program, layer_of, training_step
+from tests.transforms.programs import FORWARD, Program
+from tests.transforms.test_compile import BLOCK, layer_of
+from tests.transforms.test_optimizer_in_backward import training_step
 from tests.transforms.test_precision import attention_step
 from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.kernels import DTYPES, KernelFamily

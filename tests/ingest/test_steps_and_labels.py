@@ -1,0 +1,140 @@
+"""From tiny traces, drawn above each test in us, to graphs: steps, layers, phases, and traces of a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers import (
+    Event,
+    kernel,
+    launched,
+    mark,
+    module,
+    names,
+    op,
+    read_events,
+)
+from tests.ingest.drawn import US, assert_replays, nested, of_name, only, start_us, steps, training
+from whatif import Phase, TaskKind
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_by_profiler_marks(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, steps(5, [mark(f"ProfilerStep#{i}", 100 * i, 100) for i in range(5)]))
+    assert (graph.info.step_source, graph.info.n_steps, graph.info.steady) == ("profiler marks", 5, (1, 4))
+    assert np.bincount(graph.step[graph.on_gpu]).tolist() == [10] * 5
+    assert graph.info.measured_step_ns["mark"] == (100 * US,) * 5
+    assert graph.info.measured_step_ns["gpu"] == (100 * US,) * 4
+    assert_replays(graph)
+
+
+def test_a_kernel_belongs_to_the_step_of_its_launch(tmp_path: Path) -> None:
+    """The GPU is behind: the last kernel of step 0 runs in step 1."""
+    events = [mark("ProfilerStep#0", 0, 50), mark("ProfilerStep#1", 50, 50), op("aten::a", 0, 100)]
+    events += [
+        *launched("long", 10, 3, 15, 70, 1),
+        *launched("late", 20, 3, 86, 5, 2),
+        *launched("next", 60, 3, 92, 5, 3),
+    ]
+    graph = read_events(tmp_path, events)
+    assert [int(graph.step[only(graph, name)]) for name in ("long", "late", "next")] == [0, 0, 1]
+
+
+def test_a_stub_mark_at_the_end_is_no_step(tmp_path: Path) -> None:
+    marks = [mark(f"ProfilerStep#{i}", 100 * i, 100) for i in range(4)] + [mark("ProfilerStep#4", 400, 1)]
+    assert read_events(tmp_path, steps(4, marks)).info.n_steps == 4
+
+
+def test_steps_by_optimizer_marks(tmp_path: Path) -> None:
+    """A step ends with its optimizer; the first one began with the recording."""
+    graph = read_events(tmp_path, steps(4, [mark("Optimizer.step#SGD.step", 100 * i + 80, 20) for i in range(4)]))
+    assert (graph.info.step_source, graph.info.n_steps) == ("optimizer marks", 4)
+    assert np.bincount(graph.step[graph.on_gpu]).tolist() == [10] * 4
+
+
+def test_optimizer_marks_that_are_recorded_twice_count_once(tmp_path: Path) -> None:
+    marks = [mark("Optimizer.step#SGD.step", 100 * i + 80, 20) for i in range(4)]
+    marks += [mark("Optimizer.step#SGD.step", 100 * i + 81, 18) for i in range(4)]
+    assert read_events(tmp_path, steps(4, marks)).info.n_steps == 4
+
+
+def test_steps_by_repetition(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, steps(5, []))
+    assert (graph.info.step_source, graph.info.n_steps) == ("repetition", 5)
+    assert np.bincount(graph.step[graph.on_gpu] + 1, minlength=6)[1:5].tolist() == [10] * 4
+
+
+def test_optimizer_marks_without_any_cpu_thread_are_read(tmp_path: Path) -> None:
+    """Only kernels and annotations: there is no main thread, and no crash."""
+    marks = [mark("Optimizer.step#SGD.step", 100 * i + 80, 20) for i in range(3)]
+    graph = read_events(tmp_path, [*[kernel("K", 100 * i, 10, 0) for i in range(3)], *marks])
+    assert len(of_name(graph, "K")) == 3
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def annotated(name: str, ts: float, dur: float) -> Event:
+    return mark(f"whatif::layer::{name}", ts, dur)
+
+
+@pytest.mark.parametrize("layer", [module, annotated], ids=["nn.Module events", "own annotations"])
+def test_layers_forward_by_their_marks_and_backward_by_sequence_numbers(tmp_path: Path, layer: Any) -> None:
+    graph = read_events(tmp_path, training(layer))
+    found = {k: graph.layers[graph.layer[only(graph, k)]] for k in ("F1", "F2", "B2", "B1", "U")}
+    assert found == {"F1": "Linear_0", "F2": "ReLU_0", "B2": "ReLU_0", "B1": "Linear_0", "U": ""}
+
+
+def test_phases_of_a_step(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, training(module))
+    found = {k: Phase(graph.phase[only(graph, k)]).name for k in ("F1", "F2", "B2", "B1", "U")}
+    assert found == {"F1": "FORWARD", "F2": "FORWARD", "B2": "BACKWARD", "B1": "BACKWARD", "U": "UPDATE"}
+    assert not (graph.phase == Phase.UNKNOWN).any()
+
+
+def test_data_loading_is_a_kind_of_its_own(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, training(module))
+    loading = graph.kind == TaskKind.DATA_LOADING
+    assert graph.duration_ns[loading].sum() == 8 * US
+    assert (graph.phase[loading] == Phase.DATA).all()
+    assert start_us(graph.scale(loading, 0), "U") == 97 - 8
+
+
+def test_the_whole_step_replays(tmp_path: Path) -> None:
+    assert_replays(read_events(tmp_path, training(module)))
+
+
+# -- without a GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_trace_is_cut_into_the_own_time_of_its_operators(tmp_path: Path) -> None:
+    graph = read_events(tmp_path, nested())
+    own = {}
+    for task, name in enumerate(names(graph)):
+        own[name] = own.get(name, 0) + int(graph.duration_ns[task])
+    assert own == {"a": 30 * US, "b": 10 * US, "c": 10 * US, "": 5 * US, "d": 10 * US}
+    assert graph.duration_ns.sum() == 65 * US
+    assert graph.kind[only(graph, "c")] == TaskKind.CPU_OP
+    assert graph.kind[only(graph, "")] == TaskKind.GAP
+    assert_replays(graph)
+
+
+def test_operators_that_cross_still_add_up(tmp_path: Path) -> None:
+    """A clock that jumps, a lost end: no time is counted twice or lost."""
+    graph = read_events(tmp_path, [op("a", 0, 30), op("b", 20, 30), op("c", 40, 30), op("d", 41, 2)])
+    assert graph.duration_ns.sum() == 70 * US
+    assert_replays(graph)
+
+
+def test_a_cpu_trace_has_steps_by_mark(tmp_path: Path) -> None:
+    events = [mark(f"ProfilerStep#{i}", 100 * i, 100) for i in range(5)]
+    events += [op("aten::conv", 100 * i + 5, 90) for i in range(5)]
+    graph = read_events(tmp_path, events)
+    assert graph.info.measured_step_ns["mark"] == (100 * US,) * 5
+    assert "gpu" not in graph.info.measured_step_ns
+    assert_replays(graph)
