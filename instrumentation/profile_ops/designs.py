@@ -16,7 +16,7 @@ from whatif.opdb.work import work
 # Tianshu, section 4.3: each dimension of a tensor is drawn from 1 to 1024.
 LARGEST_DIMENSION = 1024
 # Convolutions' other parameters come from the test models (Tianshu, section 4.3): VGG-16 and ResNet-50 have the first
-# three, AlexNet and Inception the fourth, as kernel, stride, padding.
+# three, Inception the fourth, as kernel, stride, padding.
 CONVOLUTIONS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (5, 1, 2))
 # A sweep's operator may not take more: four dimensions of up to 1024 are a terabyte. On a CPU the most work is that of
 # the largest product that is drawn, 2 x 1024^3; the others are our choice.

@@ -344,9 +344,9 @@ def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
         gemm / "gemm_perf.parquet",
     )  # fmt: skip
     pq.write_table(
-        pa.table({"framework": ["X"] * 2, "version": ["2.27.3"] * 2, "device": h100, "nccl_dtype": ["half", "int8"],
-                  "op_name": ["all_gather"] * 2, "num_gpus": [8, 4], "message_size": [512, 512],
-                  "latency": [0.005, 0.006]}),
+        pa.table({"framework": ["X"] * 3, "version": ["2.27.3"] * 3, "device": [*h100, h100[0]],
+                  "nccl_dtype": ["half", "int8", "float"], "op_name": ["all_gather"] * 3, "num_gpus": [8, 4, 4],
+                  "message_size": [512, 512, 512], "latency": [0.005, 0.006, 0.007]}),
         nccl / "nccl_perf.parquet",
     )  # fmt: skip
     found = read_foreign("aiconfigurator", tmp_path)
@@ -354,6 +354,7 @@ def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
     assert [(r["name"], r["dtype"], r.get("bytes"), r["t_us"]) for r in rows if r["family"] == "collective"] == [
         ("all_gather", "fp16", 1024, 5.0),
         ("all_gather", "int8", 512, 6.0),
+        ("all_gather", "fp32", 2048, 7.0),
     ]
     sources = [where for rows_, where in found.contributions if rows_.family == "collective"]
     assert {where.environment.nccl for where in sources} == {"2.27.3"}

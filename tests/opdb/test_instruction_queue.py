@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.opdb.builders import indexed
+from tests.paper.pei_layers import linear_s, moving_s, pool_s
 from whatif.hardware import load_gpu
 from whatif.opdb.analytic import analytic_answers
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.instruction_queue import Units, kernel_s, product_s, stream_s, units_of
-from whatif.opdb.queue_layers import conv_s, fft_s, im2col_s, linear_s, moving_s, pool_s, queue_s
+from whatif.opdb.queue_layers import conv_s, fft_s, im2col_s, queue_s
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tests.paper.pei_layers import linear_s, moving_s, pool_s
 from whatif.opdb.instruction_queue import Units
-from whatif.opdb.queue_layers import conv_s, linear_s, moving_s, pool_s
+from whatif.opdb.queue_layers import conv_s
 
 Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: a convolution or product with its sizes, or a kind of ``whatif.opdb.queue_layers.LAYER_TRAFFIC``."""
+    """One layer: a convolution or product with its sizes, or a kind of ``pei_layers.LAYER_TRAFFIC``."""
 
     kind: str
     sizes: dict[str, float]

@@ -25,7 +25,8 @@ _Columns = dict[str, Float64]
 FEATURES_VERSION = 1
 # Families that can be learned: the others have no work that a device's facts say anything of.
 LEARNABLE = ("matmul", "conv", "elementwise", "normalization", "attention")
-# What one kernel takes at the least, and with its launch inside; as in ``whatif.opdb.roofline``.
+# What one kernel takes at the least, and with its launch inside: as ``whatif.opdb.roofline`` had it when models were
+# fitted, and theirs for as long as ``FEATURES_VERSION`` stays.
 _FLOOR_S, _LAUNCH_FLOOR_S = 3e-6, 20e-6
 # Output tiles that libraries cut products into (NVIDIA, "Matrix Multiplication Background User's Guide").
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 32))

@@ -20,7 +20,7 @@ from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
-from whatif.opdb.schema import LONGEST_TEXT, MOST_ROWS
+from whatif.opdb.schema import DTYPE_BYTES, LONGEST_TEXT, MOST_ROWS
 from whatif.opdb.shard import LARGEST_SHARD_BYTES, parquet
 from whatif.types import Int64
 
@@ -28,7 +28,6 @@ _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "int8": "int8", "fp8": "fp8",
     "nvfp4": "fp4",
 }  # fmt: skip
-_ELEMENT_BYTES = {"half": 2, "int8": 1}
 _COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -144,7 +143,7 @@ def _products(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
 def _collectives(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
     chosen, dtypes = _known(table, "nccl_dtype", table["op_name"].isin(list(_COLLECTIVES)), found)
     if len(chosen):
-        element = np.array([_ELEMENT_BYTES.get(str(name), 1) for name in chosen["nccl_dtype"]])
+        element = np.array([int(DTYPE_BYTES[dtype]) for dtype in dtypes])  # NCCL sends whole bytes
         moved = integers(chosen, "message_size") * element
         yield _timed(
             operators(
