@@ -88,10 +88,11 @@ def test_every_known_device_where_none_is_named(trace: str, capsys: pytest.Captu
     assert main(["recommend", trace, "--top", "3"]) == 0
     out = capsys.readouterr().out
     assert f"{len(every) - 3} more devices" in out
-    assert main(["recommend", trace, "--devices", "MI250X", "--json"]) == 0
-    (board, _) = json.loads(capsys.readouterr().out)["devices"]
-    assert board["device"] == "MI250X"
-    assert any("to=MI250X-GCD" in note for note in board["notes"])
+    assert main(["recommend", trace, "--devices", "MI250X,H100", "--json"]) == 0
+    named = {row["device"]: row for row in json.loads(capsys.readouterr().out)["devices"]}
+    assert len(named) == 3  # the recorded one too
+    assert "H100-SXM-80" in named  # named without its board: the one that trains
+    assert any("to=MI250X-GCD" in note for note in named["MI250X"]["notes"])
 
 
 def test_prices_rank_by_cost(trace: str, prices: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the devices, the best first."""
     path, names = trace_then_names(args.words, "recommend")
     from whatif.errors import WhatifError
-    from whatif.hardware import load_gpu
+    from whatif.hardware import gpu_asked_for
     from whatif.recommend.prices import read_prices
     from whatif.transform import load_transform
 
     # Misspelled names and prices are told before a large trace is read.
     transforms = [load_transform(name) for name in names]
-    devices = [load_gpu(name.strip()).name for name in (args.devices or "").split(",") if name.strip()]
+    devices = [gpu_asked_for(name.strip()).name for name in (args.devices or "").split(",") if name.strip()]
     if args.devices is not None and not devices:
         raise WhatifError("recommend: expected --devices A,B, as in A100-SXM-80,L40S, got no name.")
     prices = None if args.prices is None else read_prices(args.prices)
