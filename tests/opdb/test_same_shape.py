@@ -59,6 +59,10 @@ def test_it_answers_only_what_two_devices_measured() -> None:
     assert alone.rung.tolist() == [Rung.SAME_SHAPE, Rung.NONE]
     for other in (products([80], dtype="fp16"), products([80], name="bmm")):
         assert Estimator(index, A100).estimate(other).rung.tolist() == [Rung.ANALYTIC]
+    # Another vendor's libraries are others.
+    assert Estimator(index, "MI300X").estimate(products([80])).rung.tolist() == [Rung.ANALYTIC]
+    amd = indexed(measured("MI210", 1.1), measured("MI250-GCD", 1.2))
+    assert Estimator(amd, "MI300X").estimate(products([80])).rung.tolist() == [Rung.SAME_SHAPE]
 
 
 def test_ways_of_measuring_and_strangers_are_not_mixed() -> None:

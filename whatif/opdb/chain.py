@@ -4,7 +4,8 @@
 2. interpolated: operators of other sizes were; see ``whatif.opdb.interpolate``.
 3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. Where it missed less than 2 on data that
    neither had seen, it comes before it.
-4. same_shape: the operator itself was measured on two other devices or more; see ``whatif.opdb.same_shape``.
+4. same_shape: the operator itself was measured on two other devices or more of the same vendor; see
+   ``whatif.opdb.same_shape``.
 5. learned_across: a model of several devices' measurements, for those of the same vendor.
 6. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
@@ -85,7 +86,10 @@ class Estimator:
         ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
         self.bases = tuple(ordered)
         named = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
-        self.other_gpus = {name: gpu for name in sorted(named) if (gpu := devices.facts(name)) is not None}
+        # Another vendor's devices run other libraries: what they take says nothing of this one.
+        vendor = self.gpu.vendor if self.gpu is not None else ""
+        facts_by_name = {name: devices.facts(name) for name in sorted(named)}
+        self.other_gpus = {name: gpu for name, gpu in facts_by_name.items() if gpu is not None and gpu.vendor == vendor}
 
     def estimate(self, ops: Operators) -> Answers:
         """Estimate each of n operators."""
