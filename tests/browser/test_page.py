@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from whatif.cli.main import main
 
 # What a browser needs for a handler is reported and bounded generously: the machine may be busy.
 SLOWEST_MS = 2_000
+# Rows of a table that are shown at first.
+FIRST_ROWS = 40
 
 
 def written(folder: Path, path: Path, *words: str) -> Path:
@@ -98,6 +101,7 @@ def test_nothing_of_the_page_is_obeyed_but_its_own_scripts(opened: Any, hostile:
 @pytest.mark.parametrize("table", ["t-kernels", "t-alone"])
 def test_headers_sort_by_numbers_and_by_text(opened: Any, real: Path, table: str) -> None:
     driver, held = opened(real), Page(real).tables[table]
+    show_all(driver, table)
     numbers = f"#{table} th:nth-child(2)"
     values = [row[1].value for row in held.rows]
     assert None not in values
@@ -115,6 +119,39 @@ def test_headers_sort_by_numbers_and_by_text(opened: Any, real: Path, table: str
     assert driver.execute_script(
         "return arguments[0].every((n, i, all) => !i || all[i - 1].localeCompare(n) <= 0)", names
     )
+
+
+def show_all(driver: Any, table: str) -> None:
+    """Press the button under a table that shows its first rows alone, if there is one."""
+    script = "document.getElementById(arguments[0]).closest('.table').querySelector('.more button')?.click()"
+    driver.execute_script(script, table)
+
+
+def test_a_long_table_begins_with_its_first_rows(opened: Any, real: Path) -> None:
+    """What is hidden is counted, sorted and searched with the rest."""
+    driver, held = opened(real), Page(real).tables["t-kernels"]
+    rows = len(held.rows)
+    assert rows > FIRST_ROWS
+    more = "return document.getElementById('t-kernels').closest('.table').querySelector('.more').innerText"
+    assert texts(driver, "#t-kernels tbody th") == [row[0].text for row in held.rows[:FIRST_ROWS]]
+    assert driver.execute_script(more).startswith(f"The first {FIRST_ROWS} of {rows} rows are shown.")
+    driver.execute_script("document.querySelector('#t-kernels thead th:nth-child(2) button').click()")
+    most = sorted((row[1].value or 0 for row in held.rows), reverse=True)[:FIRST_ROWS]
+    shown = driver.execute_script(
+        "return [...document.querySelectorAll('#t-kernels tbody tr:not([hidden]) td:nth-child(2)')]"
+        ".map(c => Number(c.dataset.value))"
+    )
+    assert shown == most
+    show_all(driver, "t-kernels")
+    assert len(texts(driver, "#t-kernels tbody th")) == rows
+    show_all(driver, "t-kernels")
+    last = held.rows[-1][0].text
+    field = driver.execute_script(
+        "return document.getElementById('t-kernels').closest('.table').querySelector('input')"
+    )
+    field.send_keys(last)
+    assert last in texts(driver, "#t-kernels tbody th")
+    assert driver.execute_script(more.replace('innerText', 'hidden'))
 
 
 def test_the_search_keeps_rows_with_all_words(opened: Any, real: Path) -> None:
@@ -306,13 +343,24 @@ def test_every_control_can_be_reached_and_has_a_name(opened: Any, real: Path) ->
         )
 
 
-def test_a_narrow_window_never_scrolls_sideways(opened: Any, real: Path) -> None:
-    driver = opened(real)
-    size = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a trace whose kernels, layers and file have names of one long word."""
+    folder = tmp_path_factory.mktemp("long")
+    events = training(layer="l" * 10_000, kernel="k" * 10_000)
+    return written(folder, write_trace(folder / f"{'f' * 200}.json", events, deviceProperties=V100))
+
+
+@pytest.mark.parametrize("width", [360, 420, 768, 1280])
+@pytest.mark.parametrize("page", ["real", "long_names"])
+def test_a_window_never_scrolls_sideways(opened: Any, request: pytest.FixtureRequest, page: str, width: int) -> None:
+    driver = opened(request.getfixturevalue(page))
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     try:
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         view(driver)
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= 380
+        view(driver)  # charts take their new size a frame later
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -328,6 +376,41 @@ def test_it_prints_with_everything_unfolded(opened: Any, real: Path) -> None:
     assert printed.startswith(b"%PDF")
     assert driver.execute_script("return atPrint") == [0, "light"]
     assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_colours_that_the_user_forces_are_those_of_charts_too(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    features = [{"name": "forced-colors", "value": "active"}, {"name": "prefers-color-scheme", "value": "dark"}]
+    try:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        opened(real)
+        assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(0, 0, 0)"
+        ticks = "return Chart.getChart('c-breakdown').options.scales.x.ticks.color"
+        assert driver.execute_script(ticks) == "CanvasText"
+        swatch = "return getComputedStyle(document.querySelector('.swatch.s0')).backgroundColor"
+        assert driver.execute_script(swatch) not in ("rgb(0, 0, 0)", "rgba(0, 0, 0, 0)")
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_what_is_read_out_has_names(opened: Any, real: Path) -> None:
+    """As the browser tells a screen reader: nothing without a name, and no arrow of a sorted column."""
+    nodes = opened(real).execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        if not node.get("ignored"):
+            names.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    for role in ("table", "region", "figure", "image", "button", "searchbox", "application", "columnheader"):
+        assert names[role], role
+        assert all(name.strip() for name in names[role]), (role, names[role])
+    assert not any(arrow in name for name in names["button"] + names["columnheader"] for arrow in "↕↑↓")
+    assert len(names["table"]) == len(Page(real).tables) - len(hidden_tables(real))
+
+
+def hidden_tables(path: Path) -> list[str]:
+    """The tables that are folded away at first."""
+    folded = Page(path).source.partition("<details>")[2].partition("</details>")[0]
+    return re.findall('<table id="([^"]+)"', folded)
 
 
 def test_without_the_zoom_of_a_screen_the_canvas_is_as_sharp_as_the_screen(opened: Any, real: Path) -> None:

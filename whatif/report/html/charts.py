@@ -56,7 +56,8 @@ def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
     canvas = tag("canvas", says, id=ident, role="img", aria_label=says)
     # A style attribute would need a policy that lets styles be injected: the script sets the height.
     place = tag("div", canvas, class_="chart", data_height=str(height))
-    return tag("figure", tag("figcaption", title), place, class_="plot")
+    caption = tag("figcaption", title, id=f"{ident}-caption")
+    return tag("figure", caption, place, class_="plot", aria_labelledby=f"{ident}-caption")
 
 
 def bars_height(labels: Sequence[str]) -> int:

@@ -78,7 +78,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
         paragraph(f"{says}; {SOURCES.get(found.memory.source, found.memory.source)}.", class_="lead"),
         *_memory_sentences(found),
         figure("c-memory", "Memory over the step", f"{says}."),
-        table("t-peak", "At the peak", [Column("", False), Column("size"), Column("%")], rows, made=made),
+        table("t-peak", "At the peak", [Column("part", False), Column("size"), Column("%")], rows, made=made),
         table(
             "t-moments",
             "Over the step",

@@ -43,7 +43,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         ]
         for key, label in BREAKDOWN_LABELS
     ]
-    columns = [Column("", False), Column("ms", made=Made.SIMULATED), Column("%")]
+    columns = [Column("part", False), Column("ms", made=Made.SIMULATED), Column("%")]
     columns += [Column("predicted ms", made=Made.PREDICTED), Column("change, ms")] if after else []
     says = ". ".join(
         f"{bar}: " + ", ".join(f"{label} {ms(parts[key])} ms" for key, label in BREAKDOWN_LABELS)
@@ -62,7 +62,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         table(
             "t-path",
             f"Critical path: what {subject} waits for",
-            [Column("", False), Column("ms"), Column("%")],
+            [Column("kind of task", False), Column("ms"), Column("%")],
             path_rows,
             made=Made.SIMULATED,
             note=f"Shortening anything else shortens nothing; the parts add up to {subject}.",
