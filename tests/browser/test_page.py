@@ -151,7 +151,7 @@ def test_a_long_table_begins_with_its_first_rows(opened: Any, real: Path) -> Non
     )
     field.send_keys(last)
     assert last in texts(driver, "#t-kernels tbody th")
-    assert driver.execute_script(more.replace('innerText', 'hidden'))
+    assert driver.execute_script(more.replace("innerText", "hidden"))
 
 
 def test_the_search_keeps_rows_with_all_words(opened: Any, real: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_timeline_zooms_and_moves(opened: Any, real: Path) -> None:
     assert view(driver)["begin"] == pytest.approx(whole["span"] / 2)
     press(driver, "Left")
     press(driver, "Zoom out")
-    press(driver, "Whole step")
+    press(driver, "Show all")
     assert view(driver)["span"] == whole["span"]
     canvas = driver.find_element("id", "timeline-canvas")
     driver.execute_script(

@@ -65,7 +65,7 @@ def test_the_page_is_as_large_as_it_gets(opened: Any, large: Path) -> None:
         pytest.param(SORT.format(3), id="sort by time"),
         pytest.param(TYPE.format(".table:has(#t-kernels) input"), id="search"),
         pytest.param(f"{PRESS.format('Zoom in')}", id="zoom in"),
-        pytest.param(f"{PRESS.format('Whole step')}", id="all tasks"),
+        pytest.param(f"{PRESS.format('Show all')}", id="all tasks"),
         pytest.param(TYPE.format("#timeline-tools input"), id="find tasks"),
     ],
 )

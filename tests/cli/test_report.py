@@ -426,5 +426,7 @@ def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path, trace: Pat
     assert facts.trial is not None
     assert facts.trial.samples == 2
     times = facts.trial.baseline_ms / facts.trial.recorded_samples_ms
-    assert f"{times:.2f}× as fast for the samples of a recorded step" in facts.as_fast
-    assert shown.count(facts.as_fast) == 2
+    assert facts.as_fast == f"{times:.2f}× as fast"
+    assert facts.for_whom == " for the samples of a recorded step"
+    assert shown.count(f"{facts.as_fast}{facts.for_whom}.") == 1
+    assert f'data-key="predicted_ms">{facts.as_fast}</p>' in shown

@@ -80,7 +80,7 @@ def headline(found: Sensitivity) -> str:
     if not worth:
         return f"no layer or family of kernels alone shortens {what} by {HEADLINE_PCT} % when it gets 50 % faster."
     named = ", ".join(f"{_label(part)} {found.pct(part.gain_ms[at]):.1f} %" for part in worth)
-    return f"made 50 % faster, these shorten {what} most: {named}."
+    return f"of layers and kernel families, made 50 % faster, these shorten {what} most: {named}."
 
 
 def _label(part: Sensitive) -> str:

@@ -56,14 +56,23 @@ class Facts:
 
     @property
     def as_fast(self) -> str:
-        """How much faster the predicted step is; where its batch is another, how much faster recorded samples are."""
+        """How much faster the predicted step is; where its batch is another, how much faster recorded samples are.
+
+        Then ``for_whom`` says so.
+        """
         if self.prediction is None:
             return ""
         if self.trial is None or self.trial.same_training:
             return f"{self.prediction.speedup:.2f}× as fast"
         after_ms = self.trial.recorded_samples_ms
         times = self.prediction.baseline_ms / after_ms if after_ms else float("inf")
-        return f"{times:.2f}× as fast for the samples of {RECORDED[self.baseline.clock]}"
+        return f"{times:.2f}× as fast"
+
+    @property
+    def for_whom(self) -> str:
+        """Which samples ``as_fast`` is of, as the end of a sentence; nothing where the batch stays."""
+        same = self.trial is None or self.trial.same_training
+        return "" if same else f" for the samples of {RECORDED[self.baseline.clock]}"
 
 
 def gather(

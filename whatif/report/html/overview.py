@@ -62,7 +62,8 @@ def _cards(facts: Facts) -> list[Html]:
     if prediction is not None:
         names = " + ".join(spelled(t) for t in prediction.transforms)
         ends = f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms"
-        told = f"{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}"
+        of = f"{facts.for_whom.strip()}; " if facts.for_whom else ""
+        told = f"{of}{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}"
         found.append(
             _card(
                 f"with {names}",

@@ -18,7 +18,7 @@ from whatif.report.html.charts import Chart
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, counted, paragraph, section, tag, text
 from whatif.report.html.timeline import timelines
-from whatif.report.layout import CLOCK_SUBJECTS
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 from whatif.report.text_sensitivity import as_dict
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
@@ -102,8 +102,9 @@ def _left_out(tasks: int, threads: int) -> str:
 def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
     """The place of the timelines, and what they show for those who cannot see them."""
     sides, subject = shown["sides"], CLOCK_SUBJECTS[facts.baseline.clock]
+    ms = ms_format(facts.baseline.step_ns / 1e6)
     told = [
-        f"{side['title']}: {side['length_ns'] / 1e6:,.2f} ms, {counted(side['n'], 'task')} on "
+        f"{side['title']}: {ms(side['length_ns'] / 1e6)} ms, {counted(side['n'], 'task')} on "
         f"{counted(len(side['threads']), 'execution thread')}" + _left_out(side["left_out"], side["hidden_threads"])
         for side in sides
     ]
@@ -127,7 +128,7 @@ def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
         tag("p", id="timeline-task", class_="note", aria_live="polite"),
         tag("ul", id="timeline-legend", class_="legend"),
         paragraph(
-            "Drag to move, Ctrl and the wheel or + and − to zoom, a double click zooms in, 0 shows the whole step. "
+            "Drag to move, Ctrl and the wheel or + and − to zoom, a double click zooms in, 0 shows all. "
             "Arrow keys go from task to task and from thread to thread.",
             class_="note",
         ),

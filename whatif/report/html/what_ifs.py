@@ -52,9 +52,9 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         says = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
         parts.append(figure("c-gains", "What gains most", f"Gain in time: {says}.", height=bars_height(labels)))
     if advice.gaining:
-        parts.append(_ranked("t-alone", "Alone", advice.gaining, facts))
+        parts.append(_ranked("t-alone", "What-ifs alone", advice.gaining, facts))
     if advice.together:
-        parts.append(_ranked("t-together", "Together, and what each gains alone", advice.together, facts))
+        parts.append(_ranked("t-together", "What-ifs together, and what each gains alone", advice.together, facts))
     parts += _rest(advice)
     batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
     if batches:
@@ -96,7 +96,9 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
             [
                 _name(entry),
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
-                Cell(f"{gains[0]:.0f} … {gains[1]:.0f}" if gains else "–", gains[0] if gains else None),
+                Cell(
+                    " … ".join(f"{round(end) + 0:.0f}" for end in gains) if gains else "–", gains[0] if gains else None
+                ),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort, float(trial.effort.size)),
@@ -152,7 +154,7 @@ def prediction(facts: Facts) -> Html | None:
     parts: list[Html] = [
         paragraph(
             f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
-            f"{ms(shown.high_ms)} ms; {facts.as_fast}.",
+            f"{ms(shown.high_ms)} ms; {facts.as_fast}{facts.for_whom}.",
             class_="lead",
         ),
         paragraph(f"Durations told by: {answered_by(shown.to_dict()['estimates'])}."),

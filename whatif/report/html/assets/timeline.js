@@ -80,7 +80,7 @@
     add("Zoom out", () => view.zoom(2));
     add("Left", () => view.show(view.begin_ns - view.span_ns / 2, view.span_ns));
     add("Right", () => view.show(view.begin_ns + view.span_ns / 2, view.span_ns));
-    add("Whole step", () => view.show(0, view.whole_ns));
+    add("Show all", () => view.show(0, view.whole_ns));
     const input = report.element("input", { type: "search", autocomplete: "off", spellcheck: "false" });
     const found = report.element("span", { role: "status", class: "found" });
     tools.append(report.element("label", { class: "search" }, "Find tasks by name or layer ", input), found);
