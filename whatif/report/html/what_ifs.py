@@ -96,9 +96,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
             [
                 _name(entry),
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
-                Cell(
-                    " … ".join(f"{round(end) + 0:.0f}" for end in gains) if gains else "–", gains[0] if gains else None
-                ),
+                Cell(_range(gains), gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort, float(trial.effort.size)),
@@ -107,6 +105,11 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
             ]
         )
     return table(ident, caption, columns, rows, made=Made.PREDICTED)
+
+
+def _range(ends: tuple[float, float] | None) -> str:
+    # Adding zero turns -0, which would be written with its sign, into 0.
+    return " … ".join(f"{round(end) + 0}" for end in ends) if ends else "–"
 
 
 def _how(entry: Ranked) -> list[Html]:
