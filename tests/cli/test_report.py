@@ -389,6 +389,15 @@ def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) 
     assert float(re.search(r"gains (\d+) %", gain)[1]) == pytest.approx(18.5, abs=2)  # type: ignore[index]
 
 
+def test_loading_is_told_where_other_work_takes_more(shared_traces: Path) -> None:
+    """Of the older recording, whose CPU takes most of the step: measured with four workers 173.2 of 214.0 ms."""
+    told = told_of(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2020-12.pt.trace.json.gz")
+    assert told["verdict"][0].startswith("Host-bound: ")
+    assert told["verdict"][0].endswith("the step also waits for its data for 51.35 of 214.06 ms (24 %).")
+    loading = next(entry for entry in told["advice"] if entry["what_ifs"] == ["data_loading:workers=4"])
+    assert loading["gain_pct"] == pytest.approx(100 * (1 - 173.2 / 214.0), abs=2)
+
+
 def test_the_host_bounds_bert_small_on_an_h100(shared_traces: Path) -> None:
     path = next((shared_traces / "tracelens-h100-mi300").glob("h100.gaunernst*"))
     assert told_of(path)["verdict"][0].startswith("Host-bound: the GPU is busy 0.31 of 3.91 ms (8 %)")

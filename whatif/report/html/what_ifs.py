@@ -108,8 +108,8 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
 
 
 def _range(ends: tuple[float, float] | None) -> str:
-    # Adding zero turns -0, which would be written with its sign, into 0.
-    return " … ".join(f"{round(end) + 0}" for end in ends) if ends else "–"
+    # Rounded to whole numbers first: a format would write -0.
+    return " … ".join(str(round(end)) for end in ends) if ends else "–"
 
 
 def _how(entry: Ranked) -> list[Html]:
