@@ -32,7 +32,7 @@ def _what_a_step_is(facts: Facts) -> list[str]:
     if baseline.clock != "span":
         return []
     if n_steps >= MIN_STEPS:
-        return [f"All times are of the whole recording, {n_steps:,} steps from the first to the last task."]
+        return [f"All times are of the whole recording, its {n_steps:,} steps together, as `--clock span` asks for."]
     holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
     return [
         f"All times are of the whole recording, from the first to the last task: it {holds}, and the time of a step "

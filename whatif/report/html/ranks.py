@@ -6,7 +6,7 @@ from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import ms_format, pct
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, pct
 
 
 def ranks(facts: Facts) -> Html | None:
@@ -36,10 +36,11 @@ def ranks(facts: Facts) -> Html | None:
         )
     headers = ["CPU busy", "transfer", "exposed", "waits for peers", "comes last, %", "holds up"]
     headers = ["GPU busy", *headers] if has_gpu else headers
+    caption = f"Ranks ({len(found.rows):,}), ms of {CLOCK_SUBJECTS[facts.baseline.clock]}"
     columns = [Column("rank", False), *(Column(header) for header in headers)]
     return section(
         "ranks",
         "Ranks",
-        table("t-ranks", f"Ranks ({len(found.rows):,}), ms a step", columns, rows, made=Made.SIMULATED),
+        table("t-ranks", caption, columns, rows, made=Made.SIMULATED),
         items(found.sentences),
     )
