@@ -12,6 +12,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from tests.pages.blocks import blocks_of
 from whatif.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,15 @@ def test_links_of_the_site_lead_somewhere(site: Path) -> None:
             if not found.exists() or (place and place not in pages[found].places):
                 dead.append(f"{path.name}: {target}")
     assert dead == []
+
+
+def test_every_fence_became_a_block(site: Path) -> None:
+    """One with an option that the site does not know would be shown with its backquotes, as text."""
+    for page in DOCS.rglob("*.md"):
+        blocks = [block for block in blocks_of(page.read_text(encoding="utf-8")) if block.language != "hidden"]
+        html = (site / page.relative_to(DOCS).with_suffix(".html")).read_text(encoding="utf-8")
+        assert html.count("<pre>") >= len(blocks), page.name
+        assert "```" not in html, page.name
 
 
 def test_the_site_loads_nothing_from_a_network(site: Path) -> None:

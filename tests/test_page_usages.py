@@ -44,7 +44,7 @@ def test_commands_in_blocks_can_be_typed() -> None:
 
 
 def test_commands_in_the_text_can_be_typed() -> None:
-    """Where they are whole: a name alone stands for the command, an ellipsis for what the reader knows."""
+    """They need not be whole: a name alone stands for its command, an ellipsis for what the reader knows."""
     wrong, seen = [], 0
     for page, text in TEXTS.items():
         plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -54,7 +54,8 @@ def test_commands_in_the_text_can_be_typed() -> None:
                 assert words[0] in COMMANDS or words[0].startswith("-") or "|" in words[0], f"{page}: {line}"
                 continue
             seen += 1
-            if said := _wrong(words):
+            said = _wrong(words)
+            if said and "are required" not in said:
                 wrong.append((page, line, said))
     assert seen > 30
     assert wrong == []

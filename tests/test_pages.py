@@ -91,7 +91,7 @@ def test_blocks_are_told_apart() -> None:
     text = (
         "<!-- $ cp a b -->\n\n```console\n$ whatif info b\nshown\n$ whatif explain b\n```\n"
         "<!-- not run: no GPU -->\n\n```sh\nwhatif apply x b  # said\n# alone\n```\n"
-        "<!-- exits 1 -->\n```console\n$ false\n```\n```toml file=x.toml\na = 1\n```\n```text\n$ no\n```\n"
+        '<!-- exits 1 -->\n```console\n$ false\n```\n```toml title="x.toml"\na = 1\n```\n```text\n$ no\n```\n'
     )
     found = blocks_of(text)
     assert [block.language for block in found] == ["hidden", "console", "sh", "console", "toml", "text"]

@@ -9,7 +9,7 @@ A block's language says what becomes of it:
 ``text``      not run: drawings, trees, formats
 any other     data; it needs a file's name, or a file of the repository that it is part of
 
-``file=NAME`` behind the language: the block is that file, which is there before anything runs. What no reader sees:
+``title="NAME"`` behind the language: the block is that file, which is there before anything runs. What no reader sees:
 
 ``<!-- $ COMMAND -->``       a command that is run where it stands, such as what puts a page's ``train.json.gz`` there
 ``<!-- not run: REASON -->`` before a block: it cannot run wherever tests do; its commands are parsed all the same
@@ -31,6 +31,7 @@ PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "d
 _FENCED = re.compile(r"^```(?P<told>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^<!-- (?P<said>[^\n]*?) -->$", re.MULTILINE)
 _NEXT = re.compile(f"{_FENCED.pattern}|{_COMMENT.pattern}", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r'title="(?P<name>[^"]+)"')
 _SAID = re.compile(r"(?P<what>not run:|exits|part of) (?P<how>.+)")
 _NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
 
@@ -74,11 +75,12 @@ def blocks_of(text: str) -> list[Block]:
                 said[told["what"]] = told["how"]
             continue
         language, _, rest = match["told"].partition(" ")
+        title = _TITLE.fullmatch(rest)
         found.append(
             Block(
                 language=language,
                 text=match["text"],
-                file=rest.removeprefix("file="),
+                file=title["name"] if title else "",
                 not_run=said.get("not run:", ""),
                 exits=int(said.get("exits", 0)),
                 part_of=said.get("part of", ""),
