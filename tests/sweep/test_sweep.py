@@ -13,6 +13,7 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import TaskGraph, WhatifError, load_transform
 from whatif.baseline import Baseline
+from whatif.report.text_sweep import headline
 from whatif.sweep import Sweep, parse_vary, sweep
 from whatif.sweep.batch import pieces
 from whatif.transform import Transform
@@ -102,6 +103,27 @@ def test_samples_are_those_of_each_value(resnet: Baseline) -> None:
     assert_equals_single_predictions(found, ["batch_size"])
     for factor, point in enumerate(found.points, 1):
         assert point.samples_per_s == pytest.approx(1e3 * 32 * factor / point.step_ms)  # type: ignore[operator]
+
+
+def test_the_best_batch_is_that_of_the_most_samples_a_second(resnet: Baseline) -> None:
+    """Half the batch has the shortest step and wastes time: what people want of a batch is throughput."""
+    found = swept(resnet, ["batch_size"], "factor=0.5,1,2")
+    assert found.by_throughput
+    assert found.best is found.points[2]
+    assert found.best.samples_per_s == max(point.samples_per_s or 0 for point in found.points)
+    assert [found.times_as_fast(point) for point in found.points] == pytest.approx(
+        [(point.samples_per_s or 0) / (1e3 * 32 / (resnet.step_ns / 1e6)) for point in found.points]
+    )
+    assert headline(found).startswith("batch_size: most samples a second with factor=2: ")
+    told = found.to_dict()
+    assert told["best_by"] == "samples_per_s"
+    assert told["best"]["factor"] == "2"
+    # One batch on as many workers: the step compares them, as without a batch.
+    same = swept(resnet, ["distributed:workers=4"], "bandwidth=1Gbps,100Gbps")
+    assert not same.by_throughput
+    assert same.best is same.points[1]
+    assert headline(same).startswith("distributed:workers=4: shortest with bandwidth=100Gbps: ")
+    assert swept(resnet, ["distributed"], "workers=1,2,4").by_throughput
 
 
 def test_where_nothing_applies_the_reason_is_raised(resnet: Baseline) -> None:

@@ -65,11 +65,13 @@ def main(argv: list[str] | None = None) -> int:
     if sys.stdout is None:
         return _fail("expected a standard output to write to, got a closed one.", COULD_NOT)
     _never_fail_on_a_character()
-    debug = False
+    debug, could_not = False, COULD_NOT
     try:
         command, flags, rest = _split(arguments)
         debug = "--debug" in flags
         module = importlib.import_module(f"whatif.cli.{command}") if command else None
+        # A command whose 1 is an answer says otherwise that it could not do it.
+        could_not = getattr(module, "COULD_NOT", COULD_NOT)
         args = _parse(str(command), module, rest) if module else None
         status = 0  # help was asked for
         if module and args:
@@ -85,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     except WhatifError as error:
         if debug:
             raise
-        return _fail(str(error), COULD_NOT)
+        return _fail(str(error), could_not)
     except KeyboardInterrupt:
         if debug:
             raise
@@ -93,23 +95,23 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has had enough; the interpreter's own flush at exit must not complain either.
         _drop_stdout()
-        return COULD_NOT
+        return could_not
     except OSError as error:
         if debug:
             raise
         if error.filename is not None:
-            return _unexpected(error)
+            return _unexpected(error, could_not)
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()
-        return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
+        return _fail(f"expected to write the output, got '{error.strerror or error}'.", could_not)
     except MemoryError:
         if debug:
             raise
-        return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
+        return _fail("there is not enough memory for this trace; record fewer steps.", could_not)
     except Exception as error:
         if debug:
             raise
-        return _unexpected(error)
+        return _unexpected(error, could_not)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
@@ -190,9 +192,9 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
 
 
-def _unexpected(error: Exception) -> int:
+def _unexpected(error: Exception, status: int) -> int:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
+    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", status)
 
 
 def _fail(sentence: str, status: int) -> int:

@@ -13,7 +13,7 @@ from whatif.comparison.differences import without_wrappers
 from whatif.comparison.step_profile import steady_tasks
 from whatif.explain import in_families
 from whatif.graph import TaskGraph
-from whatif.types import Int64, Phase
+from whatif.types import Int64, Phase, TaskKind
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,7 +53,8 @@ class CallCodes:
     def calls(self, graph: TaskGraph, clock: str) -> Calls:
         """Give the calls of the steady steps that are told by family: kernels, or operators where there is no GPU."""
         counted, n_steps = steady_tasks(graph, clock)
-        counted = counted & in_families(graph)
+        # What a collective takes says more of the other ranks than of this machine.
+        counted = counted & in_families(graph) & (graph.kind != TaskKind.COMMUNICATION)
         if self.of_any_batch:
             counted &= graph.phase == Phase.UPDATE
         columns = (

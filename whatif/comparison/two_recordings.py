@@ -7,7 +7,7 @@ from functools import cached_property
 
 from whatif.baseline import Baseline
 from whatif.comparison.change_candidates import batch_factor
-from whatif.comparison.differences import Difference, differences
+from whatif.comparison.differences import BATCH, Difference, differences
 from whatif.comparison.measured_step import MeasuredStep, noise_ms
 from whatif.comparison.pace import SameWork
 from whatif.graph import TaskGraph
@@ -42,6 +42,12 @@ class TwoRecordings:
                 f"only {'A' if told[0] else 'B'} tells its step without the profiler: both are compared as recorded"
             )
         baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(told)) for graph in (before, after)]
+        batches = [graph.info.batch_size for graph in (before, after)]
+        if batches.count(None) == 1:
+            told_by = "A" if batches[1] is None else "B"
+            remarks.append(
+                f"only {told_by} tells its batch size ({batches[0] or batches[1]}): whether it is the same is not known"
+            )
         measured = MeasuredStep.of(baselines[0]), MeasuredStep.of(baselines[1])
         clocks = [f"the {step.clock} clock" for step in measured]
         if clocks[0] != clocks[1]:
@@ -100,8 +106,13 @@ class TwoRecordings:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """What the recordings say of themselves that differs."""
-        return differences(self.before.graph, self.after.graph, self.clock)
+        """What the recordings say of themselves that differs, and the batch where their FLOPs say so."""
+        found = differences(self.before.graph, self.after.graph, self.clock)
+        factor = batch_factor(self.before, self.after)
+        if factor is None or any(item.what == BATCH for item in found):
+            return found
+        by_flops = Difference(BATCH, "not told", f"{factor:g} times as large, by its FLOPs", blocks=True)
+        return (by_flops, *found)
 
 
 def common_clock(before: TaskGraph, after: TaskGraph) -> str:

@@ -7,22 +7,22 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from whatif.report.columns import COLUMN_GAP, MIN_NAME, Bar, Cell, Column, fitted, wrapped
 from whatif.report.printable import printable
 
 # Wide enough for a kernel's name beside three numbers, where no terminal says how wide it is.
 PIPED_WIDTH = 100
 PAGE_HEIGHT = 25  # no report depends on it
 MIN_WIDTH, MAX_WIDTH = 20, 1000
-BAR_CELLS = 20
-INDENT, COLUMN_GAP = 2, 3
-# A name cut shorter than this says nothing.
-MIN_NAME = 12
+INDENT = 2
 
 
 @contextmanager
@@ -59,34 +59,68 @@ def print_title(out: Console, text: str) -> None:
 def print_table(
     out: Console,
     headers: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
+    rows: Sequence[Sequence[Cell]],
     *,
     text_columns: int = 1,
     gives_way: int = 0,
+    wraps: bool = False,
+    keys: int | None = None,
 ) -> None:
     """Print a table: the first ``text_columns`` columns and those headed " " hold text, the others numbers.
 
-    Where the page is too narrow the column ``gives_way`` does: the first one is cut, a later one wraps.
+    Where the page is too narrow the column ``gives_way`` does: the first one is cut, unless its text ``wraps`` as that
+    of all later ones does. Numbers are never cut: what does not fit stands in a table below, behind the first ``keys``
+    columns again (by default those of text with which the table begins).
     """
-    cells = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
-    widths = [max([len(header), *(row[place].cell_len for row in cells)]) for place, header in enumerate(headers)]
-    room = out.width - INDENT - COLUMN_GAP * (len(headers) - 1) - sum(widths) + widths[gives_way]
-    widths[gives_way] = max(min(widths[gives_way], room), MIN_NAME)
-    has_header = any(header.strip() for header in headers)
-    result = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), show_header=has_header, header_style="dim")
-    for place, header in enumerate(headers):
-        is_text = place < text_columns or header == " "
-        wraps = place == gives_way and place > 0
-        result.add_column(
-            header,
-            justify="left" if is_text else "right",
-            width=widths[place],
-            no_wrap=not wraps,
-            overflow="fold" if wraps else "ellipsis",
+    cells = [[plain(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    columns = [
+        # Tables below each other begin alike where their names are short.
+        Column.of(
+            place, header, [row[place] for row in cells], is_text=place < text_columns or header == " ",
+            at_least=MIN_NAME if place == gives_way else 0,
         )
+        for place, header in enumerate(headers)
+    ]  # fmt: skip
+    if keys is None:
+        leading = (place for place, column in enumerate(columns) if not column.is_text or column.is_bar)
+        keys = max(next(leading, len(columns)), 1)
+    for place, table in enumerate(fitted(columns, out.width - INDENT, keys=keys, gives_way=gives_way)):
+        if place:
+            out.print()
+        out.print(Padding(_table(table, cells, cut=None if wraps or gives_way else 0), (0, 0, 0, INDENT)))
+
+
+def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text | Bar]], cut: int | None) -> Table:
+    """Columns with their widths, drawn; text is broken where it has to be, but for the column that is ``cut``."""
+    tops = [wrapped(column.header, width) for column, width in columns]
+    height = max(top.count("\n") for top in tops)
+    has_header = any(column.header.strip() for column, _ in columns)
+    result = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), show_header=has_header, header_style="dim")
+    for (column, width), top in zip(columns, tops, strict=True):
+        lower = "\n" * (height - top.count("\n"))
+        justify: Literal["left", "right"] = "left" if column.is_text else "right"
+        result.add_column(lower + top, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in cells:
-        result.add_row(*row)
-    out.print(Padding(result, (0, 0, 0, INDENT)))
+        shown = []
+        for column, width in columns:
+            cell = row[column.place]
+            if isinstance(cell, Bar):
+                shown.append(cell.drawn(width))
+            elif column.place == cut:
+                shown.append(cell)
+            else:
+                shown.append(Text(wrapped(cell.plain, width), style=cell.style))
+        result.add_row(*shown)
+    return result
+
+
+def told_apart(paths: Sequence[str]) -> list[str]:
+    """Give the names of files, each with as many of its folders as it takes to tell different files apart."""
+    parts = [Path(path).parts for path in paths]
+    depth = 1
+    while len({path[-depth:] for path in parts}) < len(set(parts)):
+        depth += 1
+    return [str(Path(*path[-depth:])) if path else "" for path in parts]
 
 
 def ms_format(step_ms: float) -> Callable[[float | None], str]:
@@ -105,10 +139,9 @@ def pct(part: float, whole: float = 100.0) -> str:
     return f"{100.0 * part / whole:.1f}" if whole else "–"
 
 
-def bar(part: float, whole: float) -> Text:
+def bar(part: float, whole: float) -> Bar:
     """Give a small bar for a share."""
-    cells = round(BAR_CELLS * max(part, 0.0) / whole) if whole > 0 else 0
-    return Text("█" * min(cells, BAR_CELLS), style="blue")
+    return Bar(part / whole if whole > 0 else 0.0)
 
 
 # What people read for the words of the task graph.

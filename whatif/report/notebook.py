@@ -17,6 +17,7 @@ from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_f
 from whatif.report.printable import printable
 from whatif.report.text import compared, headline
 from whatif.report.text_sweep import headline as sweep_headline
+from whatif.report.text_sweep import times_cell, times_header
 from whatif.steps import default_clock, step_ns
 from whatif.types import TaskKind
 
@@ -96,7 +97,7 @@ def sweep_html(found: Sweep) -> str:
         (*point.values, *(
             ("does not apply", "", "") if point.step_ms is None else
             (ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
-             f"{baseline_ms / point.step_ms:.2f}×" if point.step_ms else "–")
+             times_cell(found, point))
         ))
         for point in found.points
     ]  # fmt: skip
@@ -106,7 +107,7 @@ def sweep_html(found: Sweep) -> str:
 
         return sweep_figure(found)
 
-    columns = (*found.options, "step (ms)", "nominal 90 % range", "as fast")
+    columns = (*found.options, "step (ms)", "nominal 90 % range", times_header(found))
     return _shown(sweep_headline(found), columns, rows, found.notes, picture)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.comparison.compare import Comparison
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, told_apart
 from whatif.report.plot_breakdown import Bar, draw_bars
 from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, unboxed
 from whatif.report.text_explain import short_name
@@ -42,10 +42,10 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
     figure = Figure(figsize=(11, 3.4 + 0.24 * n_rows), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=(2.2, 0.8 + 0.24 * n_rows))
     bars = [
-        Bar(f"{side}: {Path(baseline.graph.info.path).name}", explained.breakdown, baseline.step_ns / 1e6,
-            measured_ms=measured.ms or None)
-        for side, baseline, explained, measured in zip(
-            "AB", (two.before, two.after), found.explained, two.measured, strict=True
+        Bar(f"{side}: {file}", explained.breakdown, baseline.step_ns / 1e6, measured_ms=measured.ms or None)
+        for side, file, baseline, explained, measured in zip(
+            "AB", told_apart([side.graph.info.path for side in (two.before, two.after)]), (two.before, two.after),
+            found.explained, two.measured, strict=True,
         )
     ]  # fmt: skip
     draw_bars(figure.add_subplot(grid[0, :]), bars, f"{CLOCK_SUBJECTS[two.clock]}, ms ({CLOCK_LABELS[two.clock]})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
@@ -21,6 +20,7 @@ from whatif.report.layout import (
     print_table,
     print_title,
     report,
+    told_apart,
 )
 from whatif.report.text_explain import short_name
 from whatif.saved_graph import simulated
@@ -39,10 +39,11 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         if found.description is not None:
             out.print(plain(found.description.sentence, "bold"))
         out.print()
-        sides = zip("AB", (two.before, two.after), two.measured, strict=True)
+        files = told_apart([side.graph.info.path for side in (two.before, two.after)])
+        sides = zip("AB", files, (two.before, two.after), two.measured, strict=True)
         steps = []
-        for name, side, measured in sides:
-            out.print(plain(f"{name}: {Path(side.graph.info.path).name}", "dim"))
+        for name, file, side, measured in sides:
+            out.print(plain(f"{name}: {file}", "dim"))
             how = "simulated" if simulated(side.graph.info) else _timed(measured)
             steps.append((name, ms(measured.ms), _spread(measured, ms), how))
         print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")

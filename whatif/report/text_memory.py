@@ -118,9 +118,9 @@ def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
         rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
         peaks.append((" + ".join(found.spelled), *_at(most)))
-    print_table(out, ["", "peak", "", "step ms", "", " "], rows)
+    print_table(out, ["", "peak", "", "step ms", "", " "], rows, wraps=True)
     print_title(out, "What is left at each peak")
-    print_table(out, ["", " ", "for the most part", ""], peaks, text_columns=3)
+    print_table(out, ["", " ", "for the most part", ""], peaks, text_columns=3, wraps=True)
     refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
     if refused:
         path = summary.baseline.graph.info.path

@@ -9,7 +9,7 @@ from rich.text import Text
 from whatif.composition import spelled
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, pct, plain, print_table, report
 from whatif.sweep.scaling import Scaling
-from whatif.sweep.sweep import Sweep
+from whatif.sweep.sweep import Point, Sweep
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
 MOST_ROWS = 40
@@ -33,30 +33,45 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
             rows.append(
                 [
                     *point.values, ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
-                    f"{baseline_ms / point.step_ms:.2f}×" if point.step_ms else "–",
+                    times_cell(found, point),
                     "" if point.samples_per_s is None else f"{point.samples_per_s:,.1f}",
                 ]
             )  # fmt: skip
-        headers = [*found.options, "step (ms)", "nominal 90 % range", "as fast", "samples/s"]
-        print_table(out, headers, rows, text_columns=0, gives_way=len(found.options) + 1)
-        out.print()
+        headers = [*found.options, "step (ms)", "nominal 90 % range", times_header(found), "samples/s"]
+        print_table(out, headers, rows, text_columns=0, keys=len(found.options))
+        below = [plain(f"  {reason}") for reason in dict.fromkeys(p.reason for p in found.points if p.reason)]
         if len(shown) < len(found.points):
-            out.print(
-                plain(f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them", "dim")
-            )
-        for reason in dict.fromkeys(point.reason for point in found.points if point.reason):
-            out.print(plain(f"  {reason}"))
+            counted = f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them"
+            below.insert(0, plain(counted, "dim"))
+        if below:
+            out.print()
+        for line in below:
+            out.print(line)
 
 
 def headline(found: Sweep) -> str:
-    """Give the sentence on top: where the step is shortest."""
-    best, baseline_ms = found.best, found.baseline.step_ns / 1e6
+    """Give the sentence on top: where the step is shortest, or where batches differ the most is trained."""
+    best = found.best
     names = " ".join(spelled(transform) for transform in found.transforms)
     if best is None or not best.step_ms:
         return f"{names}: no step is left"
-    ms = ms_format(baseline_ms)
+    step = f"{ms_format(found.baseline.step_ns / 1e6)(best.step_ms)} ms"
     at = ", ".join(f"{option}={value}" for option, value in zip(found.options, best.values, strict=True))
-    return f"{names}: shortest with {at}: {ms(best.step_ms)} ms ({baseline_ms / best.step_ms:.2f}× as fast)"
+    times = times_cell(found, best)
+    if found.by_throughput:
+        return f"{names}: most samples a second with {at}: {best.samples_per_s:,.1f} ({times} as many), {step} a step"
+    return f"{names}: shortest with {at}: {step} ({times} as fast)"
+
+
+def times_cell(found: Sweep, point: Point) -> str:
+    """Give how many times as fast a point is, as it is shown."""
+    times = found.times_as_fast(point)
+    return "–" if times is None else f"{times:.2f}×"
+
+
+def times_header(found: Sweep) -> str:
+    """Say what the times compare: steps, or where batches differ samples."""
+    return "as fast a sample" if found.by_throughput else "as fast"
 
 
 def print_scaling(found: Scaling) -> None:
@@ -86,7 +101,7 @@ def print_scaling(found: Scaling) -> None:
         headers = [
             "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
         ]  # fmt: skip
-        print_table(out, headers, rows, text_columns=0, gives_way=2)
+        print_table(out, headers, rows, text_columns=0)
         out.print()
         hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
         out.print(plain(f"  exposed: communication that no {hides} hides", "dim"))

@@ -21,6 +21,9 @@ from whatif.transform import Transform
 
 Progress = Callable[[int, int], None]
 
+# Numbers of samples that differ by less are the same: they come from a rate.
+SAME_SAMPLES = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -62,10 +65,30 @@ class Sweep:
         return tuple(varied.option for varied in self.varied)
 
     @property
+    def by_throughput(self) -> bool:
+        """Whether the points train on different numbers of samples: then samples a second compare them."""
+        steps = [point for point in self.points if point.step_ms]
+        if not steps or any(point.samples_per_s is None for point in steps):
+            return False
+        samples = [(point.samples_per_s or 0.0) * (point.step_ms or 0.0) for point in steps]
+        return max(samples) > (1 + SAME_SAMPLES) * min(samples)
+
+    @property
     def best(self) -> Point | None:
-        """The point with the shortest step; None where the what-ifs apply nowhere."""
+        """The point with the shortest step, or the most samples a second; None where the what-ifs apply nowhere."""
         found = [point for point in self.points if point.step_ms is not None]
+        if self.by_throughput:
+            return max(found, key=lambda point: point.samples_per_s or 0.0)
         return min(found, key=lambda point: point.step_ms or 0.0, default=None)
+
+    def times_as_fast(self, point: Point) -> float | None:
+        """Give how many times as fast as the recorded step a point is, sample by sample where their numbers differ."""
+        baseline_ms, samples = self.baseline.step_ns / 1e6, self.baseline.graph.info.samples
+        if not point.step_ms:
+            return None
+        if self.by_throughput and samples:
+            return (point.samples_per_s or 0.0) * baseline_ms / (1e3 * samples)
+        return baseline_ms / point.step_ms
 
     def to_dict(self) -> dict[str, Any]:
         """Give the sweep as a JSON object with the keys that scripts rely on."""
@@ -77,6 +100,8 @@ class Sweep:
             "baseline_ms": baseline_ms,
             "replay_error_pct": self.baseline.replay_error_pct,
             "varied": list(self.options),
+            "best": self.best.to_dict(self.options, baseline_ms) if self.best else None,
+            "best_by": "samples_per_s" if self.by_throughput else "predicted_ms",
             "points": [point.to_dict(self.options, baseline_ms) for point in self.points],
             "warnings": list(self.notes),
         }
