@@ -49,8 +49,8 @@ def transform(
             f"device: the what-ifs before it are told by the units of the recorded device; name device first for those "
             f"of {new.name}"
         )
-    if new.dies > 1:
-        graph = graph.note(f"device: {new.name} is {new.dies} dies, of which a rank has one: to={new.name}-GCD is that")
+    if new.note_on_dies:
+        graph = graph.note(f"device: {new.note_on_dies}: to={new.name}-GCD is that")
     memory = graph.info.memory
     if memory is not None and peak(memory).total > new.memory_bytes:
         graph = graph.note(

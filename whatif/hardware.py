@@ -83,6 +83,11 @@ class Gpu:
         return _WARPS_PER_SM.get(self.compute_capability, 64)
 
     @property
+    def note_on_dies(self) -> str | None:
+        """A sentence on what a rank has where the numbers are of several dies together; None for all others."""
+        return f"{self.name} is {self.dies} dies, of which a rank has one" if self.dies > 1 else None
+
+    @property
     def clock_hz(self) -> float:
         """The clock at which the fp32 peak of the data sheet is reached."""
         return self.fp32_tflops * 1e12 / (2 * self.sm_count * self.fp32_lanes_per_sm)

@@ -58,6 +58,13 @@ def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[st
     assert told["fits"] is True
 
 
+def test_a_board_of_two_dies_is_told_and_amd_is_told_by_data_sheets(capsys: pytest.CaptureFixture[str]) -> None:
+    for device, told in (("MI250X", True), ("MI250X-GCD", False)):
+        found = report(capsys, TWO, "--input", "32,8", "--device", device)
+        assert any("--device MI250X-GCD" in warning for warning in found["warnings"]) == told
+        assert list(found["answered_by"]) == ["analytic"]  # the models that ship have seen NVIDIA's devices alone
+
+
 def test_a_step_takes_the_time_of_what_it_computes(capsys: pytest.CaptureFixture[str]) -> None:
     small = report(capsys, RESNET, "--input", "16,3,224,224", "--optimizer", "momentum", "--device", "V100-SXM2-32")
     large = report(capsys, RESNET, "--input", "64,3,224,224", "--optimizer", "momentum", "--device", "V100-SXM2-32")

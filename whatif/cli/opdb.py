@@ -209,8 +209,8 @@ def _query(args: argparse.Namespace) -> int:
         )
     print_reply(reply, as_json=args.json)
     board = facts(args.device)
-    if board is not None and board.dies > 1:
-        warn([f"opdb: {board.name} is {board.dies} dies, of which a rank has one: this is the time on {device}"])
+    if board is not None and board.note_on_dies:
+        warn([f"opdb: {board.note_on_dies}: this is the time on {device}"])
     warn(index.warnings)
     return 0
 

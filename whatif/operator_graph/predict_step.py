@@ -93,6 +93,8 @@ class PredictedStep:
                 f"{sum(unknown.values())} kernels are of operators that no rule knows and are told by the bytes that "
                 f"they move: {listed}"
             )
+        if self.gpu is not None and self.gpu.note_on_dies:
+            found.append(f"{self.gpu.note_on_dies}: --device {self.gpu.name}-GCD is that")
         if self.fits is False:
             found.append(f"the step does not fit the memory of {self.device}")
         return (*found, *self.prediction.warnings)
