@@ -19,13 +19,13 @@ from whatif.opdb.keys import held_out
 from whatif.opdb.law import fit_law
 from whatif.opdb.learned import MODEL_VERSION, ModelFacts, Source
 from whatif.opdb.roofline import FLOOR_S
-from whatif.opdb.rows import measurements
+from whatif.opdb.rows import joined, measurements
 from whatif.opdb.schema import FAMILIES
 from whatif.opdb.trees import Forest, forest_of
 from whatif.opdb.work import work
 
 from .boosting import Settings, fit_trees
-from .samples import Kind, Sample, joined
+from .samples import Kind, Sample
 
 Float64 = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]

@@ -16,8 +16,7 @@ from whatif.opdb.keys import held_out
 from whatif.opdb.law import fit_law
 from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.quarantine import Aside, set_aside
-from whatif.opdb.rows import Operators, Rows
-from whatif.opdb.schema import FAMILIES
+from whatif.opdb.rows import Operators, Rows, joined
 from whatif.opdb.work import work
 
 Float64 = npt.NDArray[np.float64]
@@ -138,17 +137,3 @@ def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
     return Sheet(
         sm_count=1.0, tflops={"fp32": rate, dtype: rate}, memory_gbyte_s=bandwidth, l2_mbyte=_UNKNOWN_CACHE_MBYTE
     )
-
-
-def joined(parts: Sequence[Operators]) -> Operators:
-    """Operators of one family, one after the other."""
-    from whatif.opdb.rows import Texts
-
-    texts = {}
-    for name in parts[0].texts:
-        table = {text: code for code, text in enumerate(dict.fromkeys(t for p in parts for t in p.texts[name].table))}
-        codes = [np.array([table[t] for t in p.texts[name].table], dtype=np.int32)[p.texts[name].codes] for p in parts]
-        texts[name] = Texts(np.concatenate(codes), tuple(table))
-    family = parts[0].family
-    integers = {name: np.concatenate([p.integers[name] for p in parts]) for name in FAMILIES[family].attributes}
-    return Operators(family, texts, integers)

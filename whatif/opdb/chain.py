@@ -26,8 +26,9 @@ from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_RUNGS, Answers, Rung, unanswered
 from whatif.opdb.exact import weighted_medians
+from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
-from whatif.opdb.index import FamilyIndex, GroupInfo, Index
+from whatif.opdb.index import Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
 from whatif.opdb.learned import LearnedModel, ModelFacts

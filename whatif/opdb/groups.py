@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.opdb.index import FamilyIndex
+from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import Group, Measured
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.roofline import analytic_s, answers_analytically, bound_s, compute_s, memory_s

@@ -216,6 +216,19 @@ class Rows:
         return digest.hexdigest()
 
 
+def joined(parts: Sequence[Operators]) -> Operators:
+    """Give operators of one family, one after the other; there has to be a part."""
+    texts = {}
+    for name in TEXTS:
+        columns = [part.texts[name] for part in parts]
+        table = {text: code for code, text in enumerate(dict.fromkeys(t for c in columns for t in c.table))}
+        codes = [np.array([table[t] for t in c.table] or [0], dtype=np.int32)[c.codes] for c in columns]
+        texts[name] = Texts(np.concatenate(codes), tuple(table))
+    family = parts[0].family
+    integers = {name: np.concatenate([p.integers[name] for p in parts]) for name in FAMILIES[family].attributes}
+    return Operators(family, texts, integers)
+
+
 def measurements(
     ops: Operators,
     t_s: npt.ArrayLike,

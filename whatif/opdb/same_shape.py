@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.hardware import Gpu
-from whatif.opdb.index import FamilyIndex
+from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
 from whatif.opdb.quarantine import Aside

@@ -1,0 +1,137 @@
+"""The rows of one family of operators in an index: sorted by operator, in groups of what is comparable, set aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.opdb import devices
+from whatif.opdb.keys import UInt64
+from whatif.opdb.provenance import Basis, Provenance
+from whatif.opdb.quarantine import log_sizes, set_aside
+from whatif.opdb.rows import Operators, Rows, Texts, joined
+from whatif.opdb.schema import TIMES
+from whatif.opdb.work import work
+from whatif.types import Array, Int8, Int32, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """What the operators of a group have in common."""
+
+    number: int
+    family: str
+    key: int
+    device: str
+    basis: Basis
+    rows: int
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class FamilyIndex:
+    """The rows of a family, sorted by key: all columns have shape (n,), ``log_sizes`` (n, p).
+
+    ``by_group`` lists the rows of each group, those of group g from ``starts[g]`` to ``starts[g + 1]``.
+    """
+
+    keys: UInt64
+    t_s: Float64
+    t_low_s: Float64
+    t_high_s: Float64
+    contribution: Int32
+    aside: Int8
+    group: Int32
+    log_sizes: Float64
+    flops: Float64
+    moved_bytes: Float64
+    by_group: Int64
+    starts: Int64
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def find(self, keys: UInt64) -> tuple[Int64, Int64]:
+        """Give the first row of each key and the one behind its last, shape (q,) both; equal where there is none."""
+        order = np.argsort(keys)  # in order the search walks through memory instead of jumping
+        wanted = keys[order]
+        first, last = np.empty(len(keys), dtype=np.int64), np.empty(len(keys), dtype=np.int64)
+        first[order] = np.searchsorted(self.keys, wanted, side="left")
+        last[order] = np.searchsorted(self.keys, wanted, side="right")
+        return first, last
+
+    def rows_of(self, group: int) -> Int64:
+        """The rows of a group, sorted by key."""
+        return np.asarray(self.by_group[self.starts[group] : self.starts[group + 1]], dtype=np.int64)
+
+
+def family_index(
+    family: str, parts: list[tuple[int, Rows]], contributions: list[Provenance], wrong: list[str]
+) -> tuple[FamilyIndex, list[GroupInfo]]:
+    """Index the rows of a family, each part with the number of its contribution, and give its groups.
+
+    What is left out is told in ``wrong``, a sentence for each reason.
+    """
+    rows = _all_rows([rows for _, rows in parts])
+    contribution = np.repeat(np.array([n for n, _ in parts], dtype=np.int32), [len(r) for _, r in parts])
+    order = np.lexsort((rows.t_s, contribution, rows.ops.keys))
+    rows, contribution = rows.take(order), contribution[order]
+    clash = _clashes(rows.ops)
+    if clash.any():  # two operators with one key: with 10^7 operators one chance in 10^5
+        wrong.append(f"{int(clash.sum()):,} rows of the family {family!r} left out: their key is another operator's.")
+        rows, contribution = rows.take(~clash), contribution[~clash]
+    group, groups = _groups(family, rows.ops, contribution, contributions)
+    aside = set_aside(
+        rows.ops, rows.t_s, group, [devices.facts(g.device) for g in groups], [g.basis.cache == "cold" for g in groups]
+    )
+    flops, moved = work(rows.ops)
+    by_group = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[by_group], np.arange(len(groups) + 1))
+    return FamilyIndex(
+        rows.ops.keys, rows.t_s, rows.t_low_s, rows.t_high_s, contribution, aside, group.astype(np.int32),
+        log_sizes(rows.ops), flops, moved, by_group, starts,
+    ), groups  # fmt: skip
+
+
+def _groups(
+    family: str, ops: Operators, contribution: Int32, contributions: list[Provenance]
+) -> tuple[Int64, list[GroupInfo]]:
+    """Number what is comparable: the same operators but for their sizes, on one device, measured in one way."""
+    kinds = [(c.origin.device.name, c.origin.basis) for c in contributions]
+    table = sorted(set(kinds))
+    kind = np.array([table.index(k) for k in kinds], dtype=np.int64)[contribution]
+    pairs = np.stack([ops.group_keys.view(np.int64), kind], axis=1)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    new = np.append(True, (np.diff(pairs[order], axis=0) != 0).any(axis=1)) if len(order) else np.zeros(0, np.bool_)
+    group = np.empty(len(ops), dtype=np.int64)
+    group[order] = np.cumsum(new) - 1
+    infos, sizes = [], np.bincount(group)
+    for number, row in enumerate(order[new].tolist()):
+        device, basis = table[kind[row]]
+        said = ops.described(row)
+        key, name, dtype = int(ops.group_keys[row]), str(said["name"]), str(said["dtype"])
+        infos.append(GroupInfo(number, family, key, device, basis, int(sizes[number]), name, dtype))
+    return group, infos
+
+
+def _all_rows(parts: list[Rows]) -> Rows:
+    """The rows of all parts but for their kernels' names, which no estimate asks for."""
+    ops = joined([part.ops for part in parts])
+    t, low, high, repeats = (np.concatenate([getattr(part, name) for part in parts]) for name in (*TIMES, "repeats"))
+    return Rows(ops, t, low, high, repeats, Texts.same("", len(ops)))
+
+
+def _clashes(ops: Operators) -> npt.NDArray[np.bool_]:
+    """Mask of the rows that share their key with a row above them and are another operator; sorted by key."""
+    same = np.append(False, ops.keys[1:] == ops.keys[:-1])
+    differs = np.zeros(len(ops), dtype=np.bool_)
+    first = np.maximum.accumulate(np.where(same, 0, np.arange(len(ops))))
+    columns: list[Array] = [*ops.integers.values(), *(texts.codes for texts in ops.texts.values())]
+    for column in columns:
+        differs |= column != column[first]
+    return np.asarray(same & differs, dtype=np.bool_)
