@@ -44,3 +44,16 @@ def _one(value: Any) -> tuple[list[Any], str, str]:
     if isinstance(value, bool | int | float):
         return [], "Scalar", str(value)
     return [], "", ""
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Give the tensors among ``values`` and in the lists and tables among them, in their order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += tensors_in(value.values())
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value)
+    return found

@@ -17,6 +17,7 @@ from ..metadata import describe_optimizer, describe_precision
 from .load import load_model
 from .losses import LOSSES, loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
+from .spelling import tensors_in
 from .stand_ins import AsOnDevice
 from .watch import Watch
 
@@ -61,7 +62,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         with fused_on_meta():
             if optimizer is not None:
                 prepare_state(optimizer)
-            watch.know([*model.parameters(), *model.buffers(), *_all_tensors([positional, named])])
+            watch.know([*model.parameters(), *model.buffers(), *tensors_in([positional, named])])
             if optimizer is not None:
                 watch.know(t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
             grad = torch.no_grad() if wanted.inference else nullcontext()
@@ -79,8 +80,8 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
     finally:
         watch.remove()
         order.remove()
-    first = next(iter(_all_tensors([positional, named])), None)
-    resident = [*model.parameters(), *model.buffers(), *_all_tensors([positional, named])]
+    first = next(iter(tensors_in([positional, named])), None)
+    resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
     if optimizer is not None:
         resident += [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.is_meta]
     metadata = {
@@ -169,18 +170,6 @@ def _to_meta(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_to_meta(item) for item in value]
     return value
-
-
-def _all_tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            found += _all_tensors(value.values())
-        elif isinstance(value, list | tuple):
-            found += _all_tensors(value)
-    return found
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

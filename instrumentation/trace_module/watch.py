@@ -14,7 +14,7 @@ from whatif.types import Phase
 from ..layers import named_layers
 from .known_values import KnownValues
 from .optimizers import lists_on_meta
-from .spelling import TYPE_NAMES, spelled
+from .spelling import TYPE_NAMES, spelled, tensors_in
 
 # Operators that read a value back: a program that does so chooses by data, and a step without data cannot.
 _READ_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique")
@@ -65,7 +65,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func._schema.name)
-        device_tensors = [t for t in _tensors([*args, *kwargs.values()]) if t.is_meta]
+        device_tensors = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
         if device_tensors and name.removeprefix("aten::").rstrip("_") in _READ_BACK:
             known = [self._values.twin(t) for t in device_tensors]
             if name != "aten::_local_scalar_dense" or known[0] is None:
@@ -106,7 +106,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif newest > self._last_sequence:
             sequence = newest
         self._last_sequence = newest
-        made = _tensors([result])
+        made = tensors_in([result])
         meta = [t for t in made if t.is_meta]
         fresh = [] if func.is_view else meta
         # Unless it is a view, what it returns is written, be it new or one of its inputs.
@@ -157,13 +157,3 @@ def _next_sequence() -> int:
 
 def _node_name(node: Any) -> str:
     return str(node.name()).rpartition("::")[2]
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
