@@ -118,6 +118,8 @@ def simulated(info: GraphInfo) -> dict[str, Any]:
 
 def graph_of_text(text: bytes, path: str) -> TaskGraph:
     """Give the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, where it is damaged."""
+    from whatif.opdb.importers.torch_operators import check_described
+
     try:
         saved = msgspec.json.decode(text, type=_Saved)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +131,9 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
         )
     try:
         info = _info(saved.info)
-    except (msgspec.MsgspecError, TypeError, RecursionError) as error:
+        for what in info.operators:
+            check_described(what)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     n = saved.n_tasks
     if not 0 < n <= MOST_ROWS:

@@ -328,6 +328,16 @@ def damaged(text: str, how: str) -> str:
         columns["called"] = encoded([7] * saved["n_tasks"], "i4")
     elif how == "edges":
         saved["dependencies"]["source"] = encoded([2**30] * saved["dependencies"]["source"]["count"], "i4")
+    elif how in ("family", "sizes", "size", "dtype"):
+        integers = [["batch", 1], ["m", 2], ["n", 3], ["k", 4]]
+        what = {"family": "matmul", "name": "mm", "dtype": "fp32", "integers": integers, "phase": "fwd", "layout": ""}
+        wrong: dict[str, Any] = {
+            "family": "zzz",
+            "sizes": integers[1:],
+            "size": [["batch", -5], *integers[1:]],
+            "dtype": "zz",
+        }
+        saved["info"]["operators"] = [{**what, "integers" if how.startswith("size") else how: wrong[how]}]
     elif how == "types":
         saved["info"]["batch_size"] = "many"
     elif how == "unknown":
@@ -351,7 +361,7 @@ def encoded(values: list[int], dtype: str) -> dict[str, Any]:
 
 
 HOW = ("cut", "without", "object", "bomb", "more", "shorter", "negative", "codes", "operators", "edges", "types",
-       "unknown", "base64", "format", "nested", "lag")  # fmt: skip
+       "unknown", "base64", "format", "nested", "lag", "family", "sizes", "size", "dtype")  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW)

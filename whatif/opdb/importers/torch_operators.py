@@ -10,13 +10,17 @@ from typing import Any
 
 import msgspec
 
-from whatif.opdb.schema import LARGEST_ATTRIBUTE, LONGEST_TEXT
+from whatif.opdb.schema import DTYPES, FAMILIES, LARGEST_ATTRIBUTE, LONGEST_TEXT, PHASES
 
 # Type names of recordings (c10::ScalarType and TypeMeta spellings).
 _TYPES = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
     "c10::float8_e5m2": "fp8", "signed char": "int8", "long int": "int", "long": "int", "int": "int",
 }  # fmt: skip
+
+
+# Elements of a tensor of several dimensions are a product of sizes.
+_LARGEST_PRODUCT = 2**62
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,17 @@ class Described:
     integers: tuple[tuple[str, int], ...]
     phase: str = "fwd"
     layout: str = ""
+
+
+def check_described(what: Described) -> None:
+    """Raise ValueError where an operator that a file tells of has words or sizes that are none."""
+    family = FAMILIES.get(what.family)
+    if family is None or what.dtype not in DTYPES or what.phase not in PHASES:
+        raise ValueError(f"an operator of {what.family[:40]!r}, {what.dtype[:40]!r}, {what.phase[:40]!r}")
+    if sorted(name for name, _ in what.integers) != sorted(family.attributes):
+        raise ValueError(f"an operator of {what.family!r} with other sizes")
+    if not all(0 <= value <= _LARGEST_PRODUCT for _, value in what.integers):
+        raise ValueError(f"an operator of {what.family!r} of an impossible size")
 
 
 class _Call:
