@@ -378,6 +378,26 @@ def test_it_prints_with_everything_unfolded(opened: Any, real: Path) -> None:
     assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
 
 
+@pytest.mark.parametrize("width", [420, 700, 1000, 1100, 1280])
+def test_a_link_leads_to_a_heading_that_can_be_seen(opened: Any, real: Path, width: int) -> None:
+    """The contents stay at the top of a wide window, and never on what was asked for."""
+    driver = opened(real)
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    script = (
+        "return [...document.querySelectorAll('nav a')].map(a => { a.click();"
+        "const top = document.querySelector(a.hash + ' h2').getBoundingClientRect().top;"
+        "return [a.hash, top, document.querySelector('nav').getBoundingClientRect().bottom]; })"
+    )
+    try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        view(driver)
+        links = driver.execute_script(script)
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(links) > 8
+    assert [link for link in links if not max(link[2], 0) <= link[1] <= 800] == []
+
+
 def test_colours_that_the_user_forces_are_those_of_charts_too(opened: Any, real: Path) -> None:
     driver = opened(real)
     features = [{"name": "forced-colors", "value": "active"}, {"name": "prefers-color-scheme", "value": "dark"}]
