@@ -190,6 +190,7 @@ def test_memory_tells_how_it_was_made(tmp_path: Path, shared_traces: Path, own_t
     assert vgg.tables["t-moments"].headers[1] == "layers"
     bare = written(tmp_path, shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
     assert bare.data("facts")["explain"]["layers"] == []
+    assert "The largest batch that fits is at least 65,536 times the recorded one" in bare.text
     assert bare.tables["t-moments"].headers[1] == "operators"
     assert bare.tables["t-memory-layers"].headers[0] == "operator"
     measured = written(tmp_path, own_traces / "memory_cpu" / "vgg19.trace.json.gz")

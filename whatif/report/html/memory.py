@@ -30,6 +30,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
         return section("memory", "Memory over the step", paragraph(prose(found)))
     labels = tuple(f"{m.phase.name.lower()} {m.layer}".strip() for m in found.moments)
     part = "layer" if facts.explanation.n_layers else "operator"
+    none = f"(no {part})"
     unit, unit_name = (GIB, "GiB") if found.peak.total >= GIB else (MIB, "MiB")
     charts["c-memory"] = Chart(
         "area",
@@ -55,14 +56,14 @@ def memory(facts: Facts, charts: Charts) -> Html:
     over: list[Row] = [
         [
             m.phase.name.lower(),
-            (first or f"(no {part})") + ("" if first == last else f" … {last or '(no layer)'}"),
+            (first or none) + ("" if first == last else f" … {last or none}"),
             Cell(size(m.total), m.total, m.total / max(most.total, 1)),
         ]
         for first, last, m in shown_moments(found.moments)
     ]
     layers: list[Row] = [
         [
-            one.name or f"(no {part})",
+            one.name or none,
             Cell(size(one.activations), one.activations),
             Cell(size(one.gradients), one.gradients),
             Cell(size(one.workspace), one.workspace),
@@ -102,5 +103,5 @@ def _memory_sentences(found: MemorySummary) -> list[Html]:
     if found.measured_bytes:
         error = 100 * (found.peak.total / found.measured_bytes - 1)
         told.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+.1f} %)."))
-    told.append(paragraph(" ".join(capacity_sentences(found))))
-    return told
+    fits = capacity_sentences(found)
+    return [*told, paragraph(" ".join(fits))] if fits else told
