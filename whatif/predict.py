@@ -129,6 +129,12 @@ class Prediction:
         noun = CLOCK_NOUNS[self.baseline.clock]
         shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
         if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
+            if 2 * self.baseline.unexplained_wait_pct > 100 - busy_pct:
+                return (
+                    f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
+                    f"{self.baseline_ms:.2f} ms), and in the rest most is waiting that nothing in the recording "
+                    "explains, so faster kernels change nothing"
+                )
             return (
                 f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
                 f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"

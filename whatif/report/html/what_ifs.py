@@ -61,17 +61,11 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         parts.append(
             paragraph(f"*: for the samples of {RECORDED[facts.baseline.clock]}, whose batch changes.", class_="note")
         )
-    return section(
-        "what-ifs",
-        "What would help",
-        *parts,
-        paragraph(
-            f"Ranges are told for the first {sum(1 for e in advice.gaining if e.range_ms)} alone and the first "
-            f"{sum(1 for e in advice.together if e.range_ms)} together; each costs two more simulations.",
-            class_="note",
-        ),
-        command(advice.baseline, "advise", TRACE),
-    )
+    alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
+    if alone + together < len(advice.gaining) + len(advice.together):
+        told = f"Ranges are told for the first {alone} alone and the first {together} together; each costs two more"
+        parts.append(paragraph(f"{told} simulations.", class_="note"))
+    return section("what-ifs", "What would help", *parts, command(advice.baseline, "advise", TRACE))
 
 
 def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -> Html:
