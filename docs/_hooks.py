@@ -16,8 +16,25 @@ from whatif.cli.main import COMMANDS, parser_of
 from whatif.report.transforms_text import describe
 from whatif.transform import built_in_names, load_transform
 
-# argparse wraps its help to the terminal; the site's is as wide as the documentation's code blocks.
-HELP_COLUMNS = "100"
+# argparse wraps its help to the terminal; the site's is as wide as its code blocks.
+HELP_COLUMNS = "90"
+# What is asked of a graph from Python, one function a question, and what they take: not names of `whatif` itself.
+QUESTIONS = (
+    "whatif.baseline.Baseline",
+    "whatif.explain.explain",
+    "whatif.sensitivity.sensitivity",
+    "whatif.sensitivity.at_speedups",
+    "whatif.advice.advise.advise",
+    "whatif.sweep.sweep.sweep",
+    "whatif.sweep.scaling.scaling",
+    "whatif.memory_summary.memory_summary",
+    "whatif.comparison.two_recordings.TwoRecordings",
+    "whatif.comparison.compare.compare",
+    "whatif.comparison.regression.check_regression",
+    "whatif.validate.validate",
+)
+# `whatif.instrumentation`, by the folder in which it lies.
+RECORDING = ("instrumentation.recorder.record", "instrumentation.recorder.Recording", "instrumentation.collect.step")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -81,8 +98,13 @@ def _default(value: object) -> str:
 
 def api() -> str:
     """The public names of the package, from their docstrings."""
-    entries = "\n".join(f"::: {whatif._HOME[name]}.{name}\n" for name in whatif.__all__)
-    return f"# Python\n\nAll of these are names of `whatif` itself: `import whatif; whatif.read(...)`.\n\n{entries}"
+    parts = ["# Python\n", "The first are names of `whatif` itself: `import whatif; whatif.read(...)`.\n"]
+    parts += [f"::: {whatif._HOME[name]}.{name}\n" for name in whatif.__all__]
+    parts += ["## Questions {#questions}\n", "What the commands ask. Each is imported from the module that is named.\n"]
+    parts += [f"::: {name}\n    options: {{heading_level: 3, show_root_full_path: true}}\n" for name in QUESTIONS]
+    parts += ["## Recording {#recording}\n", "Names of `whatif.instrumentation`, the only part that needs torch.\n"]
+    parts += [f"::: {name}\n    options: {{heading_level: 3}}\n" for name in RECORDING]
+    return "\n".join(parts)
 
 
 def _block(text: str) -> str:

@@ -20,7 +20,8 @@ from unittest import mock
 from tests.pages.blocks import ROOT, Block, blocks_of
 from whatif.cli.main import main
 
-COLUMNS = "100"
+# What a page of the site shows without scrolling (docs/assets/pages.css).
+COLUMNS = "90"
 # What a page may show of an output that is longer, as a shell would cut it.
 _CUT = re.compile(r"(?P<command>.*?) \| (head -(?P<first>\d+)|grep -A (?P<behind>\d+) '(?P<found>[^']+)')")
 
