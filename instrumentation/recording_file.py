@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from whatif.errors import WhatifError
-from whatif.output_file import output_file, replacing
+from whatif.output_file import output_file, replaceable_file, replacing
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
@@ -27,26 +27,7 @@ def check_writable(path: Path) -> Path:
 
     Raises WhatifError where it cannot, or where something that is no recording would be lost.
     """
-    target = output_file(path)
-    if target.exists() and not _may_be_replaced(target):
-        raise WhatifError(
-            f"{path}: expected a new file or an older recording to replace, got another file: name another or remove it"
-            " first."
-        )
-    return target
-
-
-def _may_be_replaced(path: Path) -> bool:
-    """Whether the file is empty or a recording by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_FIRST_BYTES))
-        if start.startswith(_GZIP_MAGIC):
-            with gzip.open(path) as unpacked:
-                start = unpacked.read(len(_FIRST_BYTES))
-    except (OSError, EOFError, zlib.error):  # Unreadable or damaged: nobody can tell what would be lost.
-        return False
-    return start in (b"", _FIRST_BYTES)
+    return replaceable_file(path, "recording", lambda start: start.startswith(_FIRST_BYTES))
 
 
 def of_this_rank(path: Path) -> Path:

@@ -19,7 +19,7 @@ from whatif.errors import WhatifError
 from whatif.ingest.exported import EXPORTED_BEGIN
 from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
-from whatif.output_file import replacing
+from whatif.output_file import replaceable_file, replacing
 from whatif.validate_records import read_record
 
 Progress = Callable[[int, int], None]
@@ -126,7 +126,8 @@ def _target(source: Path, output: str | Path | None) -> Path:
         raise WhatifError(
             f"{target}: expected another file than the trace itself, which is never overwritten; name one."
         )
-    return target
+    # A copy is a recording like any other, so only its name tells that it is one.
+    return replaceable_file(target, "copy of this command", lambda _: ".anonymous" in target.name)
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""Where a file that is to be written really goes: only ever a regular file, and never through a link in its place."""
+"""Where a file that is to be written really goes: only ever a regular file, and never through a link in its place.
+
+What is there already is replaced only where it is an older file of the same kind.
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,14 +19,19 @@ from whatif.ranks.files import SUFFIXES
 NO_STORAGE = (Path("/dev"), Path("/proc"))
 # What Linux follows before it calls a chain of links endless.
 MOST_LINKS = 40
+# By so much every file that this program writes can be told from others.
+START_BYTES = 4096
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def output_file(path: str | Path) -> Path:
     """Give the regular file, new or old, that ``path`` stands for, with every symbolic link followed.
 
     A file is written beside its target and then renamed, so without this a link would be replaced instead of written
-    through. Raises WhatifError where ``path`` leads to a folder, a device, a pipe or nowhere.
+    through. Raises WhatifError where ``path`` leads to a folder, a device, a pipe or nowhere, or is empty.
     """
+    if Path(path) == Path():
+        raise WhatifError("expected the name of a file to write, got an empty name or this folder; name one.")
     target = _followed(Path(path))
     if target is None or (target.exists() and not target.is_file()):
         raise WhatifError(f"{path}: expected the name of a file to write, got something that is no file; name another.")
@@ -39,6 +49,35 @@ def is_recorded(target: Path, trace: str | Path) -> bool:
     path = Path(trace)
     files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)] if path.is_dir() else [path]
     return target.exists() and any(file.is_file() and target.samefile(file) for file in files)
+
+
+def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool]) -> Path:
+    """Give ``output_file(path)`` where nothing is lost by writing there: no file, an empty one, or one of this kind.
+
+    ``is_own`` judges its first ``START_BYTES``, uncompressed. Raises WhatifError where another file would be lost.
+    """
+    target = output_file(path)
+    if target.exists():
+        start = _start(target)
+        if start is None or not (start == b"" or is_own(start)):
+            raise WhatifError(
+                f"{path}: expected a new file or an older {kind} to replace, got another file: name another or remove "
+                "it first."
+            )
+    return target
+
+
+def _start(path: Path) -> bytes | None:
+    """The first bytes of a file; None where it cannot be read: nobody can tell what would be lost."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(START_BYTES)
+        if start.startswith(_GZIP_MAGIC):
+            with gzip.open(path) as unpacked:
+                start = unpacked.read(START_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return None
+    return start
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -247,6 +248,28 @@ def test_no_exception_reaches_the_user(
     assert "Traceback" not in err
     with pytest.raises(type(error)):
         main(["info", "--debug"])
+
+
+def test_an_interrupt_that_a_library_takes_for_another_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As numpy does where Ctrl-C is pressed while it is imported."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+
+    def run(args: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("Error importing numpy") from None
+        return 0
+
+    module = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)
+    monkeypatch.setitem(sys.modules, "whatif.cli.info", module)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "whatif: interrupted.\n"
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    failing(ImportError("nothing was pressed"), monkeypatch)
+    assert main(["info"]) == 1
 
 
 def test_a_closed_pipe_is_no_error(trace: str) -> None:

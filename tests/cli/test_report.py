@@ -358,7 +358,7 @@ def test_errors_are_one_sentence_and_leave_no_file(
 
 def test_an_older_page_is_replaced_whole(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "page.html"
-    out.write_text("older")
+    out.write_text("<title>What-if report: older</title>")
     assert main(["report", str(trace), "-o", str(out)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("GPU-bound: ")

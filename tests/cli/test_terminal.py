@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,32 @@ def test_nobody_watches_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         assert progress is None  # pytest's stderr is no terminal
 
 
+class Terminal(io.StringIO):
+    """A stderr that somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_takes_long_shows_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(sys, "stderr", watched := Terminal())
+    with reading.patience("predicting"):
+        while "predicting" not in watched.getvalue():
+            time.sleep(0.01)
+    assert re.search(r"predicting.*0:00:00", watched.getvalue())
+    monkeypatch.setattr(sys, "stderr", quick := Terminal())
+    with reading.patience("predicting"):
+        pass
+    time.sleep(0.2)
+    assert quick.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", silent := Terminal())
+    monkeypatch.setattr(reading, "_quiet", True)
+    with reading.patience("predicting"):
+        time.sleep(0.2)
+    assert silent.getvalue() == ""
+
+
 # -- completion -----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +257,9 @@ CASES = [
     ("opdb me", ["merge"]),
     ("opdb check --db traces", ["traces"]),
     ("completion z", ["zsh"]),
+    ("predict --device A100-P", ["A100-PCIE-40", "A100-PCIE-80"]),
+    ("recommend --devices L4", ["L4", "L40S"]),
+    ("opdb query --device H20", ["H200-SXM-141"]),
     ("nonsense x", []),
 ]
 
@@ -244,6 +275,21 @@ def test_bash_completes(line: str, expected: list[str], scripts: Path) -> None:
     )
     assert done.stderr == ""
     assert sorted(found for found in done.stdout.split("\n") if found) == sorted(expected)
+
+
+@pytest.mark.parametrize(("line", "expected"), CASES if shutil.which("fish") else [])
+def test_fish_completes(line: str, expected: list[str], scripts: Path) -> None:
+    program = "source script.fish; complete -C $argv[1]"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", program, f"whatif {line}"],
+        cwd=scripts,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    offered = [row.partition("\t")[0].rstrip("/") for row in done.stdout.splitlines()]
+    # Options are offered where a dash was typed.
+    assert sorted(offered) == sorted(word for word in expected if line or not word.startswith("-"))
 
 
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])

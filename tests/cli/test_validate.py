@@ -98,7 +98,19 @@ def test_the_current_folder_is_the_default(
 ) -> None:
     monkeypatch.chdir(folder)
     assert "of 2 pairs" in printed(capsys, "validate")
-    assert "0 pairs, none of them scored" in printed(capsys, "validate", "net--compile.json")
+
+
+def test_a_comparison_of_nothing_is_no_success(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["validate", "net--compile.json"]) == 1
+    out, err = capsys.readouterr()
+    assert "0 pairs, none of them scored" in out
+    assert "failed: out of | memory" in out
+    assert err.startswith("whatif: net--compile.json: expected a pair of runs to compare, got 1 without one")
+    assert main(["validate", "net--compile.json", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["pairs"] == []
 
 
 def test_what_cannot_be_validated_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         help="the file to write (compressed where its name ends in .gz), or a folder for one of the same name "
-        "(default: TRACE's name with .anonymous before its ending)",
+        "(default: TRACE's name with .anonymous before its ending); what is there is replaced only where its name has "
+        ".anonymous in it",
     )
     parser.add_argument("--layers", action="store_true", help="replace the words of layer names by numbered ones too")
 

@@ -6,7 +6,7 @@ import argparse
 
 from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, check_plots
 from whatif.cli.rank_files import names_then_traces, read_traces
-from whatif.cli.reading import print_plot, warn
+from whatif.cli.reading import patience, print_plot, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     check_plots(args.plot, paths)
     graph, _ = read_traces(paths)
-    prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
+    with patience("predicting"):
+        prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
     if args.plot is not None:
         from whatif.report.plot_breakdown import plot_prediction
 

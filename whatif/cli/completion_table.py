@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whatif.cli.main import COMMANDS, parser_of
+from whatif.hardware import gpu_names
 
 # What the parsers call values that are files, and positional ones that are what-ifs.
 _FILE = re.compile(r"TRACE|FILE|FOLDER|PATH|OUT|\.py|^[AB]$")
 _TRANSFORM = "NAME"
+# And values that name a GPU, or several behind one another.
+_GPU = re.compile(r"GPU|DEVICE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ def _described(words: tuple[str, ...], summary: str, parser: argparse.ArgumentPa
         elif action.option_strings and not isinstance(action, argparse._HelpAction):
             takes_value = action.nargs != 0
             listed = tuple(map(str, action.choices or ()))
+            if takes_value and not listed and _GPU.search(_metavar(action).upper()):
+                listed = gpu_names()
             options.append(
                 Option(
                     tuple(action.option_strings),

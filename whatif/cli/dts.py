@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_json
-from whatif.cli.reading import print_plot, read_trace, warn
+from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +70,11 @@ def run(args: argparse.Namespace) -> int:
     graph = read_trace(args.trace)
     dnn = dnn_of(Baseline.of(graph, calibrated=args.calibrated).graph)
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
-    ranking = rank(
-        architectures, dnn, machines_of(cluster, tcp=not graph.on_gpu.any()), training, epoch_batches=args.batches,
-        max_paths=args.max_paths or None, samples=args.samples, seed=args.seed,
-    )  # fmt: skip
+    with progress_bar("trying architectures") as progress:
+        ranking = rank(
+            architectures, dnn, machines_of(cluster, tcp=not graph.on_gpu.any()), training, epoch_batches=args.batches,
+            max_paths=args.max_paths or None, samples=args.samples, seed=args.seed, progress=progress,
+        )  # fmt: skip
     if not ranking.possible:
         raise WhatifError(ranking.rows[0].reason)
     best = ranking.possible[0].found

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_calibration, add_clock, add_json, add_top
+from whatif.cli.options import add_calibration, add_clock, add_json, add_top, check_plots
 from whatif.cli.rank_files import add_traces, read_traces
 from whatif.cli.reading import print_plot, warn
 
@@ -36,10 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         if not args.sensitivity:
             raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
-        from whatif.report.plots import check_plot
-
-        for trace in args.traces:
-            check_plot(args.plot, trace)
+        check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces)
     from whatif.explain import explain
     from whatif.predict import Baseline

@@ -6,7 +6,7 @@ import argparse
 
 from whatif.cli.options import add_calibration
 from whatif.cli.rank_files import read_traces, traces_then_names
-from whatif.cli.reading import warn
+from whatif.cli.reading import patience, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it",
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="OUT", help="the file to write; compressed where its name ends in .gz"
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT",
+        help="the file to write, new or an older export; compressed where its name ends in .gz",
     )
     add_calibration(parser)
 
@@ -28,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
     paths, names = traces_then_names(args.words, "export")
     from whatif.composition import spelled
+    from whatif.ingest.exported import EXPORTED_BEGIN
+    from whatif.output_file import replaceable_file
     from whatif.predict import Baseline, apply
     from whatif.report.perfetto import check_output, write_perfetto
     from whatif.report.printable import printable
@@ -35,16 +41,20 @@ def run(args: argparse.Namespace) -> int:
 
     for path in paths:
         check_output(args.output, path)
+    replaceable_file(args.output, "export", lambda start: start.startswith(EXPORTED_BEGIN))
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths)
     baseline = Baseline.of(graph, calibrated=args.calibrated)
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
-    if not transforms:
-        write_perfetto(args.output, baseline.timeline, None, without_profiler=corrected)
-    else:
-        prediction = apply(baseline, *transforms)
-        what = " + ".join(spelled(transform) for transform in transforms)
-        write_perfetto(args.output, baseline.timeline, prediction.timeline, what, without_profiler=corrected)
+    prediction = None
+    with patience("writing"):
+        if not transforms:
+            write_perfetto(args.output, baseline.timeline, None, without_profiler=corrected)
+        else:
+            prediction = apply(baseline, *transforms)
+            what = " + ".join(spelled(transform) for transform in transforms)
+            write_perfetto(args.output, baseline.timeline, prediction.timeline, what, without_profiler=corrected)
+    if prediction is not None:
         warn(prediction.warnings)
     print(f"{printable(args.output)}: written; open it at https://ui.perfetto.dev")
     return 0

@@ -9,12 +9,13 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
 import whatif
+from whatif.cli.interrupts import remembered
 from whatif.errors import WhatifError
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
@@ -65,6 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     if sys.stdout is None:
         return _fail("expected a standard output to write to, got a closed one.", COULD_NOT)
     _never_fail_on_a_character()
+    with remembered() as interrupted:
+        return _run(arguments, interrupted)
+
+
+def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
     debug, could_not = False, COULD_NOT
     try:
         command, flags, rest = _split(arguments)
@@ -111,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _unexpected(error, could_not)
+        return _fail("interrupted.", INTERRUPTED) if interrupted() else _unexpected(error, could_not)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_top, trace_then_names
-from whatif.cli.reading import print_plot, read_trace, warn
+from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_top, check_plots, trace_then_names
+from whatif.cli.reading import patience, print_plot, read_trace, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +33,15 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         load_transform(name)
     capacity_bytes = None if args.capacity is None else _capacity(args.capacity)
-    if args.plot is not None:
-        from whatif.report.plots import check_plot
-
-        check_plot(args.plot, path)
+    check_plots(args.plot, [path])
     from whatif.baseline import Baseline
     from whatif.memory_summary import memory_of, memory_summary
 
     graph = read_trace(path)
     memory_of(graph)  # before anything is simulated
     baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
-    summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes)
+    with patience("trying what-ifs"):
+        summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes)
     if args.plot:
         from whatif.report.plot_memory import plot_memory
 

@@ -54,13 +54,15 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
 
 def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --plot, which draws ``what`` into a file."""
-    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
+    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file, new or an older one")
 
 
 def check_plots(plot: str | None, paths: Sequence[str]) -> None:
-    """Raise WhatifError where --plot names what cannot be written, or one of the files that are read."""
+    """Raise an error where --plot names what cannot be written, or one of the files that are read."""
     if plot is None:
         return
+    if not plot:
+        raise UsageError("--plot: expected the name of a file that ends in .png, .svg or .pdf, got an empty name.")
     from whatif.report.plots import check_plot
 
     for path in paths:

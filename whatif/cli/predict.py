@@ -64,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kwargs", metavar="JSON", help='what MODEL is called with, as {"layers": 12}')
     parser.add_argument("--db", metavar="FOLDER", help="the op database (default: $WHATIF_OPDB, else your own)")
     parser.add_argument("--measure", action="store_true", help="measure what the database lacks, on this machine")
-    parser.add_argument("--save", metavar="FILE", help="write the step as a recording that all commands read")
+    parser.add_argument(
+        "--save",
+        metavar="FILE",
+        help="write the step as a recording that all commands read, new or in place of another such one",
+    )
     add_plot(parser, "draw the parts of the step")
     add_json(parser)
 
@@ -80,9 +84,10 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     device, gpu = _device(args.device)
     if args.save is not None:
-        from whatif.output_file import output_file
+        from whatif.operator_graph.recording import is_predicted
+        from whatif.output_file import replaceable_file
 
-        output_file(args.save)
+        replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])
     graph = _graph(target, args, inputs, keywords, gpu)
     from whatif.operator_graph.predict_step import predict_step

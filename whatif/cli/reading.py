@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ _quiet = False
 
 # Smaller files are read before a progress bar could be read.
 PROGRESS_BYTES = 20_000_000
+# People wonder whether anything happens after some seconds.
+PATIENCE_S = 2.0
 
 
 def be_quiet(quiet: bool) -> None:
@@ -50,6 +53,40 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something takes long, and since when: how long it will take nobody knows."""
+    if _quiet or not sys.stderr.isatty():
+        yield
+        return
+    lock, shown, over = threading.Lock(), None, False
+
+    def show() -> None:
+        nonlocal shown
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        with lock:
+            if not over:
+                columns = SpinnerColumn(), TextColumn(what), TimeElapsedColumn()
+                shown = Progress(*columns, console=Console(stderr=True), transient=True)
+                shown.add_task(what, total=None)
+                shown.start()
+
+    # Most is done before anybody wonders, and costs nothing then.
+    timer = threading.Timer(PATIENCE_S, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            if shown is not None:
+                shown.stop()
 
 
 def print_plot(path: str | None) -> None:

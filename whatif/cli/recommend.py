@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs that go with each device"
     )
     parser.add_argument(
-        "--devices", metavar="NAMES", help="which, as A100-SXM-80,L40S (default: those with a price, else all known)"
+        "--devices", metavar="GPU,GPU", help="which, as A100-SXM-80,L40S (default: those with a price, else all known)"
     )
     parser.add_argument("--prices", metavar="FILE", help="a TOML file: currency, and [per_hour] with a line a device")
     parser.add_argument("--by", choices=("time", "cost"), help="the order (default: cost where there are prices)")

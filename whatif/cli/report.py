@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it "
         "(default: what to do first)",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the .html file to write")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help="the .html file to write, new or an older report"
+    )
     add_clock(parser)
     add_calibration(parser)
 
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     paths, names = traces_then_names(args.words, "report")
+    from whatif.output_file import replaceable_file
     from whatif.report.perfetto import check_output
     from whatif.report.printable import printable
     from whatif.transform import load_transform
@@ -34,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     # A file that cannot be written and a misspelled name are told before a large trace is read.
     for path in paths:
         check_output(args.output, path)
+    replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
     asked = [load_transform(name) for name in names]
     from whatif.baseline import Baseline
     from whatif.report.html.facts import gather, without_folders

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_spreading, trace_then_names
+from whatif.cli.options import (
+    add_calibration,
+    add_clock,
+    add_json,
+    add_plot,
+    add_spreading,
+    check_plots,
+    trace_then_names,
+)
 from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 DEFAULT = "distributed"
@@ -45,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
     # Misspelled names and numbers are told before a large trace is read.
     transforms = [load_transform(name) for name in names or [DEFAULT]]
     workers = parse_workers(args.workers)
-    if args.plot is not None:
-        from whatif.report.plots import check_plot
-
-        check_plot(args.plot, path)
+    check_plots(args.plot, [path])
     from whatif.baseline import Baseline
 
     baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_spreading, names_then_trace
+from whatif.cli.options import (
+    add_calibration,
+    add_clock,
+    add_json,
+    add_plot,
+    add_spreading,
+    check_plots,
+    names_then_trace,
+)
 from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
 
 
@@ -43,10 +51,7 @@ def run(args: argparse.Namespace) -> int:
     # Misspelled names and values are told before a large trace is read.
     transforms = [load_transform(name) for name in names]
     varied = [parse_vary(text, transforms) for text in args.vary]
-    if args.plot is not None:
-        from whatif.report.plots import check_plot
-
-        check_plot(args.plot, path)
+    check_plots(args.plot, [path])
     from whatif.baseline import Baseline
     from whatif.sweep.sweep import sweep
 

@@ -19,18 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of recorded pairs, searched recursively, or a file of named pairs (default: this folder)",
     )
     add_json(parser)
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables into a Markdown file instead")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="write the tables into a Markdown file instead, new or an older page"
+    )
     add_plot(parser, "draw predictions beside what was measured")
     add_calibration(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison."""
-    from whatif.output_file import output_file, replacing
+    from whatif.errors import WhatifError
+    from whatif.output_file import replaceable_file, replacing
     from whatif.validate import validate
 
     if args.markdown:
-        output_file(args.markdown)  # an impossible name is told before the work
+        # An impossible name is told before the work.
+        replaceable_file(args.markdown, "page of whatif validate", lambda start: start.startswith(b"# Validation\n"))
     check_plots(args.plot, args.paths)
     with progress_bar("validating") as progress:
         validation = validate([Path(p) for p in args.paths], calibrated=args.calibrated, progress=progress)
@@ -57,4 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
         print_validation(validation)
         print_plot(args.plot)
+    if not validation.outcomes:
+        where = ", ".join(args.paths)
+        raise WhatifError(
+            f"{where}: expected a pair of runs to compare, got {len(validation.unpaired)} without one; the list above "
+            "says why."
+        )
     return 0

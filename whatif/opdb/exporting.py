@@ -10,7 +10,7 @@ from whatif.errors import WhatifError
 from whatif.opdb.rows import Rows
 from whatif.opdb.schema import FAMILIES, TEXTS, TIMES
 from whatif.opdb.store import Store
-from whatif.output_file import replacing
+from whatif.output_file import replaceable_file, replacing
 
 
 def export_csv(store: Store, target: Path, *, device: str | None = None, family: str | None = None) -> int:
@@ -18,6 +18,7 @@ def export_csv(store: Store, target: Path, *, device: str | None = None, family:
 
     The provenance is left behind, all but the contribution's id. Raises WhatifError where none or several families fit.
     """
+    replaceable_file(target, "table of this command", lambda start: start.startswith(b"device,family,"))
     contributions, _ = store.contributions()
     chosen = [c for c in contributions if device in (None, c.provenance.origin.device.name)]
     families = sorted({c.provenance.family for c in chosen if family in (None, c.provenance.family)})

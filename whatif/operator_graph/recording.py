@@ -53,6 +53,11 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: di
     }
 
 
+def is_predicted(start: bytes) -> bool:
+    """Whether a file begins as these recordings do: those of a profiler have spaces, or other keys first."""
+    return start.startswith(b'{"schemaVersion":1,"deviceProperties":') and b',"whatif":{' in start
+
+
 def write_trace(trace: dict[str, Any], path: Path, *, user_named: bool) -> None:
     """Write a recording; one that ends in .gz is compressed. Raises WhatifError where that cannot be done."""
     data = msgspec.json.encode(trace)

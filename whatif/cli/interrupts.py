@@ -1,0 +1,32 @@
+"""Ctrl-C is remembered: a library written in C may say that something else went wrong because of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def remembered() -> Iterator[Callable[[], bool]]:
+    """Give a function that tells whether Ctrl-C was pressed within the block."""
+    pressed = False
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(number, frame)
+
+    # Elsewhere somebody else handles it: a notebook, a server; and only the main thread can be asked.
+    ours = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        yield lambda: pressed
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
