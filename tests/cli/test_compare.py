@@ -86,6 +86,21 @@ def test_a_prediction_is_held_against_its_recording(
     assert re.search(r"^  B .* simulated$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_prediction_is_held_against_the_run_that_it_predicts(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its recording told of precision and input is not what it is of, and what it misses is no change."""
+    recording, exported = str(own_traces / "resnet18_cifar_cpu.json.gz"), str(tmp_path / "predicted.json")
+    for what_if, real in (("amp", "bf16"), ("batch_size:factor=2", "batch64")):
+        assert main(["export", recording, what_if, "-o", exported, "--quiet"]) == 0
+        capsys.readouterr()
+        assert main(["compare", str(own_traces / f"resnet18_cifar_cpu_{real}.json.gz"), exported, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert abs(found["change_pct"]) < 5
+        assert found["differences"] == []
+        assert found["what_if"]["found"] is None
+
+
 def test_a_prediction_with_the_profiler_in_it_is_compared_as_recorded(
     own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,8 +139,8 @@ def test_a_hostile_name_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_be_read_is_one_sentence(place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [steps(tmp_path, "one.json", {"gemm": 300}), str(tmp_path / "nowhere.json")]
     files = files if place else files[::-1]
-    for command in (["compare", *files], ["check", "--baseline", *files]):
-        assert main(command) == 1
+    for status, command in ((1, ["compare", *files]), (2, ["check", "--baseline", *files])):
+        assert main(command) == status
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert "nowhere.json: expected a readable trace file" in err

@@ -7,6 +7,7 @@ import statistics
 from whatif.advice.candidates import installed
 from whatif.baseline import Baseline
 from whatif.comparison.step_profile import calls_in_phase, flops_of_step
+from whatif.comparison.told_changes import ToldChanges
 from whatif.transform import Transform, load_transform
 from whatif.types import Phase
 
@@ -17,8 +18,8 @@ NEAR = 0.02
 FROM_FACTS = ("batch_size", "gradient_accumulation", "data_loading")
 
 
-def candidates_between(before: Baseline, after: Baseline, ruled_out: frozenset[str]) -> list[Transform]:
-    """Give the what-ifs worth trying on ``before`` towards ``after``, but for the names that are ``ruled_out``.
+def candidates_between(before: Baseline, after: Baseline, told: ToldChanges) -> list[Transform]:
+    """Give the what-ifs worth trying on ``before`` towards ``after``, as far as what both tell allows them.
 
     All that are installed and can be switched on, with their options by what the two recordings tell.
     """
@@ -35,7 +36,7 @@ def candidates_between(before: Baseline, after: Baseline, ruled_out: frozenset[s
     if passes is not None:
         specs.append(f"gradient_accumulation:passes={passes}")
     found += [load_transform(spec) for spec in specs]
-    return [transform for transform in found if transform.name not in ruled_out]
+    return [transform for transform in found if told.allows(transform.name)]
 
 
 def batch_factor(before: Baseline, after: Baseline) -> float | None:

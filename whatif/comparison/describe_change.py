@@ -163,7 +163,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
         _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed()),
     )
     bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
-    candidates = [(way, candidates_between(way.start, way.end, told.ruled_out)) for way in ways]
+    candidates = [(way, candidates_between(way.start, way.end, told)) for way in ways]
     # Another batch is one question, asked in one direction.
     singles = [
         (way, (transform,))

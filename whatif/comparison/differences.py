@@ -7,6 +7,7 @@ from typing import Any
 
 from whatif.graph import TaskGraph
 from whatif.models.layer_facts import gradient_bytes, layer_rows
+from whatif.saved_graph import simulated
 
 # What a DistributedDataParallel or a compiled module puts before the names of the layers that it wraps.
 WRAPPERS = ("module", "_orig_mod")
@@ -56,6 +57,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
             found.append(Difference(what, _shown(one), _shown(other), blocks))
 
     a, b = before.info, after.info
+    # A prediction keeps what its recording told: nothing is known of what its what-ifs changed there.
+    made = [{} if simulated(info).get("what_ifs") else info.metadata for info in (a, b)]
     on_cpu = not before.on_gpu.any() and not after.on_gpu.any()
     if before.on_gpu.any() != after.on_gpu.any():
         compare("device", a.gpu or _device(before), b.gpu or _device(after), blocks=True)
@@ -64,15 +67,15 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     found += _models(before, after)
     compare(BATCH, a.batch_size, b.batch_size, blocks=True)
     if a.batch_size == b.batch_size:
-        compare("input shape", _list(a.metadata.get("input_shape")), _list(b.metadata.get("input_shape")), blocks=True)
+        compare("input shape", *(_list(told.get("input_shape")) for told in made), blocks=True)
     if clock == "span":
         compare("number of steps", a.n_steps, b.n_steps, blocks=True)
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
     compare(OPTIMIZER, a.optimizer, b.optimizer)
     for key in _OPTIMIZER:
-        compare(f"optimizer's {key}", *(_entry(info.metadata, "optimizer", key, missing="default") for info in (a, b)))
+        compare(f"optimizer's {key}", *(_entry(told, "optimizer", key, missing="default") for told in made))
     for key in _PRECISION:
-        one, other = (_entry(info.metadata, "precision", key, missing="none") for info in (a, b))
+        one, other = (_entry(told, "precision", key, missing="none") for told in made)
         compare(f"precision of {key}" if key != "autocast" else key, one, other)
     for key, what in _TOLD:
         # Without a GPU the CPU is the device.

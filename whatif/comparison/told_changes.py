@@ -11,10 +11,18 @@ from whatif.saved_graph import simulated
 
 @dataclass(frozen=True, slots=True)
 class ToldChanges:
-    """Names of what-ifs: those that both recordings rule out, and groups of which a description has to have one."""
+    """Names of what-ifs: those that both recordings rule out, and groups of which a description has to have one.
+
+    Where a side is a prediction ``only`` has its what-ifs: what it misses of a recording is no change.
+    """
 
     ruled_out: frozenset[str]
     asked_for: tuple[frozenset[str], ...]
+    only: frozenset[str] | None = None
+
+    def allows(self, name: str) -> bool:
+        """Whether a what-if of this name may have led from one to the other."""
+        return name not in self.ruled_out and (self.only is None or name in self.only)
 
     def satisfied_by(self, names: frozenset[str]) -> bool:
         """Whether what-ifs of these names account for all that is told to differ."""
@@ -23,9 +31,11 @@ class ToldChanges:
 
 def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
     """Give what the two tell: what is the same in both was not changed, and what differs has to be accounted for."""
-    if any(simulated(info).get("what_ifs") for info in (before, after)):
-        # Not every what-if tells what it changed: what a prediction says of itself may be what its recording was.
-        return ToldChanges(frozenset(), ())
+    predicted = [str(simulated(info).get("what_ifs") or "") for info in (before, after)]
+    if any(predicted):
+        # What a prediction tells of itself is what its recording was, before the what-ifs.
+        names = (part.partition(":")[0].strip() for text in predicted for part in text.split(" + "))
+        return ToldChanges(frozenset(), (), frozenset(filter(None, names)))
     ruled_out: set[str] = set()
     asked_for: list[frozenset[str]] = []
 
