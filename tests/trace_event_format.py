@@ -48,6 +48,8 @@ def _check_names(events: list[Event]) -> None:
         assert named[("process_name", event["pid"], 0)] == 1
         if event["ph"] in "Xsf":
             assert named[("thread_name", event["pid"], event["tid"])] == 1, event
+            # It would be the process's main thread, and shown before the others.
+            assert event["tid"] != event["pid"]
 
 
 def _check_slices(events: list[Event]) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -61,6 +63,8 @@ def _check_slices(events: list[Event]) -> dict[tuple[int, int], list[tuple[int, 
     for row in rows.values():
         row.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(row))
+        # Of two that begin at the same instant one would be drawn inside the other.
+        assert all(before[0] < after[0] for before, after in pairwise(row))
     return rows
 
 

@@ -80,6 +80,9 @@ def test_names_in_any_script_come_back(name: str, tmp_path: Path) -> None:
     out = tmp_path / name
     assert main(["export", str(trace), "scale:factor=0.5", "-o", str(out)]) == 0
     assert {event["name"] for event in slices(load(out), 2)} >= set(names[:4])
+    # Perfetto would show the escapes of letters, not the letters.
+    written = out.read_bytes() if name == "out.json" else gzip.decompress(out.read_bytes())
+    assert '"name":"注意力::前向"'.encode() in written
     assert set(whatif.read(out).names) >= set(names[:4])
 
 
@@ -124,6 +127,23 @@ def test_slices_of_one_row_never_overlap(tmp_path: Path) -> None:
     first, second = (e for e in slices(load(tmp_path / "out.json"), 1) if e["cat"] == "simulated.kernel")
     assert (first["ts"], first["dur"], first["args"]["duration_us"]) == (0.001, 0.09, 0.1)
     assert (second["ts"], second["dur"]) == (0.091, 0.1)
+
+
+def test_what_took_no_time_is_drawn_only_where_nothing_else_begins(tmp_path: Path) -> None:
+    """Perfetto would draw it inside the one that begins then.
+
+    stream 7:  a: 0 ns at 1, b: 5 ns at 2, c: 0 ns at 7, d: 10 ns at 7, e: 0 ns at 17
+    """
+    build = Build(CPU, STREAM)
+    for name, duration_ns in (("a", 0), ("b", 5), ("c", 0), ("d", 10), ("e", 0)):
+        build.launch(1, duration_ns, name)
+    timeline = simulate(build.graph())
+    write_perfetto(tmp_path / "out.json", timeline, None)
+    kernels = [e for e in slices(load(tmp_path / "out.json"), 1) if e["cat"] == "simulated.kernel"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in kernels] == [
+        ("a", 0.001, 0), ("b", 0.002, 0.005), ("d", 0.007, 0.01), ("e", 0.017, 0),
+    ]  # fmt: skip
+    assert whatif.read(tmp_path / "out.json").names == timeline.graph.names
 
 
 def test_changes_are_told_apart() -> None:

@@ -49,7 +49,7 @@ def write_perfetto(
     trace = Path(baseline.graph.info.path).name
     with _replacing(Path(path)) as write:
         header = {"tool": "whatif", "version": whatif.__version__, "trace": trace}
-        write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n')
+        write(f'{{"displayTimeUnit":"ms","otherData":{_json(header)},"traceEvents":[\n')
         pending: list[str] = []
         separator = ""
         for event in _all_events(baseline, predicted):
@@ -88,36 +88,41 @@ def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]
 def _group_events(group: int, name: str, timeline: Timeline, changes: list[str]) -> Iterator[str]:
     """The events of one timeline: a process, or one for each rank; their numbers differ from the other group's."""
     graph = timeline.graph
-    drawn, drawn_ns = _visible(timeline), _drawn_ns(timeline)
+    drawn, drawn_ns = _slices(timeline)
     has_tasks = np.bincount(graph.thread[drawn], minlength=len(graph.threads)) > 0
     ranks = sorted({thread.rank for code, thread in enumerate(graph.threads) if has_tasks[code]})
     pid = {rank: 1 + group + 2 * place for place, rank in enumerate(ranks)}
     pids = np.array([pid.get(thread.rank, 0) for thread in graph.threads], dtype=np.int64)
+    # Behind the processes' numbers: a row with its process's own number would be its main thread, and the first one.
+    tids = np.arange(len(graph.threads)) + 1 + 2 * len(ranks)
     for place, rank in enumerate(ranks):
         called = name if len(ranks) == 1 else f"{name}, {f'rank {rank}' if rank >= 0 else 'between ranks'}"
         yield _metadata(pid[rank], 0, "process_name", {"name": called})
         yield _metadata(pid[rank], 0, "process_sort_index", {"sort_index": group * len(ranks) + place})
     for code, thread in enumerate(graph.threads):
         if has_tasks[code]:
-            yield _metadata(pid[thread.rank], code + 1, "thread_name", {"name": thread.name})
-            yield _metadata(pid[thread.rank], code + 1, "thread_sort_index", {"sort_index": code + 1})
-    yield from _task_events(pids, timeline, drawn, drawn_ns, changes)
-    yield from _arrows(group, pids, timeline, drawn, drawn_ns)
+            tid = int(tids[code])
+            yield _metadata(pid[thread.rank], tid, "thread_name", {"name": thread.name})
+            yield _metadata(pid[thread.rank], tid, "thread_sort_index", {"sort_index": tid})
+    yield from _task_events(pids, tids, timeline, drawn, drawn_ns, changes)
+    yield from _arrows(group, pids, tids, timeline, drawn, drawn_ns)
     yield from _counters(pids, timeline)
 
 
 def _metadata(pid: int, tid: int, name: str, args: dict[str, object]) -> str:
-    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}, separators=(",", ":"))
+    return _json({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args})
 
 
-def _task_events(pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64, changes: list[str]) -> Iterator[str]:
+def _task_events(
+    pids: Int64, tids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64, changes: list[str]
+) -> Iterator[str]:
     graph = timeline.graph
-    named = [json.dumps(name) if name else "" for name in graph.names]
-    layers = [f',"layer":{json.dumps(name)}' if name else "" for name in graph.layers]
+    named = [_json(name) if name else "" for name in graph.names]
+    layers = [f',"layer":{_json(name)}' if name else "" for name in graph.layers]
     phases = [f',"phase":"{phase.name.lower()}"' if phase else "" for phase in Phase]
     # "simulated": nobody takes such an event for a measured one.
     kinds = [f"simulated.{kind.name.lower()}" for kind in TaskKind]
-    unnamed = [json.dumps(f"({kind.name.lower().replace('_', ' ')})") for kind in TaskKind]
+    unnamed = [_json(f"({kind.name.lower().replace('_', ' ')})") for kind in TaskKind]
     families = [f',"family":"{family.name.lower()}"' for family in KernelFamily] + [""]
     colors = {change: f',"cname":"{color}"' for change, color in COLORS.items()}
     length_ns = timeline.end_ns - timeline.start_ns
@@ -125,7 +130,7 @@ def _task_events(pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64, 
     for first in range(0, len(tasks), TASKS_AT_ONCE):
         some = tasks[first : first + TASKS_AT_ONCE]
         columns = (
-            some, pids[graph.thread[some]], graph.thread[some] + 1, timeline.start_ns[some], drawn_ns[some],
+            some, pids[graph.thread[some]], tids[graph.thread[some]], timeline.start_ns[some], drawn_ns[some],
             length_ns[some], graph.name[some], graph.kind[some], graph.phase[some], graph.layer[some],
             graph.family[some], graph.step[some],
         )  # fmt: skip
@@ -149,23 +154,28 @@ def _cut(whole_ns: int, shown_ns: int) -> str:
     return f',"duration_us":{_us(whole_ns)}' if whole_ns != shown_ns else ""
 
 
-def _visible(timeline: Timeline) -> Bool:
-    """All tasks but waits that took no time: the empty space before the next task shows what was waited for."""
-    return np.asarray((timeline.graph.kind != TaskKind.WAIT) | (timeline.end_ns > timeline.start_ns), dtype=np.bool_)
+def _slices(timeline: Timeline) -> tuple[Bool, Int64]:
+    """Which tasks are drawn, and how long, so that the slices of a row follow one another.
 
-
-def _drawn_ns(timeline: Timeline) -> Int64:
-    """Durations as drawn: kernels of one stream may overlap by a few us, and slices of one row may not."""
+    A wait that took no time is not drawn: the empty space before the next task shows what was waited for. Nor is a task
+    that took no time where another one begins at that instant: Perfetto would draw it as a part of that one. And of
+    kernels of one stream that overlap by a few us the first is drawn shorter.
+    """
     graph = timeline.graph
-    duration_ns = timeline.end_ns - timeline.start_ns
-    order = np.lexsort((timeline.start_ns, graph.thread))
-    thread, start_ns = graph.thread[order], timeline.start_ns[order]
-    room_ns = np.where(thread[1:] == thread[:-1], start_ns[1:] - start_ns[:-1], np.iinfo(np.int64).max)
-    duration_ns[order[:-1]] = np.minimum(duration_ns[order[:-1]], room_ns)
-    return duration_ns
+    drawn_ns = timeline.end_ns - timeline.start_ns
+    drawn = np.asarray((graph.kind != TaskKind.WAIT) | (drawn_ns > 0), dtype=np.bool_)
+    tasks = np.flatnonzero(drawn)
+    # Of tasks that begin at the same instant the longest comes last, whichever was recorded first.
+    tasks = tasks[np.lexsort((drawn_ns[tasks], timeline.start_ns[tasks], graph.thread[tasks]))]
+    before, after = tasks[:-1], tasks[1:]
+    same_row = graph.thread[before] == graph.thread[after]
+    room_ns = np.where(same_row, timeline.start_ns[after] - timeline.start_ns[before], np.iinfo(np.int64).max)
+    drawn[before[(room_ns == 0) & (drawn_ns[before] == 0)]] = False
+    drawn_ns[before] = np.minimum(drawn_ns[before], room_ns)
+    return drawn, drawn_ns
 
 
-def _arrows(group: int, pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64) -> Iterator[str]:
+def _arrows(group: int, pids: Int64, tids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: Int64) -> Iterator[str]:
     """The arrows: their ids are numbers (Perfetto reads text as hexadecimal) and differ between the two groups."""
     thread = timeline.graph.thread
     number = group
@@ -174,10 +184,10 @@ def _arrows(group: int, pids: Int64, timeline: Timeline, drawn: Bool, drawn_ns: 
             source, target, begin_ns, end_ns = (column[first : first + TASKS_AT_ONCE] for column in columns)
             rows = (
                 pids[thread[source]],
-                thread[source] + 1,
+                tids[thread[source]],
                 begin_ns,
                 pids[thread[target]],
-                thread[target] + 1,
+                tids[thread[target]],
                 end_ns,
             )
             for from_pid, from_tid, from_ns, to_pid, to_tid, to_ns in zip(*(row.tolist() for row in rows), strict=True):
@@ -193,11 +203,16 @@ def _counters(pids: Int64, timeline: Timeline) -> Iterator[str]:
         values = ",".join(f'"{part}":{value:.3f}' for part, value in parts.items())
         yield f'{{"ph":"C","pid":{pids[0]},"tid":0,"ts":{_us(time_ns)},"name":"memory (MiB)","args":{{{values}}}}}'
     for thread, what, unit, time_ns, value in rate_counters(timeline):
-        name = json.dumps(f"{what}: {graph.threads[thread].name}")
+        name = _json(f"{what}: {graph.threads[thread].name}")
         yield (
             f'{{"ph":"C","pid":{pids[thread]},"tid":0,"ts":{_us(time_ns)},"name":{name},'
             f'"args":{{"{unit}":{value:.6g}}}}}'
         )
+
+
+def _json(value: object) -> str:
+    """As JSON with the letters of any script as they are: Perfetto shows an escaped one as its escape."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _us(time_ns: int) -> str:
@@ -214,9 +229,9 @@ def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
             if path.name.endswith(".gz"):
                 # No name and no time inside: the same timelines give the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=GZIP_LEVEL, mtime=0) as packed:
-                    yield lambda text: packed.write(text.encode("utf-8"))
+                    yield lambda text: packed.write(text.encode("utf-8", "replace"))
             else:
-                yield lambda text: raw.write(text.encode("utf-8"))
+                yield lambda text: raw.write(text.encode("utf-8", "replace"))
         os.replace(part, target)
     except OSError as error:
         raise WhatifError(f"{path}: expected to write the timeline, got '{error.strerror or error}'.") from error
