@@ -67,7 +67,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     found += _models(before, after)
     compare(BATCH, a.batch_size, b.batch_size, blocks=True)
     if a.batch_size == b.batch_size:
-        compare("input shape", *(_list(told.get("input_shape")) for told in made), blocks=True)
+        one, other = (_list(told.get("input_shape")) for told in made)
+        compare("input shape", one, other, blocks=True)
     if clock == "span":
         compare("number of steps", a.n_steps, b.n_steps, blocks=True)
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
