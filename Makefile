@@ -8,6 +8,8 @@ DEMO_VENV ?= .venv-demo
 # A what-if prediction from a real recording; needs no torch.
 demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/whatif apply amp traces/resnet18_cifar_cpu.json.gz
+	@echo
+	@echo "A trace of your own: $(DEMO_VENV)/bin/whatif report TRACE.json -o report.html"
 
 test: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal
