@@ -1,22 +1,15 @@
-"""``whatif compare`` on the command line: text, JSON, errors, and the page that describes it."""
+"""``whatif compare`` on the command line: text, JSON, errors."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import call, kernel, launched, mark, write_trace
 from whatif.cli.main import main
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
 
 
 def steps(folder: Path, name: str, kernels: dict[str, int], n_steps: int = 6) -> str:
@@ -153,30 +146,3 @@ def test_a_clock_that_only_one_has(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["compare", marked, other, "--clock", "mark"]) == 1
     assert "no steps by the clock 'mark'" in capsys.readouterr().err
     assert main(["compare", marked, other]) == 0
-
-
-def test_the_page_shows_what_is_printed(own_traces: Path) -> None:
-    """Every console block; "..." stands for lines that are left out."""
-    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
-        command, _, shown = block.partition("\n")
-        words = shlex.split(command.removeprefix("$ whatif "))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-        done = subprocess.run(
-            [sys.executable, "-m", "whatif", *words], cwd=own_traces, env=environment, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        at = 0
-        for piece in filter(None, (piece.strip("\n") for piece in shown.split("...\n"))):
-            assert piece in done.stdout[at:], done.stdout
-            at = done.stdout.index(piece, at) + len(piece)
-
-
-def test_the_program_of_the_page_runs(own_traces: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=own_traces, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout, done.stderr) == ("regressed\n", "")

@@ -83,7 +83,7 @@ def test_no_output_takes_the_place_of_a_ranks_recording(
         assert main([command, str(tmp_path), "-o", str(recorded)]) == 1
         assert "expected another file than the trace itself" in capsys.readouterr().err
         assert recorded.read_bytes() == before
-    (tmp_path / "older.html").write_text("a page beside the recordings is no recording")
+    (tmp_path / "older.html").write_text("<title>What-if report: a page beside the recordings is no recording")
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "older.html"), "--quiet"]) == 0
 
 
