@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.models.estimator import check_units, put
-from whatif.models.precision import in_precision, with_dtype
+from whatif.models.precision import in_precision, with_dtype, with_told_precision
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
@@ -27,4 +27,5 @@ def transform(graph: TaskGraph) -> TaskGraph:
     faster[work] = estimates.duration_ns < graph.duration_ns[work]
     if not faster.any():
         return graph.note("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
+    graph = with_told_precision(graph, matmul="tf32", conv="tf32")
     return with_dtype(put(graph, work, estimates), faster, "tf32")

@@ -50,6 +50,11 @@ def test_a_step_in_mixed_precision_says_so(spec: str, tmp_path: Path) -> None:
     assert graph.info.metadata == METADATA  # the recording itself is as it was
 
 
+def test_a_step_in_tf32_says_so(tmp_path: Path) -> None:
+    told = saved(recorded(), tmp_path, "device:to=A100-SXM-80", "tf32").info.metadata["precision"]
+    assert told == {"parameters": "float32", "autocast": None, "matmul": "tf32", "conv": "tf32"}
+
+
 def test_a_step_on_another_device_says_which(tmp_path: Path) -> None:
     info = saved(recorded(), tmp_path, "device:to=A100-SXM-80").info
     assert (info.gpu, info.metadata["gpu"]) == ("A100-SXM-80", "A100-SXM-80")

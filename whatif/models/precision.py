@@ -117,11 +117,16 @@ def _named_dtype(name: str) -> str:
 
 
 def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGraph:
-    """Remember that the step runs under autocast, where its recording says of its formats, in the recorder's words."""
+    """Remember that the step runs under autocast."""
+    return with_told_precision(graph, autocast={"fp16": "float16", "bf16": "bfloat16"}[target])
+
+
+def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
+    """Remember ``formats`` in the recorder's words (``instrumentation/metadata.py``), where the recording tells any."""
     told = graph.info.metadata.get("precision")
     if not isinstance(told, dict):
         return graph
-    precision = {**told, "autocast": {"fp16": "float16", "bf16": "bfloat16"}[target]}
+    precision = {**told, **formats}
     metadata = {key: value for key, value in graph.info.metadata.items() if key != "peak_memory_bytes"}
     return graph.replace(info=replace(graph.info, metadata={**metadata, "precision": precision}))
 
