@@ -105,7 +105,7 @@ class Store:
                 part.write_bytes(marker_content())
         except OSError as error:
             said = error.strerror or error
-            raise CannotWriteError(f"{self.folder}: expected to make a folder, got '{said}'.") from error
+            raise CannotWriteError(f"{self.folder}: expected to make a folder, got '{said}'; name another.") from error
         except WhatifError as error:
             raise CannotWriteError(str(error)) from error
 
