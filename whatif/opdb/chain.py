@@ -216,7 +216,7 @@ class Estimator:
 
         With ``better_only`` they answer for the operators that they miss less than an interpolation does.
         """
-        for model, rank in self._models_of(self.device):
+        for model, rank in self._models_of(self.device, asked.family):
             rows = np.flatnonzero(answers.rung == Rung.NONE)
             if not len(rows) or (better_only and model.shipped):
                 continue
@@ -235,17 +235,20 @@ class Estimator:
         One takes the place of those few, interpolated, where they anchor it, and of the same operator on other devices:
         where its range is the narrower one.
         """
-        for model, rank in self._models_of(""):
+        for model, rank in self._models_of("", asked.family):
             few = (answers.rung == Rung.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
             rows = np.flatnonzero(few | np.isin(answers.rung, (Rung.SAME_SHAPE, Rung.NONE)))
             if not len(rows):
                 return
             part = asked.take(rows)
             known, spoken, extra = model.covers(part)
-            keys = np.where(known, part.group_keys, np.uint64(0))
-            for key in (np.uint64(0), *self._measured_groups(asked.family, rank)):
+            keys, measured = (
+                np.where(known, asked.group_keys[rows], np.uint64(0)),
+                self._measured_groups(asked.family, rank),
+            )
+            for key in (np.uint64(0), *measured):
                 # Key 0 stands for all that was not measured here.
-                of_key = known & (~np.isin(keys, self._measured_groups(asked.family, rank)) if not key else keys == key)
+                of_key = known & (~np.isin(keys, measured) if not key else keys == key)
                 if not of_key.any():
                     continue
                 anchors = self._anchors(model, rank, part.take(of_key).take(np.array([0]))) if key else None
@@ -257,9 +260,10 @@ class Estimator:
                 chosen = (open_ & told.near) | (~open_ & narrower)
                 answers.fill(here[chosen], told.take(chosen), Rung.LEARNED_ACROSS, rank, model.facts.rows)
 
-    def _models_of(self, device: str) -> list[tuple[LearnedModel, int]]:
+    def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
-        able = [m for m in self.able_models if m.facts.device == device and self._may_answer(m.facts.measured_as)]
+        mine = (m for m in self.able_models if (m.facts.device, m.facts.family) == (device, family))
+        able = [m for m in mine if self._may_answer(m.facts.measured_as)]
         ranked = [(m, self.bases.index(m.facts.measured_as)) for m in able]
         return sorted(ranked, key=lambda pair: (pair[1], pair[0].name))
 
