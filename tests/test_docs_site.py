@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-from tests.pages.blocks import blocks_of
+from tests.helpers import need
+from tests.pages.blocks import PAGES, blocks_of
 from whatif.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,3 +91,42 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
     python = (site / "reference" / "python.html").read_text(encoding="utf-8")
     assert "whatif.predict.apply" in python
     assert "Raises" in python or "raises" in python
+
+
+# Pages that are read where they lie, and not on the site.
+BESIDE = ["README.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("[nte]*/**/README.md"))]
+PLACES = "whatif|instrumentation|transforms|tests|benchmarks|docs|traces|examples|notebooks"
+
+
+def test_links_beside_the_site_lead_somewhere() -> None:
+    assert len(BESIDE) > 5
+    for page in BESIDE:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_files_that_are_named_exist() -> None:
+    """Of this repository, in text and in commands, by the path from its root."""
+    gone, seen = [], 0
+    for page in [*PAGES, *BESIDE]:
+        for path in re.findall(rf"(?<![\w./-])(?:{PLACES})/[\w./-]*\w", (ROOT / page).read_text(encoding="utf-8")):
+            seen += 1
+            if not (ROOT / path).exists() and "MODEL" not in path:
+                gone.append(f"{page}: {path}")
+    assert seen > 150
+    assert gone == []
+
+
+def test_python_names_that_are_told_exist() -> None:
+    gone, seen = [], 0
+    for page in PAGES:
+        for name in re.findall(r"`(whatif(?:\.[A-Za-z]\w*)+)[`(]", (ROOT / page).read_text(encoding="utf-8")):
+            seen += 1
+            if name.startswith("whatif.instrumentation"):
+                need("torch")
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError) as error:
+                gone.append(f"{page}: {name}: {error}")
+    assert seen > 20
+    assert gone == []
