@@ -6,6 +6,7 @@ import argparse
 import html
 import importlib
 import os
+import re
 from collections.abc import Iterator
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -88,7 +89,7 @@ def what_ifs() -> str:
                 kind = option["type"].replace("|", "or")
                 parts.append(f"| `{option['name']}` | {kind} | {_default(option['default'])} |")
             parts.append("")
-        parts.append(_block(known["doc"].split("\n", 1)[-1].strip()))
+        parts += _sections(known["doc"].split("\n", 1)[-1])
     return "\n".join(parts)
 
 
@@ -105,6 +106,14 @@ def api() -> str:
     parts += ["## Recording {#recording}\n", "Names of `whatif.instrumentation`, the only part that needs torch.\n"]
     parts += [f"::: {name}\n    options: {{heading_level: 3}}\n" for name in RECORDING]
     return "\n".join(parts)
+
+
+def _sections(doc: str) -> Iterator[str]:
+    """A docstring's sections (``Source: ...``) as paragraphs: it was wrapped for an editor's width."""
+    joined = re.sub(r"\n[ \t]+(?=\S)", " ", doc.strip())
+    for line in filter(None, joined.splitlines()):
+        text = html.escape(line).replace("*", "&#42;")
+        yield re.sub(r"^([A-Z]\w+): +", r"**\1.** ", text) + "\n"
 
 
 def _block(text: str) -> str:

@@ -110,6 +110,7 @@ def test_blocks_are_told_apart() -> None:
     [
         ("```console\n$ whatif info nowhere.json\n```\n", "2: `whatif info nowhere.json` ended with 1 and not 0"),
         ("```sh\n\nfalse\n```\n", "`false` ended with 1 and not 0"),
+        ("```sh\nwhatif --version | grep -A 1 'none'\n```\n", "finds no such line"),
         ("<!-- exits 1 -->\n```sh\ntrue\n```\n", "`true` ended with 0 and not 1"),
         ("```python\nx = 1 / 0\n```\n", "the snippet raised ZeroDivisionError"),
         ("```python\nx = 1\n```\n```pycon\n>>> x\n2\n```\n", "Expected:\n    2\nGot:\n    1"),

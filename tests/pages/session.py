@@ -115,7 +115,9 @@ def _run_command(command: str, exits: int) -> list[str]:
     if cut and cut["first"]:
         return printed[: int(cut["first"])]
     if cut:
-        at = next((number for number, line in enumerate(printed) if cut["found"] in line), len(printed))
+        at = next((number for number, line in enumerate(printed) if cut["found"] in line), None)
+        if at is None:
+            raise PageError(f"`{command}` finds no such line")
         return printed[at : at + int(cut["behind"]) + 1]
     return printed
 
