@@ -25,6 +25,7 @@ NOT_RUN = [
     ("docs/campaign.md", "it measures for hours"),
     ("docs/cupti.md", "it needs an NVIDIA GPU and cupti-python"),
     ("docs/cupti.md", NETWORK),
+    ("docs/export.md", "tests/browser/test_perfetto.py runs it, in Perfetto"),
     ("docs/how-to/validate-on-your-machine.md", "it measures for half an hour"),
     ("docs/how-to/validate-on-your-machine.md", "it is your own script, before and after your change"),
     ("docs/lab.md", "it needs root, and makes network namespaces"),
