@@ -103,7 +103,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     # Of several ranks' work that of one is shown; the critical path goes through all of them.
     work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
     begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
-    n_steps = max(high_ns - low_ns, 1) / baseline.step_ns if baseline.step_ns else 1.0
+    # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
+    n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
     parts = _Parts(graph, begins * graph.of_clock / n_steps, work_ms * graph.of_clock, critical_ms)
     # A thread belongs to one rank and tells its own work; those of other ranks are told where the path goes through.
     on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
