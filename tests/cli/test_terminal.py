@@ -55,6 +55,17 @@ def test_the_command_of_a_question_exists(line: str) -> None:
     assert "TRACE" in positional
 
 
+@pytest.mark.parametrize("line", [line for _, lines in QUESTIONS for line in lines])
+def test_the_command_of_a_question_answers_it(
+    line: str, own_traces: Path, shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = own_traces / "transformer_cpu.json.gz"
+    if "recommend" in line:  # asks of another GPU than the recorded one
+        trace = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
+    assert main([word.replace("TRACE", str(trace)) for word in shlex.split(line)[1:]]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+
+
 # -- widths ---------------------------------------------------------------------------------------------------------
 
 REPORTS = (

@@ -12,7 +12,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Would a faster network, GPU or CPU help?",
         (
-            "whatif apply bandwidth:factor=2 TRACE",
+            "whatif recommend TRACE",
             "whatif apply cpu:speedup=2 TRACE",
             "whatif sweep distributed TRACE --vary bandwidth=10Gbps,25Gbps,100Gbps",
         ),

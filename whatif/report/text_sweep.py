@@ -13,6 +13,8 @@ from whatif.sweep.sweep import Point, Sweep
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
 MOST_ROWS = 40
+# Steps that differ by no more than this are told as one.
+SAME_STEP = 1e-4
 
 
 def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
@@ -58,9 +60,12 @@ def headline(found: Sweep) -> str:
     step = f"{ms_format(found.baseline.step_ns / 1e6)(best.step_ms)} ms"
     at = ", ".join(f"{option}={value}" for option, value in zip(found.options, best.values, strict=True))
     times = times_cell(found, best)
+    steps = [point.step_ms for point in found.points if point.step_ms is not None]
+    if len(found.points) > 1 and max(steps) - min(steps) <= SAME_STEP * min(steps):
+        return f"{names}: {step} with every value ({times} {times_header(found)})"
     if found.by_throughput:
         return f"{names}: most samples a second with {at}: {best.samples_per_s:,.1f} ({times} as many), {step} a step"
-    return f"{names}: shortest with {at}: {step} ({times} as fast)"
+    return f"{names}: shortest with {at}: {step} ({times} {times_header(found)})"
 
 
 def times_cell(found: Sweep, point: Point) -> str:
@@ -71,7 +76,7 @@ def times_cell(found: Sweep, point: Point) -> str:
 
 def times_header(found: Sweep) -> str:
     """Say what the times compare: steps, or where batches differ samples."""
-    return "as fast a sample" if found.by_throughput else "as fast"
+    return "as fast a sample" if found.by_sample else "as fast"
 
 
 def print_scaling(found: Scaling) -> None:

@@ -67,11 +67,19 @@ class Sweep:
     @property
     def by_throughput(self) -> bool:
         """Whether the points train on different numbers of samples: then samples a second compare them."""
-        steps = [point for point in self.points if point.step_ms]
-        if not steps or any(point.samples_per_s is None for point in steps):
-            return False
-        samples = [(point.samples_per_s or 0.0) * (point.step_ms or 0.0) for point in steps]
-        return max(samples) > (1 + SAME_SAMPLES) * min(samples)
+        samples = self._samples()
+        return bool(samples) and max(samples) > (1 + SAME_SAMPLES) * min(samples)
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether they train on other numbers of samples than the recorded step."""
+        recorded = self.baseline.graph.info.samples or 0
+        return any(abs(count - recorded) > SAME_SAMPLES * recorded for count in self._samples())
+
+    def _samples(self) -> list[float]:
+        """How many samples the step of each point trains on; nothing where the recording does not tell its batch."""
+        steps = [(point.step_ms, point.samples_per_s) for point in self.points if point.step_ms]
+        return [ms * rate / 1e3 for ms, rate in steps if rate is not None and ms is not None]
 
     @property
     def best(self) -> Point | None:
@@ -86,7 +94,7 @@ class Sweep:
         baseline_ms, samples = self.baseline.step_ns / 1e6, self.baseline.graph.info.samples
         if not point.step_ms:
             return None
-        if self.by_throughput and samples:
+        if self.by_sample and samples:
             return (point.samples_per_s or 0.0) * baseline_ms / (1e3 * samples)
         return baseline_ms / point.step_ms
 
