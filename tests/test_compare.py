@@ -558,9 +558,8 @@ def test_the_loader_pair_of_others(shared_traces: Path) -> None:
     # By hand, of the trace's own events: each step launches 1,462 and 1,478 kernels, 106 of them of batch norm.
     counts = {part.name: (part.before.tasks, part.after.tasks) for part in found.kernels if part.before and part.after}
     assert counts["normalization"] == (106, 106)
-    assert [sum(count[side] for name, count in counts.items() if name not in ("copy", "memset")) for side in (0, 1)] == [
-        1462, 1478,
-    ]  # fmt: skip
+    launched = [count for name, count in counts.items() if name not in ("copy", "memset")]
+    assert (sum(a for a, _ in launched), sum(b for _, b in launched)) == (1462, 1478)
 
 
 def test_other_pairs_of_others(shared_traces: Path) -> None:

@@ -137,6 +137,69 @@ def test_a_sweep(ask: Ask, case: tuple[str, str, Prediction]) -> None:
         assert row in notebook
 
 
+def test_scaling(ask: Ask, own_traces: Path) -> None:
+    need("matplotlib")
+    from whatif import load_transform
+    from whatif.report.plot_sweep import scaling_figure
+    from whatif.sweep.scaling import scaling
+
+    trace = str(own_traces / "transformer_cpu.json.gz")
+    text, told = ask("scaling", trace, "--workers", "1,2,4")
+    assert told["verdict"] in text
+    ms = ms_format(told["baseline_ms"])
+    found = scaling(Baseline.of(whatif.read(trace)), [load_transform("distributed")], [1, 2, 4])
+    lines = {line.get_label(): line.get_ydata() for axes in scaling_figure(found).axes for line in axes.lines}
+    assert list(lines["step"]) == pytest.approx([row["predicted_ms"] for row in told["rows"]])
+    assert list(lines["predicted"]) == pytest.approx([row["throughput"] for row in told["rows"]])
+    for row in told["rows"]:
+        step = f"{row['workers']} {ms(row['predicted_ms'])} {ms(row['low_ms'])} … {ms(row['high_ms'])}"
+        assert f"{step} {ms(row['communication_ms'])} {row['throughput']:.2f}× {row['samples_per_s']:.1f}" in text
+
+
+def test_memory(ask: Ask, own_traces: Path, tmp_path: Path) -> None:
+    """The peak and its parts: allocations were not recorded, so all come from shapes."""
+    from whatif.report.text_memory import size
+
+    trace, page = str(own_traces / "transformer_cpu.json.gz"), tmp_path / "report.html"
+    text, told = ask("memory", trace)
+    assert main(["report", trace, "amp", "-o", str(page), "--quiet"]) == 0
+    report = plain(page.read_text(encoding="utf-8"))
+    assert told["peak_bytes"] == told["peak"]["total_bytes"]
+    for where in (text, report):
+        assert f"A step needs {size(told['peak_bytes'])} at its peak" in where
+        for key in ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "workspace_bytes"):
+            assert size(told["peak"][key]) in where
+    for what_if in told["what_ifs"]:
+        if what_if.get("peak_bytes"):
+            assert size(what_if["peak_bytes"]) in text
+
+
+def test_two_recordings(ask: Ask, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need("matplotlib")
+    from whatif.comparison.compare import compare
+    from whatif.comparison.two_recordings import TwoRecordings
+    from whatif.report.plot_compare import comparison_figure
+
+    paths = [str(own_traces / f"transformer_cpu{name}.json.gz") for name in ("", "_fused")]
+    text, told = ask("compare", *paths)
+    ms = ms_format(max(told[side]["step_ms"] for side in "ab"))
+    headline = f"{ms(told['a']['step_ms'])} → {ms(told['b']['step_ms'])} ms a step, {told['change_pct']:+.1f} %"
+    assert headline in text
+    assert told["what_if"]["sentence"] in text
+    figure = comparison_figure(compare(TwoRecordings.of(*map(whatif.read, paths)), describe=False))
+    assert figure.get_suptitle().startswith(headline)
+    drawn = [bar.get_width() for axes in figure.axes[1:] for bar in axes.patches]
+    for part in told["phases"][:3]:
+        assert f"{part['phase']} {ms(part['a']['cpu_ms'])} {ms(part['b']['cpu_ms'])}" in text
+    for kind in ("layers", "kernels"):
+        changes = [part["change_cpu_ms"] + part["change_gpu_ms"] for part in told[kind][:5]]
+        assert all(any(width == pytest.approx(change, abs=1e-5) for width in drawn) for change in changes)
+    assert main(["check", "--baseline", *paths, "--json"]) == 0
+    gate = json.loads(capsys.readouterr().out)
+    assert (gate["change_pct"], gate["noise_pct"]) == (told["change_pct"], told["noise_pct"])
+    assert gate["changed"]["step_ms"] == told["b"]["step_ms"]
+
+
 def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
     """The gain of a part that takes no time at all: the last point of its curve, the last column of its row."""
     need("matplotlib")

@@ -35,6 +35,11 @@ def read_trace(path: str) -> TaskGraph:
         return read(path, progress=progress)
 
 
+def _watched() -> bool:
+    """Whether somebody sees what moves on stderr: a dumb terminal cannot take a line back."""
+    return not _quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 @contextmanager
 def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[int, int], None] | None]:
     """Give a function that shows (done, total) as a bar on a terminal's stderr; None where nobody would see or need it.
@@ -42,7 +47,7 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
     It counts the bytes of ``file`` where that is large, and things where no file is named.
     """
     is_small = file is not None and (os.path.getsize(file) if os.path.isfile(file) else 0) < PROGRESS_BYTES
-    if _quiet or is_small or not sys.stderr.isatty():
+    if is_small or not _watched():
         yield None
         return
     from rich.console import Console
@@ -58,7 +63,7 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
 @contextmanager
 def patience(what: str) -> Iterator[None]:
     """Show on a terminal's stderr that something takes long, and since when: how long it will take nobody knows."""
-    if _quiet or not sys.stderr.isatty():
+    if not _watched():
         yield
         return
     lock, shown, over = threading.Lock(), None, False

@@ -28,6 +28,7 @@ INDENT = 2
 @contextmanager
 def report() -> Iterator[Console]:
     """Give a console that shows text as it is (no markup, no emoji codes); what it prints goes to stdout at the end."""
+    # NO_COLOR asks for no colour (no-color.org), and rich heeds it: bold and dim are none, and stay.
     # With both sizes given, the environment's are not looked at: whatever they say, a report is shown.
     out = Console(file=sys.stdout, width=_page_width(), height=PAGE_HEIGHT, markup=False, emoji=False, highlight=False)
     with out.capture() as captured:
