@@ -101,12 +101,12 @@ class SameWork:
         """Give the same from the second recording to the first."""
         return replace(self, first=self.second, second=self.first, work_ns=self.work_ns[::-1])
 
-    def pace(self, changed: TaskGraph | None = None, least_share: float = LEAST_SHARE) -> float | None:
+    def pace(self, changed: TaskGraph | None = None) -> float | None:
         """Give what a call takes in the second recording over what it takes in the first: the median by time.
 
         Of a ``changed`` first graph only calls count that are left as long as they were, where their predicted time is
         spread over as many calls as the second has. None where fewer than ``LEAST_CALLS`` kinds are left, or less than
-        ``least_share`` of the work.
+        ``LEAST_SHARE`` of the work.
         """
         first, second = self.first, self.second
         code, one, other = np.intersect1d(first.code, second.code, assume_unique=True, return_indices=True)
@@ -120,7 +120,7 @@ class SameWork:
         timed = first.mean_ns[one] > 0
         one, other = one[timed], other[timed]
         weight_ns = np.minimum(first.count[one], second.count[other]) * first.mean_ns[one]
-        if len(one) < LEAST_CALLS or not weight_ns.sum() > least_share * self.work_ns[0]:
+        if len(one) < LEAST_CALLS or not weight_ns.sum() > LEAST_SHARE * self.work_ns[0]:
             return None
         ratio = second.mean_ns[other] / first.mean_ns[one]
         order = np.argsort(ratio, kind="stable")
