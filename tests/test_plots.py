@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +210,8 @@ def test_gains_are_those_of_the_advice(own_traces: Path) -> None:
     assert widths(figure) == pytest.approx([entry["gain_pct"] for entry in entries])
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(rows) == len(entries) >= 3
+    # Every what-if of a combination is named.
+    assert [" ".join(row.split()) for row in rows] == [" + ".join(entry["what_ifs"]) for entry in entries]
     nothing = replace(advice, gaining=(), together=(), not_gaining=advice.gaining)
     assert len(widths(advice_figure(nothing))) == len(advice.gaining)
     with pytest.raises(WhatifError, match="got none to draw"):
@@ -275,6 +277,7 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
     assert throughput.get_ydata().tolist() == [row["throughput"] for row in told]
     assert step.get_ydata().tolist() == [row["predicted_ms"] for row in told]
     check_readable(scaling_figure(replace(curve, rows=curve.rows[:1])))
+    assert "gloo's own included" in figure.get_supxlabel()  # as the table says it
     varied = [load_transform("distributed:workers=4")]
     for values in ("1Gbps", "1Gbps,2Gbps", "10Mbps..400Gbps:97", "999.999999Mbps,1.00000001Gbps"):
         found = sweep(baseline, varied, [parse_vary(f"bandwidth={values}", varied)])
@@ -409,3 +412,31 @@ def test_devices_are_ranked_as_told(gpu_trace: str) -> None:
     assert "EUR" in recommendation_figure(priced).axes[1].get_xlabel()
     with pytest.raises(WhatifError, match="got none to draw"):
         recommendation_figure(replace(found, candidates=()))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_roles_lie_apart_and_are_named(n: int) -> None:
+    import networkx
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from whatif.dts.network_graph import draw
+
+    graph: networkx.DiGraph[str] = networkx.DiGraph(name="pipeline_learning")
+    names = [f"a-board-that-is-called-{place}" for place in range(n)]
+    for place, name in enumerate(names):
+        graph.add_node(name, role=f"worker {place + 1}")
+    for one, other in pairwise(names):
+        graph.add_edge(one, other, size_bytes=800, byte_s=1e8)
+        graph.add_edge(other, one, size_bytes=800_000_000, byte_s=1e8)
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    draw(axes, graph)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    nodes = [text for text in axes.texts if text.get_text().startswith("worker")]
+    assert ["".join(text.get_text().split("\n")[1:]) for text in nodes] == names
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in nodes]
+    assert not any(_overlap(one, other) for one, other in combinations(boxes, 2))
+    sizes = {text.get_text() for text in axes.texts} - {text.get_text() for text in nodes}
+    assert sizes == ({"0.8 kB", "800 MB"} if n > 1 else set())

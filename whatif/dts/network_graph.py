@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import networkx
@@ -81,13 +83,15 @@ def export(found: Estimate, path: str | Path) -> None:
 
 def draw(axes: Axes, graph: networkx.DiGraph[str]) -> None:
     """Draw the graph: the busiest processor in the middle, the others around it."""
-    from whatif.report.plots import COLORS, drawn
+    from whatif.report.plots import COLORS
+    from whatif.report.printable import printable
 
     nodes = list(graph)
     degree: Any = graph.degree
     centre = max(nodes, key=lambda node: degree[node])
-    place = networkx.circular_layout([node for node in nodes if node != centre])
-    place[centre] = (0.0, 0.0)
+    around = [node for node in nodes if node != centre]
+    angles = {node: 2 * math.pi * number / len(around) for number, node in enumerate(around)}
+    place = {centre: (0.0, 0.0)} | {node: (math.cos(angle), math.sin(angle)) for node, angle in angles.items()}
     roles = [str(graph.nodes[node]["role"]).split()[0] for node in nodes]
     kinds = list(dict.fromkeys(roles))
     networkx.draw_networkx_nodes(
@@ -95,14 +99,18 @@ def draw(axes: Axes, graph: networkx.DiGraph[str]) -> None:
         node_color=[COLORS[kinds.index(role) % len(COLORS)] for role in roles], alpha=0.35,
     )  # fmt: skip
     networkx.draw_networkx_edges(graph, place, ax=axes, node_size=1600, connectionstyle="arc3,rad=0.08", width=0.8)
+    legible = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}  # names cross arrows
     for node in nodes:
-        label = f"{graph.nodes[node]['role']}\n{drawn(node, 18)}"
-        axes.text(
-            float(place[node][0]), float(place[node][1]), label, ha="center", va="center", fontsize=7, parse_math=False
-        )
+        name = "\n".join(wrap(printable(node), 18, max_lines=2, placeholder="…"))
+        label = f"{graph.nodes[node]['role']}\n{name}"
+        axes.text(*place[node], label, ha="center", va="center", fontsize=7, parse_math=False, bbox=legible)
     for source, target, facts in graph.edges(data=True):
-        x, y = (0.68 * float(place[source][axis]) + 0.32 * float(place[target][axis]) for axis in (0, 1))
-        axes.text(x, y, f"{facts['size_bytes'] / 1e6:.3g} MB", ha="center", va="center", fontsize=6, color="0.25")
+        x, y = (0.62 * place[source][axis] + 0.38 * place[target][axis] for axis in (0, 1))
+        axes.text(x, y, _size(facts["size_bytes"]), ha="center", va="center", fontsize=6, color="0.25", bbox=legible)
     axes.set_title(f"{graph.graph.get('name', '')}: roles, bytes of a batch", fontsize=9)
     axes.margins(0.2)
     axes.set_axis_off()
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.4g} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.4g} kB"

@@ -136,7 +136,8 @@ def _shown(
     parts += ["<tr>" + "".join(f"<td {_CELL}>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MOST_ROWS]]
     parts.append("</table>")
     if len(rows) > MOST_ROWS:
-        parts.append(f"<p>{len(rows) - MOST_ROWS:,} more rows</p>")
+        left = len(rows) - MOST_ROWS
+        parts.append(f"<p>{left:,} more {'row' if left == 1 else 'rows'}</p>")
     parts += [f"<p><em>{_text(remark)}</em></p>" for remark in dict.fromkeys(remarks)]
     if picture is not None:
         try:

@@ -50,7 +50,7 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
                 {
                     "parameters": moment.parameters / MIB,
                     "optimizer state": moment.optimizer_state / MIB,
-                    "inputs": moment.inputs / MIB,
+                    "inputs, buffers, rest": moment.inputs / MIB,
                     "gradients": moment.gradients / MIB,
                     "activations": moment.activations / MIB,
                     "workspace": moment.workspace / MIB,

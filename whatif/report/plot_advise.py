@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from whatif.advice.advise import Advice, Ranked
 from whatif.errors import WhatifError
 from whatif.report.layout import CLOCK_SUBJECTS
-from whatif.report.plots import COLORS, drawn, save, title, unboxed
+from whatif.report.plots import COLORS, save, title, unboxed
+from whatif.report.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Longer than names elsewhere: those of combinations hold several.
-NAMES_LENGTH = 46
+# A line of a name, and its lines: those of combinations hold several what-ifs.
+LINE_LENGTH, MOST_LINES = 46, 2
 ROW_INCHES = 0.3
 
 
@@ -53,7 +55,7 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
         axes.annotate(
             f"{gain:.1f}", (far, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
         )  # fmt: skip
-    names = [drawn(" + ".join(entry.trial.spelled), NAMES_LENGTH) for _, entry, _ in rows]
+    names = [_lines(entry) for _, entry, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
     axes.invert_yaxis()
     axes.margins(x=0.1)
@@ -69,3 +71,9 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
         axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
     title(figure, advice.baseline.graph.info.path, f"{advice.baseline.step_ns / 1e6:,.4g} ms as it is")
     return figure
+
+
+def _lines(entry: Ranked) -> str:
+    """A combination as it is drawn: broken between its what-ifs."""
+    words = printable(" + ".join(entry.trial.spelled))
+    return "\n".join(wrap(words, LINE_LENGTH, max_lines=MOST_LINES, placeholder=" …"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, save, title, unboxed
+from whatif.report.text_sweep import exposed
 from whatif.sweep.scaling import Scaling
 from whatif.sweep.sweep import Point, Sweep
 
@@ -149,6 +150,7 @@ def scaling_figure(found: Scaling) -> Figure:
         left.minorticks_off()
     for axes in (left, right):
         _finish(figure, axes, found.baseline.graph.info.path)
+    figure.supxlabel(exposed(found), fontsize=8)
     return figure
 
 

@@ -78,6 +78,7 @@ def _panel(axes: Axes, curves: Sensitivity, kind: str, title: str) -> None:
         axes.plot(
             curves.speedups_pct, [curves.pct(gain_ms) for gain_ms in part.gain_ms],
             color=COLORS[n], linestyle=DASHES[n], marker=MARKERS[n], markevery=4, markersize=4, linewidth=1.4,
+            clip_on=False,  # the last mark lies on the edge
         )[0]
         for n, part in enumerate(parts)
     ]  # fmt: skip

@@ -108,10 +108,15 @@ def print_scaling(found: Scaling) -> None:
         ]  # fmt: skip
         print_table(out, headers, rows, text_columns=0)
         out.print()
-        hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
-        out.print(plain(f"  exposed: communication that no {hides} hides", "dim"))
+        out.print(plain(f"  {exposed(found)}", "dim"))
         for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
             out.print(plain(f"  {reason}"))
+
+
+def exposed(found: Scaling) -> str:
+    """Say which communication counts as exposed."""
+    hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
+    return f"exposed: communication that no {hides} hides"
 
 
 def _baseline(path: str, baseline_ms: float, clock: str) -> str:
