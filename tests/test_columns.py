@@ -51,7 +51,7 @@ def test_headers_wrap_before_names_do(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown(capsys, 42, ("", "critical ms", "GPU ms"), rows) == (
         "                            critical   GPU\n"
         "                                  ms    ms\n"
-        "  one name of some length       1.0   2.0\n"
+        "  one name of some length        1.0   2.0\n"
     )
 
 
