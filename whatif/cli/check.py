@@ -8,8 +8,6 @@ import math
 from whatif.cli.options import add_calibration, add_clock, add_json
 from whatif.cli.reading import read_trace, warn
 
-# 1 says that the step became longer: what cannot be judged is another answer, as with grep and diff.
-REGRESSED, COULD_NOT = 1, 2
 # Larger percentages allow everything, and are mistyped.
 MOST_PCT = 1000.0
 
@@ -29,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_calibration(parser)
     add_json(parser)
     parser.epilog = (
-        "exit status: 0 passed, 1 regressed, 2 not judged (recordings of other work, unreadable, misspelled)"
+        "exit status: 0 passed, 1 regressed or not judged (recordings of other work, unreadable), 2 misspelled"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; gives 0 where the recording passes, 1 where it regressed, 2 where the two do not compare."""
+    """Print the verdict; gives 0 where the recording passes, else 1."""
     baseline, changed = read_trace(args.baseline), read_trace(args.trace)
     from whatif.comparison.regression import Status, check_regression
     from whatif.comparison.two_recordings import TwoRecordings
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
         print_regression(found)
         warn(found.warnings)
-    return {Status.OK: 0, Status.REGRESSED: REGRESSED, Status.NOT_COMPARABLE: COULD_NOT}[found.status]
+    return 0 if found.status is Status.OK else 1
 
 
 def _percent(text: str) -> float:

@@ -71,13 +71,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
-    debug, could_not = False, COULD_NOT
+    debug = False
     try:
         command, flags, rest = _split(arguments)
         debug = "--debug" in flags
         module = importlib.import_module(f"whatif.cli.{command}") if command else None
-        # A command whose 1 is an answer says otherwise that it could not do it.
-        could_not = getattr(module, "COULD_NOT", COULD_NOT)
         args = _parse(str(command), module, rest) if module else None
         status = 0  # help was asked for
         if module and args:
@@ -93,7 +91,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
     except WhatifError as error:
         if debug:
             raise
-        return _fail(str(error), could_not)
+        return _fail(str(error), COULD_NOT)
     except KeyboardInterrupt:
         if debug:
             raise
@@ -101,23 +99,23 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
     except BrokenPipeError:
         # Whoever read the output has had enough; the interpreter's own flush at exit must not complain either.
         _drop_stdout()
-        return could_not
+        return COULD_NOT
     except OSError as error:
         if debug:
             raise
         if error.filename is not None:
-            return _unexpected(error, could_not)
+            return _unexpected(error)
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()
-        return _fail(f"expected to write the output, got '{error.strerror or error}'.", could_not)
+        return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
     except MemoryError:
         if debug:
             raise
-        return _fail("there is not enough memory for this trace; record fewer steps.", could_not)
+        return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
     except Exception as error:
         if debug:
             raise
-        return _fail("interrupted.", INTERRUPTED) if interrupted() else _unexpected(error, could_not)
+        return _fail("interrupted.", INTERRUPTED) if interrupted() else _unexpected(error)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
@@ -198,9 +196,9 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
 
 
-def _unexpected(error: Exception, status: int) -> int:
+def _unexpected(error: Exception) -> int:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", status)
+    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
 
 
 def _fail(sentence: str, status: int) -> int:
