@@ -1,4 +1,4 @@
-"""Predictions against measurements and the replay of every trace: writes docs/accuracy.md, and what the README shows.
+"""Predictions against measurements and the replay of every trace: writes docs/accuracy.md, and the README's table.
 
 python benchmarks/accuracy.py [--check]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -108,16 +107,6 @@ def replay_table() -> tuple[str, list[float]]:
     return "\n".join(rows), errors
 
 
-def shown(block: re.Match[str]) -> str:
-    """Give a console block of the README with what its command prints now."""
-    _, *arguments = block[1].split()
-    environment = {**os.environ, "COLUMNS": "110", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "whatif", *arguments]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    output = run.stdout.strip("\n")
-    return f"```console\n$ {block[1]}\n{output}\n```"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
@@ -131,7 +120,6 @@ def main() -> int:
         readme.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
-    filled = re.sub(r"```console\n\$ (.+)\n(?:.*\n)*?```", shown, filled)
     wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(validation)}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
     for path in stale if not check else []:

@@ -26,6 +26,7 @@ NOT_RUN = [
     ("docs/cupti.md", "it needs an NVIDIA GPU and cupti-python"),
     ("docs/cupti.md", NETWORK),
     ("docs/export.md", "tests/browser/test_perfetto.py runs it, in Perfetto"),
+    ("docs/estimators.md", "it learns for hours, from a repository that it needs"),
     ("docs/how-to/validate-on-your-machine.md", "it measures for half an hour"),
     ("docs/how-to/validate-on-your-machine.md", "it is your own script, before and after your change"),
     ("docs/lab.md", "it needs root, and makes network namespaces"),

@@ -132,8 +132,8 @@ def test_a_hostile_name_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_be_read_is_one_sentence(place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [steps(tmp_path, "one.json", {"gemm": 300}), str(tmp_path / "nowhere.json")]
     files = files if place else files[::-1]
-    for status, command in ((1, ["compare", *files]), (2, ["check", "--baseline", *files])):
-        assert main(command) == status
+    for command in (["compare", *files], ["check", "--baseline", *files]):
+        assert main(command) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert "nowhere.json: expected a readable trace file" in err

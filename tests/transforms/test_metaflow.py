@@ -176,8 +176,8 @@ def test_a_search_reads_once_and_simulates_three_times_a_policy(own_traces: Path
 
 def test_the_page_shows_what_works(monkeypatch: Any, capsys: Any) -> None:
     text = (ROOT / "docs" / "metaflow.md").read_text()
-    (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (policy,) = re.findall(r"```toml.*?\n(.*?)```", text, re.DOTALL)
+    (program,) = re.findall(r"```python.*?\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(ROOT)
     exec(compile(program, "metaflow.md", "exec"), {})
     found = re.search(r"without \S+ and \S+: (\S+) instead of (\S+) ms", capsys.readouterr().out)
