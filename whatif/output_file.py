@@ -44,11 +44,16 @@ def output_file(path: str | Path) -> Path:
     return target
 
 
-def is_recorded(target: Path, trace: str | Path) -> bool:
-    """Whether ``target`` is the trace itself or, where the trace is the folder of several ranks, one of theirs."""
-    path = Path(trace)
-    files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)] if path.is_dir() else [path]
-    return target.exists() and any(file.is_file() and target.samefile(file) for file in files)
+def file_beside(path: str | Path, trace: str | Path) -> Path:
+    """Give ``output_file(path)``. Raises WhatifError as that does, and where it would destroy the trace itself.
+
+    A folder of several ranks is the traces in it.
+    """
+    target, told = output_file(path), Path(trace)
+    files = [file for file in told.iterdir() if file.name.endswith(SUFFIXES)] if told.is_dir() else [told]
+    if target.exists() and any(file.is_file() and target.samefile(file) for file in files):
+        raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
+    return target
 
 
 def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool]) -> Path:

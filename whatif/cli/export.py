@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
     paths, names = traces_then_names(args.words, "export")
     from whatif.composition import spelled
     from whatif.ingest.exported import EXPORTED_BEGIN
-    from whatif.output_file import replaceable_file
+    from whatif.output_file import file_beside, replaceable_file
     from whatif.predict import Baseline, apply
-    from whatif.report.perfetto import check_output, write_perfetto
+    from whatif.report.perfetto import write_perfetto
     from whatif.report.printable import printable
     from whatif.transform import load_transform
 
     for path in paths:
-        check_output(args.output, path)
+        file_beside(args.output, path)
     replaceable_file(args.output, "export", lambda start: start.startswith(EXPORTED_BEGIN))
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths)

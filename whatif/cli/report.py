@@ -29,14 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     paths, names = traces_then_names(args.words, "report")
-    from whatif.output_file import replaceable_file
-    from whatif.report.perfetto import check_output
+    from whatif.output_file import file_beside, replaceable_file
     from whatif.report.printable import printable
     from whatif.transform import load_transform
 
     # A file that cannot be written and a misspelled name are told before a large trace is read.
     for path in paths:
-        check_output(args.output, path)
+        file_beside(args.output, path)
     replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
     asked = [load_transform(name) for name in names]
     from whatif.baseline import Baseline

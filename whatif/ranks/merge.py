@@ -29,7 +29,6 @@ from whatif.types import (
     BEGIN_NAME,
     HUB_NAME,
     Array,
-    Bool,
     Dependencies,
     DependencyKind,
     Int32,
@@ -383,10 +382,3 @@ def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
             column[tasks[name]] = number + 1 + np.arange(len(tasks[name]))
         number += counts.pop()
     return [part.attach(**{COLLECTIVE: column}) for part, column in zip(parts, columns, strict=True)]
-
-
-def is_transfer(graph: TaskGraph) -> Bool:
-    """Give the mask of the tasks that are a rank's part of a matched collective, shape (n_tasks,)."""
-    collective = graph.attached.get(COLLECTIVE)
-    none = np.zeros(len(graph), dtype=np.bool_)
-    return none if collective is None else (collective != 0) & (graph.kind == TaskKind.COMMUNICATION)

@@ -18,7 +18,7 @@ import numpy as np
 import whatif
 from whatif.errors import WhatifError
 from whatif.kernels import KernelFamily
-from whatif.output_file import is_recorded, output_file
+from whatif.output_file import output_file
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
@@ -67,13 +67,6 @@ def write_perfetto(
         for piece in graph_text(predicted or baseline, remark, what, without_profiler=without_profiler):
             write(piece)
         write("}\n")
-
-
-def check_output(path: str | Path, trace: str | Path) -> None:
-    """Raise WhatifError where writing to ``path`` must fail or would destroy the trace itself."""
-    target = output_file(path)
-    if is_recorded(target, trace):
-        raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
 
 
 def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]:

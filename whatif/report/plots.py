@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from whatif.errors import WhatifError
-from whatif.output_file import is_recorded, output_file, replacing
+from whatif.output_file import file_beside, replacing
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
 from whatif.report.printable import printable
 from whatif.report.text_explain import short_name
@@ -35,9 +35,7 @@ def check_plot(path: str | Path, trace: str | Path) -> None:
     """Raise WhatifError where no plot can be written to ``path``: its ending, its folder, the trace, no matplotlib."""
     if Path(path).suffix.lower() not in ENDINGS:
         raise WhatifError(f"{path}: expected a plot's name that ends in {', '.join(ENDINGS)}, got another ending.")
-    target = output_file(path)
-    if is_recorded(target, trace):
-        raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
+    file_beside(path, trace)
     try:
         import matplotlib  # noqa: F401 - is it there?
     except ImportError:
