@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-slow lint docs bench clean
 
 # A what-if prediction from a real recording; needs no torch.
 demo: $(DEMO_VENV)/.ready
@@ -11,8 +11,13 @@ demo: $(DEMO_VENV)/.ready
 	@echo
 	@echo "A trace of your own: $(DEMO_VENV)/bin/whatif report TRACE.json -o report.html"
 
+# All tests but those that are marked as slow: five minutes on two cores.
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not slow" --durations=10
+
+# The others: the lab, campaigns, refits, every page of the docs, a browser.
+test-slow: $(VENV)/.ready
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .

@@ -1,9 +1,10 @@
-"""Predictions against measurements and the replay of every trace: writes docs/accuracy.md, and the README's table.
+"""Compare predictions with measurements and replay every trace: writes docs/accuracy.md and the README's summary.
 
 python benchmarks/accuracy.py [--check]
 
-The comparison is that of `whatif validate` on the recordings of traces/ and on the pairs among other people's traces in
-../shared/traces. ``--check`` writes nothing and exits 1 where the pages are not what it would write.
+The comparison is that of `whatif validate` on the recordings of traces/ and on the pairs among the public recordings
+(benchmarks/pairs.toml), which lie in the folder that WHATIF_EXTRA_DATA names. ``--check`` writes nothing and exits 1
+where the pages are not what it would write.
 """
 
 from __future__ import annotations
@@ -12,35 +13,37 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
+from extra_data import extra_data, write_pairs
 
 import whatif
 from whatif import WhatifError
-from whatif.predict import Baseline
+from whatif.prediction.predict import Baseline
+from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Validation, validate
+from whatif.report.layout import markdown_table
 from whatif.report.markdown_validate import not_compared_table, pairs_table, scores_table
 from whatif.report.text_validate import headline
-from whatif.validate import MEDIAN_BOUND_PCT, Validation, validate
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path("../shared/traces")
 # Relative to the root: the pages name files as their readers see them.
-VALIDATED = [Path("traces"), Path("benchmarks/pairs.toml")]
+OWN = Path("traces")
 
 PAGE = """# Accuracy
 
-Written by `python benchmarks/accuracy.py`; not edited by hand. `whatif validate` makes the same comparison of any
-folder of pairs ([validate.md](validate.md)). Pairs of a campaign: the baseline's recording is corrected to its step
-without the profiler, and the prediction is compared with the changed run's step without the profiler (CPU time of the
-training thread on a CPU; wall clock for loader workers and on a GPU). Pairs that a pairs.toml names: the steps
-without the profiler where both recordings tell them, else the recorded ones. Nothing of the changed
-run goes into a prediction.
+`python benchmarks/accuracy.py` writes this page; do not edit it by hand. `whatif validate` makes the same comparison
+for any folder of pairs ([validate.md](validate.md)). For pairs of a campaign, the baseline's recording is corrected to
+its step time without the profiler, and the prediction is compared with the changed run's step time without the profiler
+(CPU time of the training thread on a CPU; wall clock for loader workers and on a GPU). For pairs in a pairs.toml, the
+step times without the profiler are compared if both recordings hold them, else the recorded ones. A prediction uses
+nothing of the changed run.
 
-## What-ifs against the real change
+## What-ifs compared with the real change
 
 {headline}.
-A pair on which a constant was chosen stays in the tables and is not scored. Targets: median {median_target:.0f} %,
+A pair on which a constant of the model was chosen is listed but not scored. Targets: median {median_target:.0f} %,
 largest 10 % on a GPU and 12 % on a CPU.
 
 {scores}
@@ -49,30 +52,30 @@ Every pair:
 
 {pairs}
 {not_compared}
-The loader pairs on the V100: from one recording nobody can tell how much four workers slow the training process (its
-main thread by 4 to 12 %, its backward thread by 11 to 33 % there), so a range is given and the prediction lies in its
+For the loader pairs on the V100: one recording does not show how much four workers slow the training process (there
+its main thread by 4 to 12 %, its backward thread by 11 to 33 %). So the answer is a range, and the prediction is its
 middle.
 
 ## Replay
 
-How well the simulated baseline meets the recording, for every readable trace of other people's that was tried: median
-{replay_median:.2f} %, 95th percentile {replay_p95:.2f} %, largest {replay_max:.2f} %. In-sample: the rules were found
-while looking at these traces. A low error alone proves nothing, so the tests also ask how each graph responds when its
-kernels get faster (`tests/test_real_traces.py`).
+The replay error of every readable public recording: median {replay_median:.2f} %, 95th percentile
+{replay_p95:.2f} %, largest {replay_max:.2f} %. These errors are in-sample: the rules were found while looking at
+these traces. A low error alone proves nothing, so tests also check how each graph responds when its kernels get
+faster (`tests/test_real_traces.py`).
 
 {replay}
 
-Where much waiting stays unexplained: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the
-others while the CPU spins on event queries; `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its
-first all-reduce, and a quarter of its gaps between queued kernels last 3.4 µs where the others last none, which one
-mean lag per stream does not tell apart; `edls-a4000` has GPU work 3.8 s before its first recorded call, and nothing
-says what lay between.
+Traces with much unexplained wait: `a100_dlrm_rank0of16` is one of 16 ranks whose embedding exchange waits for the
+others while the CPU spins on event queries. `mi300.resnet_act_checkpoint_ddp_train` waits for other ranks before its
+first all-reduce; a quarter of its gaps between queued kernels last 3.4 µs and the others have no length, which one
+mean lag for each stream does not represent. `edls-a4000` has GPU work 3.8 s before its first recorded call, and
+nothing shows what happened in between.
 """
 
 
-def page(validation: Validation) -> str:
-    """Give docs/accuracy.md."""
-    replay, replay_errors = replay_table()
+def page(validation: Validation, public: Path) -> str:
+    """Return docs/accuracy.md; ``public`` is the folder of the public recordings."""
+    replay, replay_errors = replay_table(public)
     return PAGE.format(
         headline=headline(validation),
         median_target=MEDIAN_BOUND_PCT,
@@ -86,41 +89,44 @@ def page(validation: Validation) -> str:
     )
 
 
-def replay_table() -> tuple[str, list[float]]:
-    """Give the replay of every readable trace in Markdown, and the absolute errors in percent."""
-    rows = [
-        "| trace | tasks | step clock | measured | replayed | error | unexplained wait |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def replay_table(public: Path) -> tuple[str, list[float]]:
+    """Return the replay of every readable public recording in Markdown, and the absolute errors in percent."""
+    rows = []
     errors = []
-    for path in sorted(SHARED.glob("*/*.json.gz")):
+    for path in sorted(public.glob("*/*.json.gz")):
         try:
             baseline = Baseline.of(whatif.read(path), calibrated=False)
         except WhatifError:
             continue
         errors.append(abs(baseline.replay_error_pct))
         rows.append(
-            f"| {path.parent.name}/{path.name.split('.json')[0]} | {len(baseline.graph):,} | {baseline.clock} "
-            f"| {baseline.measured_ns / 1e6:.2f} ms | {baseline.step_ns / 1e6:.2f} ms "
-            f"| {baseline.replay_error_pct:+.2f} % | {baseline.unexplained_wait_pct:.1f} % |"
-        )
-    return "\n".join(rows), errors
+            (
+                f"{path.parent.name}/{path.name.split('.json')[0]}", f"{len(baseline.graph):,}", baseline.clock,
+                f"{baseline.measured_ns / 1e6:.2f} ms", f"{baseline.step_ns / 1e6:.2f} ms",
+                f"{baseline.replay_error_pct:+.2f} %", f"{baseline.unexplained_wait_pct:.1f} %",
+            )
+        )  # fmt: skip
+    headers = ("trace", "tasks", "step clock", "measured", "replayed", "error", "unexplained wait")
+    return markdown_table(headers, rows), errors
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    os.chdir(ROOT)
-    validation = validate(VALIDATED)
+    public = extra_data("traces")
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = write_pairs(Path(folder))
+        os.chdir(ROOT)
+        validation = validate([OWN, pairs])
     readme = ROOT / "README.md"
     filled = re.sub(
         r"(<!-- accuracy -->\n).*?(<!-- /accuracy -->)",
-        lambda m: f"{m[1]}\n{headline(validation)}.\n\n{scores_table(validation)}\n\n{m[2]}",
+        lambda m: f"{m[1]}\n{headline(validation)}.\n\n{m[2]}",
         readme.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
-    wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(validation)}
+    wanted = {readme: filled, ROOT / "docs" / "accuracy.md": page(validation, public)}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
     for path in stale if not check else []:
         path.write_text(wanted[path], encoding="utf-8")

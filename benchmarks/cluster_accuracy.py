@@ -9,6 +9,7 @@ every second size, and from another operation. Table 8 of Pei et al.: a ResNet-5
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -16,17 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.cluster.calibration import Curve, Table, read_table
-from whatif.cluster.cluster_file import load_cluster
-from whatif.cluster.network import Network
-from whatif.cluster.pei import Iteration, Machine, nccl_ns, parameter_server_ns
-from whatif.cluster.sigmoid import Sigmoid, fit_sigmoid
+from whatif.graph.types import Float64
+from whatif.hardware.cluster.calibration import Curve, Table
+from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.hardware.cluster.network import Network
+from whatif.opdb.collective_table import read_table
+from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the script finds the package `benchmarks` from any folder
+pei = importlib.import_module("benchmarks.pei")
+sigmoid = importlib.import_module("benchmarks.sigmoid")
 PAGE = Path("docs/cluster.md")
-Float64 = npt.NDArray[np.float64]
 
 # -- NCCL ------------------------------------------------------------------------------------------------------------
 
@@ -63,7 +66,7 @@ def from_table(kept: Curve, held: Curve, network: Network) -> Float64:
 
 def from_sigmoid(kept: Curve, held: Curve, _: Network) -> Float64:
     """Pei et al.'s curve through the sizes that were kept."""
-    return fit_sigmoid(kept.size_bytes, kept.time_ns).time_ns(held.size_bytes)
+    return sigmoid.fit_sigmoid(kept.size_bytes, kept.time_ns).time_ns(held.size_bytes)
 
 
 def from_all_reduce(kept: Curve, held: Curve, network: Network) -> Float64:
@@ -105,14 +108,14 @@ MODELS: dict[str, tuple[Model, tuple[str, ...], str | None]] = {
 
 def nccl_table() -> str:
     """Give median errors by system and size, in Markdown."""
-    rows = [f"| system | from | median | mean | {' | '.join(f'median, {name}' for name in RANGES)} |", "|---" * 7 + "|"]
+    rows = []
     for system in MEASURED:
         for name, (model, operations, source) in MODELS.items():
             errors, sizes = score_nccl(system, model, operations, source)
             parts = [np.median(errors[(sizes >= low) & (sizes <= high)]) for low, high in RANGES.values()]
-            cells = " | ".join(f"{value:.1f} %" for value in (np.median(errors), errors.mean(), *parts))
-            rows.append(f"| {system} | {name} | {cells} |")
-    return "\n".join(rows)
+            cells = [f"{value:.1f} %" for value in (np.median(errors), errors.mean(), *parts)]
+            rows.append((system, name, *cells))
+    return markdown_table(("system", "from", "median", "mean", *(f"median, {name}" for name in RANGES)), rows)
 
 
 # -- Pei et al., table 8 ---------------------------------------------------------------------------------------------
@@ -167,39 +170,44 @@ def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -
     calls = (TABLE_8["NCCL"][1] - TABLE_8["PS"][1]) * 1e9 if mode == "NCCL" else 0.0
     update = 3 * gradients.sum() / P40_BYTE_S * 1e9
     computing = (one - read - calls - update) / gpus
-    work = Iteration(
+    work = pei.Iteration(
         read + calls, computing * (1 - BACKWARD_SHARE), computing * BACKWARD_SHARE * operations / operations.sum(),
         update, gradients,
     )  # fmt: skip
-    machine = Machine(
-        to_host=Sigmoid.of(COPY_LATENCY_NS, TO_HOST_BYTE_S), to_gpu=Sigmoid.of(COPY_LATENCY_NS, TO_GPU_BYTE_S),
-        ring=Sigmoid.of(RING_LATENCY_NS, RING_BYTE_S[gpus]), host_byte_s=HOST_BYTE_S, gpu_byte_s=P40_BYTE_S,
+    machine = pei.Machine(
+        to_host=sigmoid.Sigmoid.of(COPY_LATENCY_NS, TO_HOST_BYTE_S),
+        to_gpu=sigmoid.Sigmoid.of(COPY_LATENCY_NS, TO_GPU_BYTE_S),
+        ring=sigmoid.Sigmoid.of(RING_LATENCY_NS, RING_BYTE_S[gpus]), host_byte_s=HOST_BYTE_S, gpu_byte_s=P40_BYTE_S,
         multiprocessors=P40_SMS, copy_latency_ns=COPY_LATENCY_NS,
     )  # fmt: skip
-    return parameter_server_ns(work, gpus, machine) if mode == "PS" else nccl_ns(work, gpus, machine)
+    return pei.parameter_server_ns(work, gpus, machine) if mode == "PS" else pei.nccl_ns(work, gpus, machine)
 
 
 def pei_table() -> str:
     """Give table 8's cells with several GPUs, in Markdown."""
-    rows = ["| mode | GPUs | measured | predicted here | error | predicted by the authors | error |", "|---" * 7 + "|"]
+    rows = []
     for mode, measured in TABLE_8.items():
         for gpus in (2, 4):
             ours, theirs, true = table_8_ns(mode, gpus) / 1e9, THEIRS[mode][gpus], measured[gpus]
             rows.append(
-                f"| {mode} | {gpus} | {true * 1e3:.1f} ms | {ours * 1e3:.1f} ms | {100 * (ours / true - 1):+.1f} % "
-                f"| {theirs * 1e3:.1f} ms | {100 * (theirs / true - 1):+.1f} % |"
-            )
-    return "\n".join(rows)
+                (
+                    mode, str(gpus), f"{true * 1e3:.1f} ms", f"{ours * 1e3:.1f} ms",
+                    f"{100 * (ours / true - 1):+.1f} %", f"{theirs * 1e3:.1f} ms",
+                    f"{100 * (theirs / true - 1):+.1f} %",
+                )
+            )  # fmt: skip
+    headers = ("mode", "GPUs", "measured", "predicted here", "error", "predicted by the authors", "error")
+    return markdown_table(headers, rows)
 
 
 def sensitivity_table() -> str:
     """Give the errors of table 8's cells under other rates of reading, in Markdown."""
     cells = [(mode, gpus) for mode in TABLE_8 for gpus in (2, 4)]
-    rows = [f"| rate of reading | {' | '.join(f'{mode}, {gpus}' for mode, gpus in cells)} |", "|---" * 5 + "|"]
+    rows = []
     for rate in (6e9, PAGEABLE_BYTE_S, 12e9):
         errors = [100 * (table_8_ns(mode, gpus, rate) / 1e9 / TABLE_8[mode][gpus] - 1) for mode, gpus in cells]
-        rows.append(f"| {rate / 1e9:.2f} GB/s | {' | '.join(f'{error:+.1f} %' for error in errors)} |")
-    return "\n".join(rows)
+        rows.append((f"{rate / 1e9:.2f} GB/s", *(f"{error:+.1f} %" for error in errors)))
+    return markdown_table(("rate of reading", *(f"{mode}, {gpus}" for mode, gpus in cells)), rows)
 
 
 def main() -> int:

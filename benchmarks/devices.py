@@ -2,8 +2,9 @@
 
 python benchmarks/devices.py [--check]
 
-GPU busy time, by family of kernels. The recordings are other people's (../shared/traces). ``--check`` writes nothing
-and exits 1 where the page is not what it would write. A database of one's own is not asked: the models that ship are.
+GPU busy time, by family of kernels. The recordings are public ones, in the folder that WHATIF_EXTRA_DATA names.
+``--check`` writes nothing and exits 1 where the page is not what it would write. A
+database of one's own is not asked: the models that ship are.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from extra_data import extra_data
 
 import whatif
-from whatif.graph import TaskGraph
-from whatif.kernels import KernelFamily
-from whatif.transform import load_transform
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.prediction.transform import load_transform
+from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
-TRACES = ROOT.parent / "shared" / "traces"
 PAGE = ROOT / "docs" / "device.md"
 BEGIN, END = "<!-- written by benchmarks/devices.py -->", "<!-- end -->"
 H100_MI300X = "tracelens-h100-mi300"
@@ -50,7 +52,7 @@ def pairs() -> Iterator[tuple[str, str, str, TaskGraph, TaskGraph, TaskGraph]]:
     """Model, from, to; recorded, predicted and measured graph."""
     for model, file in MODELS:
         sides = {"H100-SXM-80": f"h100.{file}", "MI300X": f"mi300.{file}"}
-        graphs = {name: whatif.read(TRACES / H100_MI300X / side) for name, side in sides.items()}
+        graphs = {name: whatif.read(extra_data("traces", H100_MI300X, side)) for name, side in sides.items()}
         for old, new in (("H100-SXM-80", "MI300X"), ("MI300X", "H100-SXM-80")):
             predicted = load_transform("device", to=new)(graphs[old])
             yield model, old, new, graphs[old], predicted, graphs[new]
@@ -58,40 +60,43 @@ def pairs() -> Iterator[tuple[str, str, str, TaskGraph, TaskGraph, TaskGraph]]:
 
 def tables() -> str:
     """The tables as Markdown."""
-    lines = [
-        "| work | from → to | recorded | predicted | nominal 90 % range | measured | error |",
-        "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    rows = []
     families: dict[tuple[str, str], list[str]] = {}
     for model, old, new, recorded, predicted, measured in pairs():
         before, after, truth = (by_family(graph) for graph in (recorded, predicted, measured))
         low, high = (sum(by_family(predicted, column).values()) for column in ("low_ns", "high_ns"))
         total, true = sum(after.values()), sum(truth.values())
-        lines.append(
-            f"| {model} | {old} → {new} | {sum(before.values()):.3f} | {total:.3f} | {low:.3f} … {high:.3f} "
-            f"| {true:.3f} | {100 * (total / true - 1):+.1f} % |"
-        )
+        rows.append(
+            (
+                model, f"{old} → {new}", f"{sum(before.values()):.3f}", f"{total:.3f}", f"{low:.3f} … {high:.3f}",
+                f"{true:.3f}", f"{100 * (total / true - 1):+.1f} %",
+            )
+        )  # fmt: skip
         families[model, f"{old} → {new}"] = [
             f"{name} {after[name] / truth[name] - 1:+.0%}".replace("%", " %")
             for name in sorted(truth, key=lambda name: -truth[name])
             if truth[name] > 0.03 * true
         ]
-    lines += ["", "The same by family of kernels, those over 3 % of the measured time, longest first:", ""]
+    headers = ("work", "from → to", "recorded", "predicted", "nominal 90 % range", "measured", "error")
+    lines = [
+        markdown_table(headers, rows),
+        "",
+        "The same by family of kernels, those over 3 % of the measured time, longest first:",
+        "",
+    ]
     lines += [f"- {model}, {way}: {', '.join(told)}" for (model, way), told in families.items()]
-    graph = whatif.read(TRACES / RESNET)
+    graph = whatif.read(extra_data("traces", RESNET))
     recorded_ms = sum(by_family(graph).values())
-    lines += [
-        "", "Without a pair of recordings: ResNet-50 training, batch 32, recorded on a V100 in fp32.", "",
-        "| to | GPU busy, ms a step | as fast | |", "|---|---|---|---|", f"| (V100) | {recorded_ms:.1f} | 1 | |",
-    ]  # fmt: skip
+    lines += ["", "Without a pair of recordings: ResNet-50 training, batch 32, recorded on a V100 in fp32.", ""]
+    rows = [("(V100)", f"{recorded_ms:.1f}", "1", "")]
     published = f"published: {A100_TF32 / V100_FP32:.2f} (batch 256)"
     for spec, remark in (
         ("A100-SXM-80", published), ("A100-SXM-80,tf32=no", ""), ("A100-SXM-40", ""), ("A100-PCIE-40", ""),
         ("H100-SXM-80", ""), ("T4", ""),
     ):  # fmt: skip
         predicted_ms = sum(by_family(load_transform(f"device:to={spec}")(graph)).values())
-        lines.append(f"| {spec} | {predicted_ms:.1f} | {recorded_ms / predicted_ms:.2f} | {remark} |")
-    return "\n".join(lines)
+        rows.append((spec, f"{predicted_ms:.1f}", f"{recorded_ms / predicted_ms:.2f}", remark))
+    return "\n".join([*lines, markdown_table(("to", "GPU busy, ms a step", "as fast", ""), rows)])
 
 
 def main() -> int:

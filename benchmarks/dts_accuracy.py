@@ -12,7 +12,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from whatif.validate import Outcome, validate
+from whatif.questions.validate.validate import Outcome, validate
+from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RESULTS = Path("docs/dts.md"), Path("traces/lab_dts")
@@ -52,11 +53,11 @@ def errors_pct(found: Scores) -> list[float]:
 
 def accuracy_table(found: Scores) -> str:
     """Give the table as Markdown."""
-    lines = [
-        "| network, architecture | batch measured | predicted | error | epoch measured | predicted | error | "
-        "DTS, batch / epoch |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    headers = (
+        "network, architecture", "batch measured", "predicted", "error", "epoch measured", "predicted", "error",
+        "DTS, batch / epoch",
+    )  # fmt: skip
+    rows = []
     for key in PAPER:
         runs = found.get(key)
         if runs is None:
@@ -66,10 +67,10 @@ def accuracy_table(found: Scores) -> str:
             one = runs[name]
             cells += [f"{one.measured_ms:,.0f} ms", f"{one.predicted_ms:,.0f} ms", f"{one.error_pct:+.1f} %"]
         theirs = " / ".join(f"{100 * (1 - accuracy):.1f} %" for accuracy in PAPER[key])
-        lines.append(f"| {key[0]} {key[1].replace('_', ' ')} | {' | '.join(cells)} | {theirs} |")
+        rows.append((f"{key[0]} {key[1].replace('_', ' ')}", *cells, theirs))
     errors = errors_pct(found)
     paper = [100 * (1 - accuracy) for pair in PAPER.values() for accuracy in pair]
-    return "\n".join(lines) + (
+    return markdown_table(headers, rows) + (
         f"\n\nOver {len(errors)} predictions the mean error is {statistics.fmean(errors):.1f} % and the largest "
         f"{max(errors):.1f} %; the paper's, on its testbed, {statistics.fmean(paper):.1f} % and {max(paper):.1f} %."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 from measure import HERE
 
 CACHE = Path(tempfile.gettempdir()) / "whatif-benchmarks"
-# Recordings that the project has beside its repository; without them its own small ones stand in.
-SHARED = HERE.parent.parent / "shared" / "traces"
+# The public recordings; without them a small one of the project stands in.
+PUBLIC = Path(os.environ.get("WHATIF_EXTRA_DATA") or os.devnull, "traces")
 OWN = HERE.parent / "traces" / "resnet18_cifar_cpu.json.gz"
 
 # Name: source, size in MB; a source that is as large as that stays as it is.
@@ -36,7 +37,7 @@ _ID_SHIFT = 100_000_000
 def trace(name: str) -> Path:
     """Give the path of one of ``TRACES``, made on first use."""
     source_name, size_mb = TRACES[name]
-    source = SHARED / source_name
+    source = PUBLIC / source_name
     if not source.is_file():
         source = OWN
     text = gzip.decompress(source.read_bytes())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.types import Float64
 from whatif.opdb.evaluate import SEED, SHARE
 from whatif.opdb.index import read_contributions
 from whatif.opdb.keys import held_out
@@ -24,7 +25,6 @@ from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
 
 samples = importlib.import_module("whatif.instrumentation.estimators.samples")
-Float64 = npt.NDArray[np.float64]
 
 OPERATORS = ("bmm", "linear", "conv2d")
 # Kernels that ran less often are one class.

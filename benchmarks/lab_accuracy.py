@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whatif import WhatifError
-from whatif.baseline import Baseline
-from whatif.predict import apply
-from whatif.validate import baseline_of, predict
-from whatif.validate_pairs import Pair, find_pairs
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import apply
+from whatif.questions.validate.validate import baseline_of, predict
+from whatif.questions.validate.validate_pairs import Pair, find_pairs
+from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, FOLDER = Path("docs/data_parallel.md"), Path("traces/lab_cpu")
@@ -99,19 +100,23 @@ def _unhidden_ms(baseline: Baseline, pair: Pair) -> float:
 
 def summary_table(scored: Sequence[Scored]) -> str:
     """Give median and largest errors by experiment, in Markdown."""
-    rows = ["| runs | median error | largest | sum without overlap: median | largest | in their range | runs |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    rows = []
     for experiment in dict.fromkeys(row.experiment for row in scored):
         chosen = [row for row in scored if row.experiment == experiment]
         errors = [abs(row.error_pct) for row in chosen]
         unhidden = [abs(row.unhidden_pct) for row in chosen if row.unhidden_ms is not None]
-        without = f"{statistics.median(unhidden):.1f} % | {max(unhidden):.1f} %" if unhidden else "– | –"
+        without = (f"{statistics.median(unhidden):.1f} %", f"{max(unhidden):.1f} %") if unhidden else ("–", "–")
         inside = sum(row.low_ms <= row.measured_ms <= row.high_ms for row in chosen)
         rows.append(
-            f"| {KINDS.get(experiment, experiment)} | {statistics.median(errors):.1f} % | {max(errors):.1f} % | "
-            f"{without} | {inside} | {len(chosen)} |"
-        )
-    return "\n".join(rows)
+            (
+                KINDS.get(experiment, experiment), f"{statistics.median(errors):.1f} %", f"{max(errors):.1f} %",
+                *without, str(inside), str(len(chosen)),
+            )
+        )  # fmt: skip
+    headers = (
+        "runs", "median error", "largest", "sum without overlap: median", "largest", "in their range", "runs",
+    )  # fmt: skip
+    return markdown_table(headers, rows)
 
 
 def doubled(scored: Sequence[Scored]) -> list[tuple[Scored, Scored]]:
@@ -126,12 +131,12 @@ def doubled_table(scored: Sequence[Scored]) -> str:
 
     Each side is counted from its own session's plain steps, whose pace differs.
     """
-    rows = ["| model | run | measured change | predicted | error |", "|---|---|---|---|---|"]
+    rows = []
     for slow, fast in doubled(scored):
         measured, predicted = change_pct(slow, fast)
-        cells = f"{measured:+.1f} % | {predicted:+.1f} % | {predicted - measured:+.1f} points"
-        rows.append(f"| {slow.model} | {slow.run} | {cells} |")
-    return "\n".join(rows)
+        cells = f"{measured:+.1f} %", f"{predicted:+.1f} %", f"{predicted - measured:+.1f} points"
+        rows.append((slow.model, slow.run, *cells))
+    return markdown_table(("model", "run", "measured change", "predicted", "error"), rows)
 
 
 def change_pct(slow: Scored, fast: Scored) -> tuple[float, float]:
@@ -141,16 +146,18 @@ def change_pct(slow: Scored, fast: Scored) -> tuple[float, float]:
 
 def full_table(scored: Sequence[Scored]) -> str:
     """Give every prediction, in Markdown."""
-    rows = ["| model | run | rate | one worker | measured | predicted | error | without overlap |",
-            "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    rows = []
     for row in scored:
         unhidden = "–" if row.unhidden_ms is None else f"{row.unhidden_pct:+.1f} %"
         compute = "" if row.compute == "real" else f" ({row.compute})"
         rows.append(
-            f"| {row.model} | {row.run}{compute} | {row.rate} | {row.baseline_ms:,.1f} ms | "
-            f"{row.measured_ms:,.1f} ms | {row.predicted_ms:,.1f} ms | {row.error_pct:+.1f} % | {unhidden} |"
-        )
-    return "\n".join(rows)
+            (
+                row.model, f"{row.run}{compute}", row.rate, f"{row.baseline_ms:,.1f} ms",
+                f"{row.measured_ms:,.1f} ms", f"{row.predicted_ms:,.1f} ms", f"{row.error_pct:+.1f} %", unhidden,
+            )
+        )  # fmt: skip
+    headers = ("model", "run", "rate", "one worker", "measured", "predicted", "error", "without overlap")
+    return markdown_table(headers, rows)
 
 
 def written(page: str, tables: dict[str, str]) -> str:

@@ -5,8 +5,8 @@ python benchmarks/memory_accuracy.py [--check]
 Four questions. From a recording with allocations (traces/memory_cpu) and from one with shapes alone (the campaign's
 baselines): the baseline's peak, and the peak under the what-if that leads to each of the campaign's other runs, beside
 the peak that the campaign measured in that run. The peak of each of the campaign's recordings from its own shapes. And
-on recordings of GPUs by other people that hold allocations: the peak from shapes alone beside the most that the
-allocator held.
+on public recordings of GPUs that hold allocations: the peak from shapes alone beside the most that the allocator held;
+these recordings lie in the folder that WHATIF_EXTRA_DATA names.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from extra_data import extra_data
+
 import whatif
 from whatif import TaskGraph, WhatifError
-from whatif.composition import compose
+from whatif.graph.memory import peak
+from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.kineto import read_kineto
-from whatif.ingest.read import graph_of_events
-from whatif.memory import peak
-from whatif.transform import load_transform
-from whatif.validate_records import read_record, read_run
-from whatif.validate_what_ifs import what_ifs_between
+from whatif.ingest.record_file import read_record
+from whatif.prediction.composition import compose
+from whatif.prediction.transform import load_transform
+from whatif.questions.validate.validate_records import read_run
+from whatif.questions.validate.validate_what_ifs import what_ifs_between
+from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/memory.md")
 CAMPAIGN, RECORDED = Path("traces/campaign_cpu"), Path("traces/memory_cpu")
-SHARED = Path("../shared/traces")
-WITH_TOTALS = SHARED / "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"
-# Its profiler told sizes without addresses, and no totals.
-WITH_SIZES = SHARED / "kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz"
+# Public recordings: one with the allocator's totals, one whose profiler wrote sizes without addresses or totals.
+WITH_TOTALS = "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"
+WITH_SIZES = "kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz"
 # What-ifs whose effect on memory is modelled; others are about time alone.
 MODELLED = re.compile(
     r"(batch_size|activation_checkpoint|gradient_accumulation|amp|fused_adam|optimizer_in_backward)\b"
@@ -107,30 +110,31 @@ def score_own() -> list[Scored]:
 
 def own_table(scored: list[Scored]) -> str:
     """Give the errors by variant, in Markdown."""
-    rows = ["| run | from its own shapes: mean | largest | runs |", "|---|---|---|---|"]
+    rows = []
     for variant in [*sorted({row.what_if for row in scored}), "all"]:
         errors = [abs(row.error_pct) for row in scored if variant in (row.what_if, "all")]
-        rows.append(f"| {variant} | {statistics.mean(errors):.2f} % | {max(errors):.2f} % | {len(errors)} |")
-    return "\n".join(rows)
+        rows.append((variant, f"{statistics.mean(errors):.2f} %", f"{max(errors):.2f} %", str(len(errors))))
+    return markdown_table(("run", "from its own shapes: mean", "largest", "runs"), rows)
 
 
-def score_gpu() -> list[Scored]:
+def score_gpu(public: Path) -> list[Scored]:
     """Give the peak from shapes alone of recordings whose allocator tells the truth.
 
     Where it tells no totals: what a step adds to what is there before it.
     """
-    events = read_kineto(WITH_TOTALS)
+    with_totals, with_sizes = public / WITH_TOTALS, public / WITH_SIZES
+    events = read_kineto(with_totals)
     assert events.allocations is not None
-    graph = graph_of_events(replace(events, allocations=None), str(WITH_TOTALS))
+    graph = graph_of_events(replace(events, allocations=None), str(with_totals))
     most = int(events.allocations.total_bytes[events.allocations.device_type == 1].max())
     found = [Scored("VGG-13, batch 512, H100", "peak", "shapes", _peak(graph), most)]
-    graph = whatif.read(WITH_SIZES)
+    graph = whatif.read(with_sizes)
     memory = graph.info.memory
     assert memory is not None
     assert memory.gradients_stay
     there = memory.parameters + memory.optimizer_state + memory.inputs + memory.gradients
     added = _peak(graph) - there
-    return [*found, Scored("ResNet-50, V100", "what a step adds", "shapes", added, _added_by_a_step(WITH_SIZES))]
+    return [*found, Scored("ResNet-50, V100", "what a step adds", "shapes", added, _added_by_a_step(with_sizes))]
 
 
 def _added_by_a_step(trace: Path) -> int:
@@ -155,10 +159,7 @@ def _peak(graph: TaskGraph) -> int:
 
 def summary_table(scored: list[Scored]) -> str:
     """Give the errors by what-if and source, in Markdown."""
-    rows = [
-        "| what-if | from allocations: mean | largest | from shapes: mean | largest | runs |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     kinds = sorted({row.what_if for row in scored}, key=lambda name: (name != "(as recorded)", name))
     for kind in [*kinds, "all"]:
         cells = []
@@ -166,26 +167,27 @@ def summary_table(scored: list[Scored]) -> str:
             errors = [abs(row.error_pct) for row in scored if row.source == source and kind in (row.what_if, "all")]
             cells += [f"{statistics.mean(errors):.2f} %", f"{max(errors):.2f} %"]
         count = sum(row.source == "shapes" and kind in (row.what_if, "all") for row in scored)
-        rows.append(f"| {kind} | {' | '.join(cells)} | {count} |")
-    return "\n".join(rows)
+        rows.append((kind, *cells, str(count)))
+    headers = ("what-if", "from allocations: mean", "largest", "from shapes: mean", "largest", "runs")
+    return markdown_table(headers, rows)
 
 
 def full_table(scored: list[Scored]) -> str:
     """Give every prediction, in Markdown."""
-    rows = [
-        "| model | what-if | measured | from allocations | error | from shapes | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     of = {(row.model, row.what_if, row.source): row for row in scored}
     for model, what_if in sorted(of_both(scored)):
         recorded, shapes = of.get((model, what_if, "allocations")), of.get((model, what_if, "shapes"))
         known = recorded or shapes
         assert known is not None
         cells = [
-            f"{_mb(row.predicted_bytes)} | {row.error_pct:+.2f} %" if row else "– | –" for row in (recorded, shapes)
+            cell
+            for row in (recorded, shapes)
+            for cell in ((_mb(row.predicted_bytes), f"{row.error_pct:+.2f} %") if row else ("–", "–"))
         ]
-        rows.append(f"| {model} | {what_if} | {_mb(known.measured_bytes)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append((model, what_if, _mb(known.measured_bytes), *cells))
+    headers = ("model", "what-if", "measured", "from allocations", "error", "from shapes", "error")
+    return markdown_table(headers, rows)
 
 
 def of_both(scored: list[Scored]) -> set[tuple[str, str]]:
@@ -195,13 +197,11 @@ def of_both(scored: list[Scored]) -> set[tuple[str, str]]:
 
 def gpu_table(scored: list[Scored]) -> str:
     """Give the recordings of GPUs, in Markdown."""
-    rows = ["| recording | what | recorded | from shapes | error |", "|---|---|---|---|---|"]
-    rows += [
-        f"| {row.model} | {row.what_if} | {_mb(row.measured_bytes)} | {_mb(row.predicted_bytes)} "
-        f"| {row.error_pct:+.2f} % |"
+    rows = [
+        (row.model, row.what_if, _mb(row.measured_bytes), _mb(row.predicted_bytes), f"{row.error_pct:+.2f} %")
         for row in scored
     ]
-    return "\n".join(rows)
+    return markdown_table(("recording", "what", "recorded", "from shapes", "error"), rows)
 
 
 def _mb(size_bytes: int) -> str:
@@ -213,12 +213,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
+    public = extra_data("traces")
     os.chdir(ROOT)
     scored = score_campaign()
     tables = {
         "summary": summary_table(scored),
         "own": own_table(score_own()),
-        "gpu": gpu_table(score_gpu()),
+        "gpu": gpu_table(score_gpu(public)),
         "all": full_table(scored),
     }
     before = page = PAGE.read_text(encoding="utf-8")

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from whatif.graph.types import Float64
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.devices import device_called
 from whatif.opdb.evaluate import SEED, SHARE
@@ -39,17 +40,17 @@ from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows, measurements, operators
 from whatif.opdb.store import Store
 from whatif.opdb.trees import forest_of
+from whatif.report.layout import markdown_table
 
 fitting = importlib.import_module("whatif.instrumentation.estimators.fitting")
 boosting = importlib.import_module("whatif.instrumentation.estimators.boosting")
 samples = importlib.import_module("whatif.instrumentation.estimators.samples")
-principal = importlib.import_module("whatif.instrumentation.estimators.principal.fitting")
-parameters = importlib.import_module("whatif.instrumentation.estimators.principal.parameters")
-searching = importlib.import_module("whatif.instrumentation.estimators.principal.search")
+principal = importlib.import_module("principal.fitting")
+parameters = importlib.import_module("principal.parameters")
+searching = importlib.import_module("principal.search")
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RESULTS = ROOT / "docs/estimators.md", ROOT / "benchmarks/nine_operations.json"
-Float64 = npt.NDArray[np.float64]
 
 # Huang et al., table 3: percent with the principal component, and without; V100, TensorFlow 1.15, its own data.
 PUBLISHED = {
@@ -235,23 +236,24 @@ def _results() -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Give the table, one line an operation and device."""
-    lines = [
-        "| operation | device | rows | held out | principal component | layers x neurons | network | without it | "
-        "log network | without it | trees | interpolated | noise | Tianshu | without it |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    headers = (
+        "operation", "device", "rows", "held out", "principal component", "layers x neurons", "network", "without it",
+        "log network", "without it", "trees", "interpolated", "noise", "Tianshu", "without it",
+    )  # fmt: skip
+    rows = []
     for key in sorted(results, key=lambda k: (list(PUBLISHED).index(k.split("/")[1]), k)):
         device, operation, name = key.split("/")
         found = results[key]
         cells = [f"{found[k]:.2f}" for k in ("raw_pc", "raw", "log_pc", "log", "trees", "interpolated")]
         noise = "" if found["noise"] is None else f"{found['noise']:.1f}"
         layers, neurons = found["architecture"]
-        lines.append(
-            f"| {operation} ({name}) | {device} | {found['rows']:,} | {found['held_out']:,} | {found['component']} | "
-            f"{layers} x {neurons} | {' | '.join(cells)} | {noise} | "
-            f"{PUBLISHED[operation][0]:.2f} | {PUBLISHED[operation][1]:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
+        rows.append(
+            (
+                f"{operation} ({name})", device, f"{found['rows']:,}", f"{found['held_out']:,}", found["component"],
+                f"{layers} x {neurons}", *cells, noise, *(f"{error:.2f}" for error in PUBLISHED[operation]),
+            )
+        )  # fmt: skip
+    return markdown_table(headers, rows) + "\n"
 
 
 if __name__ == "__main__":

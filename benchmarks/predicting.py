@@ -11,10 +11,10 @@ from measure import Row, candidate, least_cpu_s
 from rivals import hta_python
 
 from whatif import TaskGraph, load_transform, read
-from whatif.predict import Baseline, apply
-from whatif.simulator import PLAIN_TASKS, simulate
-from whatif.timeline import Timeline
-from whatif.transform import Transform
+from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.transform import Transform
+from whatif.simulation.simulator import PLAIN_TASKS, simulate
+from whatif.simulation.timeline import Timeline
 
 SCALE = "scale:kind=gpu,factor=0.5"
 

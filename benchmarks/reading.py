@@ -10,8 +10,8 @@ from inputs import trace
 from measure import Row, best_of, candidate, least_cpu_s
 from rivals import hta_python
 
+from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.kineto import read_kineto
-from whatif.ingest.read import graph_of_events
 
 
 def ingest(rounds: int, quick: bool, large: bool) -> Iterator[Row]:

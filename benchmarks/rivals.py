@@ -11,8 +11,8 @@ from functools import cache
 import networkx
 from inputs import CACHE
 
-from whatif.graph import TaskGraph
-from whatif.types import Anchor
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Anchor
 
 # Its critical path fails with pandas 3.
 HTA_REQUIREMENTS = ("traceinsight==0.6.1", "pandas<3")

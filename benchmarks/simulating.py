@@ -14,10 +14,19 @@ from measure import Row, least_cpu_s
 from rivals import algorithm_1, as_networkx
 from synthetic import DEPENDENCIES_PER_TASK
 
-from whatif import compiled, read
-from whatif.graph import TASK_COLUMNS, TaskGraph
-from whatif.simulator import PLAIN_TASKS, Frontier, _prepared, plain_sweep, simulate, simulate_scenarios
-from whatif.timeline import Timeline
+from whatif import read
+from whatif.graph.columns import TASK_COLUMNS
+from whatif.graph.task_graph import TaskGraph
+from whatif.simulation import compiled
+from whatif.simulation.simulator import (
+    PLAIN_TASKS,
+    Frontier,
+    _prepared,
+    plain_sweep,
+    simulate,
+    simulate_scenarios,
+)
+from whatif.simulation.timeline import Timeline
 
 MANY = 1_000_000
 

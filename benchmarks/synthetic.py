@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from whatif.graph import TASK_COLUMNS, GraphInfo, TaskGraph
-from whatif.types import Dependencies, DependencyKind, Thread, ThreadKind, Waits
+from whatif.graph.columns import filled
+from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.types import (
+    Dependencies,
+    DependencyKind,
+    Thread,
+    ThreadKind,
+    Waits,
+)
 
 THREADS = 16
 # Explicit dependencies a task, beside the order of its thread; real traces have fewer (0.4 in the V100 one).
@@ -37,15 +42,9 @@ def with_choices(n_tasks: int, width: int) -> TaskGraph:
 
 def _graph(random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool) -> TaskGraph:
     duration_ns = random.integers(1_000, 50_000, n_tasks)
-    wide = ("low_ns", "high_ns", "start_ns", "correlation_id", "size_bytes", "flops", "warps")
-    narrow = ("kind", "phase", "family", "dtype")
-    columns: dict[str, Any] = {
-        name: np.zeros(n_tasks, np.int64 if name in wide else np.int8 if name in narrow else np.int32)
-        for name in TASK_COLUMNS
-    }
     # A graph that was read shares the upper bound with the duration.
-    columns |= {"duration_ns": duration_ns, "low_ns": duration_ns.copy(), "high_ns": duration_ns}
-    columns["thread"] = random.integers(0, THREADS, n_tasks).astype(np.int32)
+    given = {"duration_ns": duration_ns, "low_ns": duration_ns.copy(), "high_ns": duration_ns, "step": 0, "start_ns": 0}
+    columns = filled(n_tasks, {**given, "thread": random.integers(0, THREADS, n_tasks)})
     none = np.empty(0, np.int32)
     return TaskGraph(
         **columns, dependencies=dependencies, waits=Waits(none, none, np.empty(0, np.int64)), names=("",), layers=("",),

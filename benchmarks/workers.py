@@ -1,4 +1,4 @@
-"""What many bandwidths and many workers cost: process CPU time on the largest shared recording, least of five.
+"""What many bandwidths and many workers cost: process CPU time on the largest public recording, least of five.
 
     python benchmarks/workers.py
 
@@ -17,9 +17,9 @@ import numpy as np
 from inputs import trace
 
 from whatif import TaskGraph, TaskKind, load_transform, read
-from whatif.baseline import Baseline
-from whatif.sweep import parse_vary, sweep
-from whatif.sweep.scaling import scaling
+from whatif.prediction.baseline import Baseline
+from whatif.questions.sweep import parse_vary, sweep
+from whatif.questions.sweep.scaling import scaling
 
 ROUNDS = 5
 

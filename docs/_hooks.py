@@ -13,26 +13,27 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import whatif
+import whatif.models
 from whatif.cli.main import COMMANDS, parser_of
+from whatif.prediction.transform import built_in_names, load_transform
 from whatif.report.transforms_text import describe
-from whatif.transform import built_in_names, load_transform
 
 # argparse wraps its help to the terminal; the site's is as wide as its code blocks.
 HELP_COLUMNS = "90"
 # What is asked of a graph from Python, one function a question, and what they take: not names of `whatif` itself.
 QUESTIONS = (
-    "whatif.baseline.Baseline",
-    "whatif.explain.explain",
-    "whatif.sensitivity.sensitivity",
-    "whatif.sensitivity.at_speedups",
-    "whatif.advice.advise.advise",
-    "whatif.sweep.sweep.sweep",
-    "whatif.sweep.scaling.scaling",
-    "whatif.memory_summary.memory_summary",
-    "whatif.comparison.two_recordings.TwoRecordings",
-    "whatif.comparison.compare.compare",
-    "whatif.comparison.regression.check_regression",
-    "whatif.validate.validate",
+    "whatif.prediction.baseline.Baseline",
+    "whatif.questions.explain.explain",
+    "whatif.questions.sensitivity.sensitivity",
+    "whatif.questions.sensitivity.at_speedups",
+    "whatif.questions.advice.advise.advise",
+    "whatif.questions.sweep.sweep.sweep",
+    "whatif.questions.sweep.scaling.scaling",
+    "whatif.questions.memory_summary.memory_summary",
+    "whatif.questions.comparison.two_recordings.TwoRecordings",
+    "whatif.questions.comparison.compare.compare",
+    "whatif.questions.comparison.regression.check_regression",
+    "whatif.questions.validate.validate.validate",
 )
 # `whatif.instrumentation`, by the folder in which it lies.
 RECORDING = ("instrumentation.recorder.record", "instrumentation.recorder.Recording", "instrumentation.collect.step")
@@ -51,7 +52,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def commands() -> str:
     """Every command and its options, as ``--help`` prints them."""
-    parts = ["# Commands\n", "What `whatif COMMAND --help` prints. `whatif` alone shows which command answers what.\n"]
+    parts = [
+        "# Commands\n",
+        "The output of `whatif COMMAND --help`. `whatif` without a command lists the questions and their commands.\n",
+    ]
     kept = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = HELP_COLUMNS
     try:
@@ -78,7 +82,7 @@ def what_ifs() -> str:
     """Every built-in what-if: summary, options, source and model, as ``whatif transforms NAME`` has them."""
     parts = [
         "# What-ifs\n",
-        "Options are spelled `NAME:option=value,option=value`; several names compose, left to right.\n",
+        "Write options as `NAME:option=value,option=value`. Several names compose from left to right.\n",
     ]
     for name in built_in_names():
         known = describe(load_transform(name))
@@ -99,11 +103,18 @@ def _default(value: object) -> str:
 
 def api() -> str:
     """The public names of the package, from their docstrings."""
-    parts = ["# Python\n", "The first are names of `whatif` itself: `import whatif; whatif.read(...)`.\n"]
+    parts = ["# Python\n", "These names are in `whatif` itself: `import whatif; whatif.read(...)`.\n"]
     parts += [f"::: {whatif._HOME[name]}.{name}\n" for name in whatif.__all__]
-    parts += ["## Questions {#questions}\n", "What the commands ask. Each is imported from the module that is named.\n"]
+    parts += ["## For what-ifs {#models}\n", "These names are in `whatif.models`, for scripts of your own.\n"]
+    parts += [
+        f"::: {whatif.models._HOME[name]}.{name}\n    options: {{heading_level: 3}}\n" for name in whatif.models.__all__
+    ]
+    parts += ["## Questions {#questions}\n", "The functions behind the commands. Import each from the module shown.\n"]
     parts += [f"::: {name}\n    options: {{heading_level: 3, show_root_full_path: true}}\n" for name in QUESTIONS]
-    parts += ["## Recording {#recording}\n", "Names of `whatif.instrumentation`, the only part that needs torch.\n"]
+    parts += [
+        "## Recording {#recording}\n",
+        "These names are in `whatif.instrumentation`, the only part that needs torch.\n",
+    ]
     parts += [f"::: {name}\n    options: {{heading_level: 3}}\n" for name in RECORDING]
     return "\n".join(parts)
 

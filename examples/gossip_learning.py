@@ -6,9 +6,9 @@ role, instead of DTS's heuristic). There is no server; after its batches each pe
 """
 
 from whatif import Phase
-from whatif.dts.dnn import Dnn
-from whatif.dts.machines import Machines
-from whatif.dts.plan import Plan, Role, Training
+from whatif.models.dts.dnn import Dnn
+from whatif.models.dts.machines import Machines
+from whatif.models.dts.plan import Plan, Role, Training
 
 
 def roles(dnn: Dnn, training: Training) -> list[Role]:

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from .layers import Hooks
 
-class OutermostModules:
+
+class OutermostModules(Hooks):
     """Watches which modules the script calls that no other module calls, until `remove`."""
 
     def __init__(self) -> None:
@@ -34,11 +36,6 @@ class OutermostModules:
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
             self._local.depth = max(0, getattr(self._local, "depth", 0) - 1)
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
 
 
 class SeveralModels(nn.Module):

@@ -79,12 +79,23 @@ def gradient_bytes(parameter: nn.Parameter) -> int:
     return parameter.numel() * parameter.element_size()
 
 
-class LayerMarks:
+class Hooks:
+    """Hooks on a model, its layers or its parameters that are taken off together."""
+
+    _handles: list[RemovableHandle]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class LayerMarks(Hooks):
     """Marks the forward call of every layer in the trace until `remove`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._open = threading.local()
-        self._handles: list[RemovableHandle] = []
+        self._handles = []
         for name, module in named_layers(model):
             if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
                 continue
@@ -109,13 +120,8 @@ class LayerMarks:
         if marks:
             marks.pop().__exit__(None, None, None)
 
-    def remove(self) -> None:
-        """Take all marks off the model."""
-        for handle in self._handles:
-            handle.remove()
 
-
-class GradientOrder:
+class GradientOrder(Hooks):
     """Watches in which order a backward pass finishes the gradients, until `remove`.
 
     Data parallelism fills its buckets in this order.
@@ -123,7 +129,7 @@ class GradientOrder:
 
     def __init__(self, model: nn.Module) -> None:
         self._rows: dict[int, dict[str, Any]] = {}
-        self._handles: list[RemovableHandle] = []
+        self._handles = []
         for full_name, layer, parameter in named_parameters(model):
             if not parameter.requires_grad or not parameter.is_leaf:
                 continue
@@ -142,8 +148,3 @@ class GradientOrder:
     def rows(self) -> list[dict[str, Any]]:
         """Return name, layer, bytes and dtype of each parameter that got a gradient, in the order of the first pass."""
         return list(self._rows.values())
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()

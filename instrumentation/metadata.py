@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .layers import Hooks
+
 _LIBRARIES = (
     *("numpy", "triton", "torchvision", "torchaudio", "transformers", "accelerate", "lightning", "pytorch_lightning"),
     *("timm", "deepspeed", "apex", "xformers", "flash_attn", "transformer_engine", "bitsandbytes", "cupy"),
@@ -80,7 +82,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
     }
 
 
-class FirstInput:
+class FirstInput(Hooks):
     """Watches for the model's first input, whose leading dimension is the batch size, and for autocast.
 
     Autocast may be entered inside the model's forward call: the modules inside are asked as well.
@@ -108,11 +110,6 @@ class FirstInput:
             self.dtype = _dtype_name(tensor.dtype)
         if torch.is_autocast_enabled(tensor.device.type):
             self.autocast = _dtype_name(torch.get_autocast_dtype(tensor.device.type))
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

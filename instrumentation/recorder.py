@@ -5,7 +5,6 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -40,18 +39,8 @@ class _Phase(enum.Enum):
     DONE = enum.auto()
 
 
-def record(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    path: str | os.PathLike[str],
-    *,
-    steps: int = 5,
-    warmup_steps: int = 5,
-    untraced_steps: int = 20,
-    backend: str = "kineto",
-    memory: bool = False,
-) -> "Recording":
-    """Return a context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
+class Recording:
+    """A context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
 
     The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
     3 run with the profiler to warm it up, `steps` are recorded. Then the file is written; later steps run as they are.
@@ -64,32 +53,18 @@ def record(
     cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
     of the block when fewer than 3 steps were recorded. When the block raises, nothing is written and stderr says so.
     """
-    return Recording(
-        model,
-        optimizer,
-        Path(path),
-        steps=steps,
-        warmup_steps=warmup_steps,
-        untraced_steps=untraced_steps,
-        backend=backend,
-        memory=memory,
-    )
-
-
-class Recording:
-    """One recording in the making; `step` moves it on."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
-        steps: int,
-        warmup_steps: int,
-        untraced_steps: int,
-        backend: str,
-        memory: bool,
+        steps: int = 5,
+        warmup_steps: int = 5,
+        untraced_steps: int = 20,
+        backend: str = "kineto",
+        memory: bool = False,
     ) -> None:
         # Quartiles need two times; the gradient order needs one warm-up step.
         for name, value, fewest in (
@@ -99,7 +74,7 @@ class Recording:
         ):
             if value < fewest:
                 raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
-        path = of_this_rank(path)
+        path = of_this_rank(Path(path))
         check_writable(path)
         check_backend(backend, memory=memory)
         self.path = path
@@ -149,9 +124,7 @@ class Recording:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.finish()
         elif not self.done:
@@ -299,6 +272,10 @@ class Recording:
             "flops": forward_flops(events, steps),
         }
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
+
+
+# As a call reads: `with record(model, optimizer, "run.json.gz") as recording`.
+record = Recording
 
 
 def describe_error(error: BaseException) -> str:

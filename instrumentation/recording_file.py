@@ -60,16 +60,20 @@ def rewrite_recording(recording: dict[str, Any], path: Path, *, compress: bool) 
         part.write_bytes(data)
 
 
-def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
-    """Return a recording, and whether its file is compressed; raises WhatifError for what is none."""
+def read_json(path: Path, what: str) -> tuple[Any, bool]:
+    """Return the content of a JSON file, and whether it is compressed; raises WhatifError where it is not ``what``."""
     try:
         data = path.read_bytes()
         compressed = data.startswith(_GZIP_MAGIC)
-        recording = json.loads(gzip.decompress(data) if compressed else data)
+        return json.loads(gzip.decompress(data) if compressed else data), compressed
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise WhatifError(
-            f"{path}: expected a recording to read, got {type(error).__name__}: record it again."
-        ) from error
+        said = getattr(error, "strerror", None) or type(error).__name__
+        raise WhatifError(f"{path}: expected {what}, got '{said}'.") from error
+
+
+def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return a recording, and whether its file is compressed; raises WhatifError for what is none."""
+    recording, compressed = read_json(path, "a recording to read")
     if not isinstance(recording, dict) or not isinstance(recording.get("whatif"), dict):
         raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
     return recording, compressed

@@ -16,26 +16,30 @@ settings.load_profile("whatif")
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+from tests.helpers import EXTRA_DATA, extra_data  # noqa: E402 - importable from here on
+
+# Tests work in folders of their own.
+if os.environ.get(EXTRA_DATA):
+    os.environ[EXTRA_DATA] = str(Path(os.environ[EXTRA_DATA]).resolve())
 # Tests that run side by side are told a width of 80; reports are as wide as they choose.
 os.environ.pop("COLUMNS", None)
 
 
-def _folder(path: Path) -> Path:
-    """The folder where it exists; else skip, or fail where nothing may be skipped."""
-    if path.is_dir():
-        return path
-    if os.environ.get("WHATIF_STRICT") == "1":
-        pytest.fail(f"expected the folder {path}, and WHATIF_STRICT=1 allows no skip")
-    pytest.skip(f"needs the folder {path}")
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what reads the public recordings: some are large."""
+    for item in items:
+        if "shared_traces" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
 def shared_traces() -> Path:
-    """Other people's real traces, beside the repository."""
-    return _folder(ROOT.parent / "shared" / "traces")
+    """Return the folder of the public recordings, made by others."""
+    return extra_data("traces")
 
 
 @pytest.fixture(scope="session")
 def own_traces() -> Path:
-    """The recordings that ship with the project."""
-    return _folder(ROOT / "traces")
+    """Return the folder of the recordings that ship with the project."""
+    return ROOT / "traces"

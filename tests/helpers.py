@@ -6,8 +6,11 @@ import gzip
 import importlib
 import json
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,10 @@ from whatif import (
     ThreadKind,
     Timeline,
 )
-from whatif.graph import TASK_COLUMNS
-from whatif.types import ALL_STREAMS, Waits
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
+from whatif.graph.recorded import Recorded
+from whatif.graph.types import ALL_STREAMS, Waits
+from whatif.ingest.recorded import recorded_of, written
 
 Event = dict[str, Any]
 
@@ -37,25 +42,59 @@ def need(module: str) -> Any:
     return importlib.import_module(module) if os.environ.get("WHATIF_STRICT") == "1" else pytest.importorskip(module)
 
 
+EXTRA_DATA = "WHATIF_EXTRA_DATA"
+
+
+def extra_data(*parts: str) -> Path:
+    """Return a file or folder of the recordings and measurements made by others, which no clone holds.
+
+    Without WHATIF_EXTRA_DATA the test is skipped, even where WHATIF_STRICT=1 forbids other skips. Where the variable
+    is set but the data is missing, the test is skipped, or fails under WHATIF_STRICT=1.
+    """
+    folder = os.environ.get(EXTRA_DATA)
+    if not folder:
+        pytest.skip(f"needs data made by others; {EXTRA_DATA} is not set (traces/fetch_public.py)")
+    path = Path(folder, *parts)
+    if not path.exists():
+        missing = f"{EXTRA_DATA} is set, but there is no {path}"
+        pytest.fail(missing) if os.environ.get("WHATIF_STRICT") == "1" else pytest.skip(missing)
+    return path
+
+
+def benchmark(name: str) -> ModuleType:
+    """Return a module of benchmarks/, which imports its neighbours by their names alone."""
+    folder = str(Path(__file__).resolve().parent.parent / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
 CPU = Thread("CPU", ThreadKind.CPU)
 STREAM = Thread("stream 7", ThreadKind.STREAM, 0, 7)
 CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
 
-_UNKNOWN = dict.fromkeys(
-    ("start_ns", "correlation_id", "family", "size_bytes", "flops", "warps", "registers", "measured", "called"), -1
-)
 _CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
+
+
+def facts_of(told: dict[str, Any]) -> Recorded:
+    """What the recorder writes beside the events, as the reader takes it."""
+    return recorded_of(told)[0]
+
+
+def telling(graph: TaskGraph, **told: Any) -> TaskGraph:
+    """The graph of a recording that tells this as well."""
+    return graph.replace(info=replace(graph.info, recorded=facts_of({**written(graph.info.recorded), **told})))
 
 
 class Build:
     """Collects threads, tasks and what they wait for; ``graph()`` gives the checked task graph.
 
-    A task's id is its place in the order of the calls to ``task``.
+    A task's id is its place in the order of the calls to ``task``. ``told`` is what the recorder would write.
     """
 
-    def __init__(self, *threads: Thread, **info: Any) -> None:
+    def __init__(self, *threads: Thread, told: dict[str, Any] | None = None, **info: Any) -> None:
         self.threads = threads
-        self.info = GraphInfo(**info)
+        self.info = GraphInfo(**info, recorded=facts_of(told or {}))
         self._tasks: list[dict[str, Any]] = []
         self._names: dict[str, int] = {}
         self._layers: dict[str, int] = {"": 0}
@@ -65,6 +104,7 @@ class Build:
     def task(self, thread: int, duration_ns: int, name: str = "", kind: TaskKind | None = None, **columns: Any) -> int:
         on_cpu = self.threads[thread].kind == ThreadKind.CPU
         columns.setdefault("start_ns", len(self._tasks))  # recorded, not inserted
+        columns.setdefault("step", 0)
         columns.setdefault("low_ns", duration_ns)
         columns.setdefault("high_ns", duration_ns)
         columns["layer"] = self._layers.setdefault(columns.get("layer", ""), len(self._layers))
@@ -102,13 +142,10 @@ class Build:
         return call, wait
 
     def graph(self, *, check: bool = True) -> TaskGraph:
-        columns = {
-            name: np.array([task.get(name, _UNKNOWN.get(name, 0)) for task in self._tasks], dtype=_dtype(name))
-            for name in TASK_COLUMNS
-        }
+        given = {column.name: [task.get(column.name, column.default) for task in self._tasks] for column in COLUMNS}
         waits = np.array(self._waits, dtype=np.int64).reshape(-1, 3)
         result = TaskGraph(
-            **columns,
+            **filled(len(self._tasks), given),
             dependencies=Dependencies.concatenate(self._edges),
             waits=Waits(waits[:, 0].astype(np.int32), waits[:, 1].astype(np.int32), waits[:, 2]),
             names=tuple(self._names),
@@ -117,14 +154,6 @@ class Build:
             info=self.info,
         )
         return result.check() if check else result
-
-
-def _dtype(column: str) -> type[np.generic]:
-    if column == "in_optimizer":
-        return np.bool_
-    if column in ("kind", "phase", "family", "dtype"):
-        return np.int8
-    return np.int32 if column in ("name", "thread", "layer", "step") else np.int64
 
 
 def names(graph: TaskGraph) -> list[str]:

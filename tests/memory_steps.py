@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.helpers import Event, mark, op
 from tests.memory_traces import NODE, shaped
-from whatif.memory import LayerMemory, Memory, moments
+from whatif.graph.memory import LayerMemory, Memory, moments
 
 
 def drawn() -> Memory:

@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from whatif.validate import MEDIAN_BOUND_PCT, Validation, validate
-from whatif.validate_pairs import PAIRS_FILE
+from tests.helpers import benchmark
+from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Validation, validate
+from whatif.questions.validate.validate_pairs import PAIRS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
-def validation(shared_traces: Path, own_traces: Path) -> Validation:
-    """What benchmarks/accuracy.py compares: needs other people's traces as well as our own."""
-    return validate([own_traces, ROOT / "benchmarks" / PAIRS_FILE])
+def validation(own_traces: Path) -> Validation:
+    """Return what benchmarks/accuracy.py compares, but for the public pairs, which are not scored."""
+    return validate([own_traces])
 
 
 # Pairs that miss by more than they should; docs/accuracy.md shows them with the reason, as far as it is known.
@@ -61,9 +65,16 @@ def test_the_nominal_90_percent_ranges_mean_something(validation: Validation) ->
 
 
 def test_every_named_pair_is_compared(validation: Validation) -> None:
-    folders = ("traces", "benchmarks", "traces/ranks_cpu")
+    folders = ("traces", "traces/ranks_cpu")
     named = sum((ROOT / folder / PAIRS_FILE).read_text(encoding="utf-8").count("[[pair]]") for folder in folders)
     assert sum(o.pair.changed_untraced is None for o in validation.outcomes) == named
+
+
+def test_public_pairs_are_within_the_bound(shared_traces: Path, tmp_path: Path) -> None:
+    pairs = benchmark("extra_data").write_pairs(tmp_path)
+    outcomes = validate([pairs]).outcomes
+    assert len(outcomes) == pairs.read_text(encoding="utf-8").count("[[pair]]") == 2
+    assert all(o.within_bound and not o.pair.scored for o in outcomes)
 
 
 def test_pages_are_what_the_program_writes(shared_traces: Path) -> None:

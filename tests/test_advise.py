@@ -16,18 +16,23 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from tests.test_edit import traced
 from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
-from whatif.advice.advise import Advice, Ranked, advise
-from whatif.advice.candidates import OTHER_MACHINES, VARIANTS, Candidates, installed
-from whatif.advice.effort import Effort, EffortSize
-from whatif.advice.trial import Refusal
-from whatif.advice.warm_up import warm_up
-from whatif.graph import GraphInfo
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.memory import LayerMemory, Memory
-from whatif.models.batch import with_batch_size
-from whatif.models.memory_effects import change_memory, checkpointed, with_batch
-from whatif.predict import Baseline, apply
-from whatif.transform import built_in_names, load_transform
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.task_graph import GraphInfo
+from whatif.models.kernels.batch import with_batch_size
+from whatif.models.layers.memory_effects import change_memory, checkpointed, with_batch
+from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.transform import built_in_names, load_transform
+from whatif.questions.advice.advise import Advice, Ranked, advise
+from whatif.questions.advice.candidates import (
+    OTHER_MACHINES,
+    VARIANTS,
+    Candidates,
+    installed,
+)
+from whatif.questions.advice.effort import Effort, EffortSize
+from whatif.questions.advice.trial import Refusal
+from whatif.questions.advice.warm_up import warm_up
 
 MS = 1_000_000
 
@@ -90,7 +95,7 @@ def test_the_drawn_step() -> None:
     assert found.gaining[0].gain_range_pct == (0, 50)
     assert found.gaining[0].reason == "GPU work 10.00 → 5.00 ms"
     assert gains(found.not_gaining) == {"cpu2": 0.0, "slower": -50.0}
-    assert found.not_gaining[0].reason == "CPU work 8.00 → 4.00 ms, but the step does not wait for what is saved"
+    assert found.not_gaining[0].reason == "CPU work 8.00 → 4.00 ms, but the saved work is not on the critical path"
     assert found.not_gaining[1].reason == "GPU work 10.00 → 15.00 ms"
     assert found.not_gaining[0].range_ms is None
     assert gains(found.together) == {"cpu2 + gpu2": 50.0}
@@ -108,7 +113,7 @@ def test_the_drawn_step() -> None:
 
 def test_where_nothing_helps_the_verdict_says_so() -> None:
     assert advice(cpu, slower).verdict[1:] == (
-        "Nothing that can be switched on helps this run as it is.",
+        "No optimization helps this run as it is.",
         "None of 2 what-ifs that apply gains 1 %; the most is cpu2 with +0.0 %.",
     )
     assert advice().verdict[2] == "None of 0 what-ifs that apply gains 1 %."
@@ -153,7 +158,7 @@ def test_what_the_step_waits_for_comes_first_where_its_remedy_is_known(kind: Tas
     without = script("without", lambda graph: graph.scale(graph.select(kind=kind), 0.0), "medium: move it.")
     alone = advise(Baseline.of(graph), Candidates((kernels,)))
     named = "loading" if kind == TaskKind.DATA_LOADING else "communication"
-    assert alone.verdict[2].endswith(f"; nothing that was tried takes the {named} away.")
+    assert alone.verdict[2].endswith(f"; no what-if that was tried removes the {named}.")
     found = advise(Baseline.of(graph), Candidates((kernels, without)))
     assert "nothing that was tried" not in found.verdict[2]
     assert gains(found.gaining) == {"kernels2": 50.0, "without": pytest.approx(100 / 3)}
@@ -281,7 +286,7 @@ def never_waits(graph: TaskGraph) -> TaskGraph:
         (refuses, Refusal.NOT_APPLICABLE, "expected another recording, got this one."),
         (lambda graph: graph.note("it is so: nothing changes"), Refusal.NOT_APPLICABLE, "it is so: nothing changes"),
         (lambda graph: graph, Refusal.NOT_APPLICABLE, "it changes nothing here"),
-        (communicates, Refusal.ELSEWHERE, "it adds communication with other GPUs, which this run has not"),
+        (communicates, Refusal.ELSEWHERE, "it adds communication with other GPUs, which this run does not have"),
         (fails, Refusal.FAILED, "transform 'other' (a function) failed: KeyError: 'there is no such thing'"),
         (never_waits, Refusal.FAILED, "graph: task 1 'a' has a negative duration."),
     ],
@@ -333,7 +338,9 @@ def test_a_schedule_of_what_changes_nothing_is_not_simulated() -> None:
     def never(frontier: whatif.Frontier) -> int:
         raise AssertionError
 
-    same = replace(script("same", lambda graph: graph.note("same: it is so already; nothing changes")), schedule=never)
+    same = replace(
+        script("same", lambda graph: graph.unchanged("same: it is so already; nothing changes")), schedule=never
+    )
     found = advice(same, gpu)
     assert [(r.spelled, r.why) for r in found.refused] == [(("same",), Refusal.NOT_APPLICABLE)]
     # A schedule alone is a what-if.
@@ -485,7 +492,9 @@ def test_a_plug_in_is_tried_and_a_broken_one_listed(monkeypatch: pytest.MonkeyPa
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr("whatif.plug_ins.entry_points", lambda group: [Point("mine", module), Point("broken", None)])
+    monkeypatch.setattr(
+        "whatif.prediction.plug_ins.entry_points", lambda group: [Point("mine", module), Point("broken", None)]
+    )
     found = advise(drawn())
     assert gains(found.gaining)["mine"] == 40.0
     entry = next(entry for entry in found.gaining if entry.trial.spelled == ("mine",))

@@ -9,13 +9,13 @@ import pytest
 
 import whatif
 from tests.test_advise import gains
-from whatif.advice.advise import Advice, advise
-from whatif.advice.trial import Refusal, Trier
-from whatif.advice.warm_up import warm_up
-from whatif.predict import Baseline, apply
+from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.transform import built_in_names, load_transform
+from whatif.questions.advice.advise import Advice, advise
+from whatif.questions.advice.trial import Refusal, Trier
+from whatif.questions.advice.warm_up import warm_up
 from whatif.report.text import print_prediction
 from whatif.report.text_advise import print_advice
-from whatif.transform import built_in_names, load_transform
 
 
 def of_trace(path: Path) -> Advice:
@@ -37,7 +37,7 @@ def test_a_trial_is_what_apply_predicts(own_traces: Path) -> None:
 def test_kept_graphs_are_few(own_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
     amp, fused, batch = (load_transform(spec) for spec in ("amp", "fused_adam", "batch_size:factor=2"))
-    monkeypatch.setattr("whatif.advice.trial.KEPT_TASKS", 2 * len(baseline.graph))
+    monkeypatch.setattr("whatif.questions.advice.trial.KEPT_TASKS", 2 * len(baseline.graph))
     trier = Trier(baseline)
     for composition in ([amp], [amp, fused], [amp, fused, batch], [amp, batch], [batch]):
         trier.attempt(composition)
@@ -60,7 +60,7 @@ def test_the_page_shows_what_apply_prints(shared_traces: Path, capsys: pytest.Ca
     graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
     print_prediction(apply(graph, "amp", "fused_adam", "channels_last"))
     text = capsys.readouterr().out
-    block = text[text.index("What each takes off, ms") :].split("\n\n")[0]
+    block = text[text.index("Gain of each, ms") :].split("\n\n")[0]
     page = (Path(__file__).parent.parent / "docs" / "advise.md").read_text(encoding="utf-8")
     assert block in page
 
@@ -94,7 +94,7 @@ def test_first_steps_are_told_from_later_ones(shared_traces: Path, trace: str, w
 
 def test_what_stands_still_gains_little_from_more_passes(shared_traces: Path) -> None:
     found = of_trace(shared_traces / "hta" / "a100_dlrm_rank0of16.json.gz")
-    assert found.verdict[0].startswith("Waiting: the step stands still for 143.92 of 216.15 ms (67 %)")
+    assert found.verdict[0].startswith("Waiting: the step is idle for 143.92 of 216.15 ms (67 %)")
     assert 0 <= gains(found.gaining).get("gradient_accumulation", 0) < 5
 
 
@@ -111,7 +111,7 @@ def test_a_gpu_bound_run_is_told_to_compute_in_half_precision(shared_traces: Pat
     assert found.gaining[0].trial.names <= {"amp", "channels_last"}
     # 3.55 of 347 ms of GPU work are the update's, and its launches are hidden.
     assert 0 <= gains(found.not_gaining)["fused_adam"] < 1
-    assert "the step does not wait" in next(
+    assert "is not on the critical path" in next(
         entry.reason for entry in found.not_gaining if entry.trial.spelled == ("fused_adam",)
     )
 

@@ -18,12 +18,12 @@ import pytest
 
 import whatif
 from tests.cli.test_commands import training
-from tests.helpers import mark, op, write_trace
+from tests.helpers import mark, need, op, write_trace
 from whatif import TaskGraph, WhatifError
-from whatif.anonymize import STACK_FRAMES, anonymize
-from whatif.anonymize_text import LayerNames, Scrubber
 from whatif.cli.main import main
-from whatif.graph import TASK_COLUMNS
+from whatif.graph.columns import TASK_COLUMNS
+from whatif.ingest.anonymize.anonymize import STACK_FRAMES, anonymize
+from whatif.ingest.anonymize.text import LayerNames, Scrubber
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = sorted(path.name for path in (ROOT / "traces").glob("*.json.gz"))
@@ -84,7 +84,7 @@ def test_own_recordings_give_the_same_prediction(name: str, own_traces: Path, tm
     assert result.path == tmp_path / name
     same(before, after)
     assert after.layers == before.layers
-    assert after.info.metadata == before.info.metadata
+    assert after.info.recorded == before.info.recorded
     assert predicted_ms(after) == predicted_ms(before)
     assert len(result.path.read_bytes()) < 1.5 * (own_traces / name).stat().st_size
 
@@ -100,7 +100,7 @@ def test_other_peoples_traces_give_the_same_graph(name: str, shared_traces: Path
 
 @pytest.fixture(scope="module")
 def with_stacks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
+    need("torch")
     folder = tmp_path_factory.mktemp("jane_doe") / "secret project"
     folder.mkdir()
     script = folder / "hidden_training.py"
@@ -144,13 +144,13 @@ def test_layers_are_numbered_everywhere_and_their_tree_stays(own_traces: Path, t
     assert len(set(after.layers)) == len(set(before.layers))
     assert np.array_equal(before.layer, after.layer)
     assert predicted_ms(after) == predicted_ms(before)
-    table = {row["name"] for row in after.info.metadata["layers"]}
+    table = {layer.name for layer in after.info.recorded.layers}
     assert set(after.layers) - {""} <= table
-    parameters = {row["name"].rpartition(".")[0] for row in after.info.metadata["grad_ready_order"]}
+    parameters = {gradient.name.rpartition(".")[0] for gradient in after.info.recorded.gradients}
     assert parameters <= table
-    types = [row["type"] for row in before.info.metadata["layers"]]
-    assert [row["type"] for row in after.info.metadata["layers"]] == types
-    words = {word for row in before.info.metadata["layers"] for word in row["name"].split(".")} - {"(root)"}
+    types = [layer.type for layer in before.info.recorded.layers]
+    assert [layer.type for layer in after.info.recorded.layers] == types
+    words = {word for layer in before.info.recorded.layers for word in layer.name.split(".")} - {"(root)"}
     assert result.renamed_words == len({word for word in words if not word.isdecimal()})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, launched, mark, op, read_events
+from tests.helpers import Event, launched, mark, op, read_events, telling
 from whatif import TaskGraph, WhatifError
 
 RESNET, TRANSFORMER = "resnet18_cifar_cpu.json.gz", "transformer_cpu.json.gz"
@@ -44,7 +44,7 @@ def test_twice_is_once_on_a_gpu(shared_traces: Path) -> None:
 
 @pytest.mark.parametrize("name", [RESNET, TRANSFORMER, "resnet18_cifar_cpu_loader2.json.gz"])
 def test_removing_trivial_loading_slows_nothing(own: Callable[[str], TaskGraph], name: str) -> None:
-    baseline = whatif.predict.Baseline.of(own(name))
+    baseline = whatif.prediction.predict.Baseline.of(own(name))
     predicted = [whatif.apply(baseline, f"data_loading:time_ms={ms}").predicted_ms for ms in (0, 0.1, 0.5, 1)]
     assert predicted == sorted(predicted)
     assert predicted[0] <= baseline.step_ns / 1e6
@@ -82,9 +82,7 @@ def test_options_that_make_no_sense_are_one_sentence(own: Callable[[str], TaskGr
 
 @pytest.mark.parametrize(("bf16", "slower"), [(2.0, True), (200.0, False), (1e-9, False)])
 def test_a_cpu_that_emulates_bf16_gets_slower(own: Callable[[str], TaskGraph], bf16: float, slower: bool) -> None:
-    graph = own(RESNET)
-    metadata = {**graph.info.metadata, "rates": {"fp32_gflops": 100.0, "bf16_gflops": bf16}}
-    graph = graph.replace(info=replace(graph.info, metadata=metadata))
+    graph = telling(own(RESNET), rates={"fp32_gflops": 100.0, "bf16_gflops": bf16})
     prediction = whatif.apply(graph, "amp")
     assert (prediction.predicted_ms > 3 * prediction.baseline_ms) == slower
     assert prediction.low_ms < prediction.predicted_ms < prediction.high_ms
@@ -157,7 +155,7 @@ def test_foreach_makes_one_kernel_of_each_operation(tmp_path: Path) -> None:
     assert any("already" in warning for warning in again.warnings)
 
 
-def cpu_updates(folder: Path, **metadata: object) -> TaskGraph:
+def cpu_updates(folder: Path, **told: object) -> TaskGraph:
     """Four CPU steps of 1,000 us, in each an update of 400 us: 10 operators of 20 us and Python between them."""
     events: list[Event] = []
     for i in range(4):
@@ -166,7 +164,7 @@ def cpu_updates(folder: Path, **metadata: object) -> TaskGraph:
                    op("autograd::engine::evaluate_function: MmBackward0", at + 320, 200),
                    mark("Optimizer.step#Adam.step", at + 550, 400),
                    *[op("aten::addcdiv_", at + 560 + 38 * k, 20) for k in range(10)]]  # fmt: skip
-    return read_events(folder, events, whatif={"version": 1, **metadata})
+    return read_events(folder, events, whatif={"version": 1, **told})
 
 
 @pytest.mark.parametrize(("to", "ratio"), [("foreach", 0.75), ("fused", 0.25)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, Event, call, kernel, mark, names, op, read_events, step
+from tests.helpers import CPU, STREAM, Build, Event, call, kernel, mark, names, op, read_events, step, telling
 from whatif import DependencyKind, NewTasks, TaskGraph, TaskKind
-from whatif.calibrate import MET, PACE_HIGH, PACE_LOW, RUN_TO_RUN, calibrate, corrected
-from whatif.predict import Baseline
-from whatif.types import GPU_KINDS, Phase
+from whatif.graph.types import GPU_KINDS, Phase
+from whatif.prediction.calibrate import (
+    MET,
+    PACE_HIGH,
+    PACE_LOW,
+    RUN_TO_RUN,
+    calibrate,
+    corrected,
+)
+from whatif.prediction.predict import Baseline
 
 STEPS = 6
 
@@ -41,10 +47,10 @@ def steps() -> list[Event]:
     return events
 
 
-def recorded(folder: Path, **metadata: Any) -> TaskGraph:
+def recorded(folder: Path, **told: Any) -> TaskGraph:
     graph = read_events(folder, steps())
     # JSON has no NaN: what no file can hold is put in behind the reader.
-    return graph.replace(info=replace(graph.info, metadata={"threads": 1, **metadata}))
+    return telling(graph, **{"threads": 1, **told})
 
 
 def time(median_ms: float, **quartiles: float) -> dict[str, float]:
@@ -219,7 +225,7 @@ def gpu_steps(call_ns: int, gap_ns: int, kernel_ns: int, *, measured_ns: int, un
     build = Build(
         CPU, STREAM, n_steps=STEPS, steady=(1, STEPS - 1), path="gpu",
         measured_step_ns={"gpu": (measured_ns,) * (STEPS - 1), "mark": (measured_ns,) * STEPS},
-        metadata={"untraced_step_ms": time(untraced_ms), "profiler_cost_ns": {"per_event": 100}},
+        told={"untraced_step_ms": time(untraced_ms), "profiler_cost_ns": {"per_event": 100}},
     )  # fmt: skip
     for number in range(STEPS):
         launch = build.task(0, call_ns, "launch", step=number, profiler_events=1)
@@ -355,8 +361,8 @@ def test_a_step_of_another_program_is_not_met(tmp_path: Path, untraced_ms: float
     assert "implausible" in found.reason
 
 
-def test_a_graph_without_tasks_or_metadata_is_given_back() -> None:
-    for graph in (step(), Build(CPU, metadata={"untraced_step_ms": time(1.0)}).graph()):
+def test_a_graph_without_tasks_or_facts_is_given_back() -> None:
+    for graph in (step(), Build(CPU, told={"untraced_step_ms": time(1.0)}).graph()):
         assert calibrate(graph, "span").graph is graph
 
 
@@ -377,8 +383,8 @@ def test_ranges_are_as_wide_as_the_untraced_step_is_uncertain(tmp_path: Path) ->
 
 
 def test_a_prediction_tells_both_steps_and_can_be_had_without(tmp_path: Path) -> None:
-    metadata = {"threads": 1, "untraced_step_ms": time(0.05), "profiler_cost_ns": {"per_event": 5_000}}
-    graph = read_events(tmp_path, steps(), whatif=metadata)
+    told = {"threads": 1, "untraced_step_ms": time(0.05), "profiler_cost_ns": {"per_event": 5_000}}
+    graph = read_events(tmp_path, steps(), whatif=told)
     told = whatif.apply(graph, "scale:factor=0.5").to_dict()
     assert (told["measured_ms"], told["untraced_ms"]) == (0.1, 0.05)
     assert (told["baseline_ms"], told["predicted_ms"]) == pytest.approx((0.05, 0.025), rel=MET)
@@ -399,9 +405,11 @@ def test_every_recording_of_ours_is_met_within_one_percent(own_traces: Path) -> 
         found = baseline.calibration
         assert found is not None, path.name
         assert found.untraced is not None, path.name
-        told = graph.info.metadata["untraced_cpu_ms" if found.untraced.clock == "cpu" else "untraced_step_ms"]
+        recorded = graph.info.recorded
+        told = recorded.untraced_cpu if found.untraced.clock == "cpu" else recorded.untraced_step
+        assert told is not None
         assert (found.untraced.clock == "wall") == ("loader2" in path.name)
-        assert baseline.step_ns / 1e6 == pytest.approx(told["median"], rel=0.01), path.name
+        assert baseline.step_ns / 1e6 == pytest.approx(told.median_ms, rel=0.01), path.name
         assert found.met, path.name
         assert found.removed_ns > 0, path.name
         # Out of sample nothing is known, so the replay error stays that of the recording itself.

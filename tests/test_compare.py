@@ -12,22 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, facts_of
 from whatif import DependencyKind, GraphInfo, Phase, TaskGraph, TaskKind, WhatifError
-from whatif.baseline import Baseline
-from whatif.comparison.change_candidates import accumulated_passes, batch_factor
-from whatif.comparison.compare import Comparison, compare
-from whatif.comparison.describe_change import describe_change
-from whatif.comparison.differences import without_wrappers
-from whatif.comparison.measured_step import MeasuredStep, noise_ms
-from whatif.comparison.part_changes import part_changes
-from whatif.comparison.regression import Status, check_regression
-from whatif.comparison.step_profile import profile
-from whatif.comparison.told_changes import told_changes
-from whatif.comparison.two_recordings import TwoRecordings, common_clock
-from whatif.explain import Part
-from whatif.kernels import KernelFamily
-from whatif.simulator import simulate
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.recorded import Recorded
+from whatif.prediction.baseline import Baseline
+from whatif.questions.comparison.change_candidates import accumulated_passes, batch_factor
+from whatif.questions.comparison.compare import Comparison, compare
+from whatif.questions.comparison.describe_change import describe_change
+from whatif.questions.comparison.differences import without_wrappers
+from whatif.questions.comparison.measured_step import MeasuredStep, noise_ms
+from whatif.questions.comparison.part_changes import part_changes
+from whatif.questions.comparison.regression import Status, check_regression
+from whatif.questions.comparison.step_profile import profile
+from whatif.questions.comparison.told_changes import told_changes
+from whatif.questions.comparison.two_recordings import TwoRecordings, common_clock
+from whatif.questions.explain import Part
+from whatif.simulation.simulator import simulate
 
 US, MS = 1_000, 1_000_000
 Kernel = tuple[str, int, str, KernelFamily]
@@ -157,14 +158,14 @@ def test_one_step_has_no_noise() -> None:
 def test_the_step_without_the_profiler_counts_where_both_tell_it() -> None:
     def untraced(median: float, spread: float = 0.2) -> dict[str, Any]:
         told = {"median": median, "q25": median - spread, "q75": median + spread}
-        return {"metadata": {"untraced_step_ms": told}, "untraced_step_ns": round(median * 1e6)}
+        return {"recorded": facts_of({"untraced_step_ms": told}), "untraced_step_ns": round(median * 1e6)}
 
     two = TwoRecordings.of(run(BEFORE, **untraced(5.8)), run(AFTER, **untraced(6.4)))
     assert [(step.ms, step.clock) for step in two.measured] == [(5.8, "wall"), (6.4, "wall")]
     assert two.noise_ms == pytest.approx(0.4)
     one = TwoRecordings.of(run(BEFORE, **untraced(5.8)), run(AFTER))
     assert [(step.ms, step.clock) for step in one.measured] == [(6.0, "gpu"), (6.5, "gpu")]
-    assert one.remarks == ("only A tells its step without the profiler: both are compared as recorded",)
+    assert one.remarks == ("only A has a step time without the profiler: both are compared as recorded",)
     as_recorded = TwoRecordings.of(run(BEFORE, **untraced(5.8)), run(AFTER, **untraced(6.4)), calibrated=False)
     assert [step.ms for step in as_recorded.measured] == [6.0, 6.5]
     unknown = TwoRecordings.of(run(BEFORE, **untraced(5.8, 0.0)), run(AFTER, **untraced(6.4)))
@@ -192,7 +193,9 @@ def test_what_blocks_a_comparison() -> None:
 
 def test_metadata_may_be_anything() -> None:
     hostile = {"torch": ["2", {}], "precision": 7, "optimizer": [], "input_shape": "x", "cpu": "\x1b[31m" * 100}
-    two = TwoRecordings.of(run(BEFORE, metadata=hostile), run(BEFORE, metadata={**hostile, "torch": None, "cpu": 1}))
+    two = TwoRecordings.of(
+        *(run(BEFORE, recorded=facts_of(told)) for told in (hostile, {**hostile, "torch": None, "cpu": "one"}))
+    )
     assert [item.what for item in two.differences] == ["CPU"]
     assert len(two.differences[0].before) <= 60
 
@@ -405,7 +408,7 @@ def test_what_both_tell_is_accounted_for() -> None:
 
     def precision(autocast: str | None, matmul: str = "ieee") -> dict[str, Any]:
         table = {"autocast": autocast, "parameters": "float32", "matmul": matmul, "conv": "ieee"}
-        return {"metadata": {"precision": table}}
+        return {"recorded": facts_of({"precision": table})}
 
     launched = {"compile", "cuda_graph"}
     assert told({}, {}) == (launched, [])  # every recording shows how it was launched
@@ -416,8 +419,8 @@ def test_what_both_tell_is_accounted_for() -> None:
     assert told(precision(None), precision(None)) == (launched | {"amp", "tf32"}, [])
     assert told(precision(None), precision("bfloat16")) == (launched | {"tf32"}, [{"amp"}])
     assert told(precision(None), precision(None, "tf32")) == (launched | {"amp"}, [])
-    assert told({"metadata": {"precision": 7}}, precision(None)) == (launched, [])
-    optimizer = [{"metadata": {"optimizer": {"foreach": value, "fused": None}}} for value in (False, True)]
+    assert told({"recorded": facts_of({"precision": 7})}, precision(None)) == (launched, [])
+    optimizer = [{"recorded": facts_of({"optimizer": {"foreach": value, "fused": None}})} for value in (False, True)]
     assert told(optimizer[0], optimizer[0]) == (launched | {"fused_adam"}, [])
     assert told(optimizer[0], optimizer[1]) == (launched, [])
     both = told_changes(GraphInfo(batch_size=8), GraphInfo(batch_size=4, execution=("compiled",)))
@@ -469,7 +472,7 @@ def test_a_run_that_is_exactly_what_a_what_if_says_is_recognised(
     clock = prediction.baseline.clock
     times_ns = {clock: prediction.timeline.step_times_ns(clock)}
     # What the recorder wrote is of the unchanged run.
-    info = replace(prediction.graph.info, measured_step_ns=times_ns, metadata={})
+    info = replace(prediction.graph.info, measured_step_ns=times_ns, recorded=Recorded())
     changed = prediction.graph.replace(info=info)
     found = describe_change(TwoRecordings.of(graph, changed, calibrated=False))
     assert found.fits[0].transforms[0].name == what_if.partition(":")[0]

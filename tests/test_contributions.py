@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build
 from tests.test_edit import traced
-from whatif import TaskGraph, Transform, WhatifError, composition
-from whatif.composition import is_unchanged, spelled
-from whatif.graph import GraphInfo
-from whatif.predict import Baseline, apply
+from whatif import TaskGraph, Transform, WhatifError
+from whatif.graph.task_graph import GraphInfo
+from whatif.prediction import composition
+from whatif.prediction.composition import is_unchanged, spelled
+from whatif.prediction.predict import Baseline, apply
 from whatif.report.text import print_prediction
-from whatif.simulator import Frontier
+from whatif.simulation.simulator import Frontier
 
 MS = 1_000_000
 
@@ -62,7 +64,7 @@ def second_half(graph: TaskGraph) -> TaskGraph:
 
 def nothing(graph: TaskGraph) -> TaskGraph:
     """Changes nothing."""
-    return graph.note("nothing: nothing changes")
+    return graph.unchanged("nothing: nothing changes")
 
 
 def gains(*transforms: Any) -> tuple[list[tuple[float | None, float]], float, float | None]:
@@ -162,6 +164,34 @@ def test_only_notes_and_facts_may_differ_where_nothing_changes() -> None:
     assert not is_unchanged(graph, graph.replace(info=GraphInfo(queue_depth=1)))
 
 
+def picks(frontier: Frontier) -> int:
+    return frontier.earliest()
+
+
+def fewer_samples(graph: TaskGraph) -> TaskGraph:
+    """Changes a fact that every rate is told by."""
+    return graph.replace(info=replace(graph.info, batch_size=2))
+
+
+def speaks(graph: TaskGraph) -> TaskGraph:
+    """Leaves a note that is no statement about itself."""
+    return graph.note("speaks: nothing changes")
+
+
+def test_each_transform_tells_whether_it_changed_anything() -> None:
+    found = apply(drawn(), faster_cpu, nothing, speaks, fewer_samples)
+    assert [part.changed for part in found.applied] == [True, False, False, True]
+    assert [part.notes for part in found.applied[1:3]] == [("nothing: nothing changes",), ("speaks: nothing changes",)]
+    assert [part["changed"] for part in found.to_dict()["transforms"]] == [True, False, False, True]
+    assert found.notes == ("nothing: nothing changes", "speaks: nothing changes")
+
+
+@pytest.mark.parametrize(("function", "changed"), [(nothing, False), (speaks, True), (lambda graph: graph, True)])
+def test_a_schedule_alone_is_a_change_unless_its_transform_says_otherwise(function: Any, changed: bool) -> None:
+    transform = Transform("t", "t", "t", function, schedule=picks)
+    assert [part.changed for part in apply(drawn(), transform).applied] == [changed]
+
+
 def test_options_are_spelled_as_one_would_type_them() -> None:
     loaded = whatif.load_transform("scale:factor=2.0,kind=gpu,name=a|b")
     assert spelled(loaded) == "scale:factor=2,kind=gpu,name=a|b"
@@ -172,12 +202,12 @@ def test_options_are_spelled_as_one_would_type_them() -> None:
 def test_the_report_shows_them_for_several(capsys: pytest.CaptureFixture[str]) -> None:
     print_prediction(apply(drawn(), faster_cpu, faster_gpu))
     text = capsys.readouterr().out
-    block = text[text.index("What each takes off, ms") :].splitlines()
-    assert block[1].split() == ["alone", "beside", "those", "before", "it"]
+    block = text[text.index("Gain of each, ms") :].splitlines()
+    assert block[1].split() == ["alone", "after", "those", "before", "it"]
     assert [line.split() for line in block[2:5]] == [
         ["faster_cpu", "0.00", "0.00"], ["faster_gpu", "4.00", "5.00"], ["together", "4.00", "5.00"],
     ]  # fmt: skip
-    assert block[5].strip() == "alone they add up to 1.00 ms less: one opens the way for another"
+    assert block[5].strip() == "alone they add up to 1.00 ms less: one makes another more effective"
     print_prediction(apply(drawn(), faster_gpu, second_half))
     text = capsys.readouterr().out
     assert "alone it does not apply: second_half: expected short kernels, got long ones." in text

@@ -17,6 +17,8 @@ from tests.helpers import need
 from tests.pages.blocks import PAGES, blocks_of
 from whatif.cli.main import COMMANDS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
@@ -42,7 +44,7 @@ class _Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs")
+    need("mkdocs")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)], cwd=ROOT, capture_output=True,
@@ -89,7 +91,7 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f'id="{name}"' in commands for name in COMMANDS)
     python = (site / "reference" / "python.html").read_text(encoding="utf-8")
-    assert "whatif.predict.apply" in python
+    assert "whatif.prediction.predict.apply" in python
     assert "Raises" in python or "raises" in python
 
 
@@ -103,6 +105,10 @@ def test_links_beside_the_site_lead_somewhere() -> None:
     for page in BESIDE:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_files_that_are_named_exist() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, starts, step
+from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, need, starts, step
 from whatif import (
     Anchor,
     Dependencies,
@@ -22,9 +22,9 @@ from whatif import (
     WhatifError,
     simulate,
 )
-from whatif.edit import reorder
-from whatif.graph import TASK_COLUMNS
-from whatif.types import Waits
+from whatif.graph.columns import TASK_COLUMNS
+from whatif.graph.edit import reorder
+from whatif.graph.types import Waits
 
 
 def test_the_step_before_any_edit() -> None:
@@ -194,7 +194,7 @@ def test_selections_compose() -> None:
     graph = step()
     chosen = graph.select(name="^k", layer="layer[02]") & ~graph.select(layer="0") | graph.select(kind=TaskKind.WAIT)
     assert [names(graph)[i] for i in np.flatnonzero(chosen)] == ["k2", "wait"]
-    assert graph.select(thread=1, phase=Phase.FORWARD, step=4).tolist() == graph.on_gpu.tolist()
+    assert graph.select(thread=1, phase=Phase.FORWARD, step=4).ids.tolist() == graph.on_gpu.ids.tolist()
     assert graph.select(kind=[TaskKind.GAP, TaskKind.WAIT]).sum() == 4
 
 
@@ -481,7 +481,7 @@ def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
 @given(traced())
 @settings(max_examples=40, deadline=None)
 def test_networkx_and_back_gives_the_same_timeline(graph: TaskGraph) -> None:
-    pytest.importorskip("networkx")
+    need("networkx")
     back = TaskGraph.from_networkx(graph.to_networkx(), graph)
     assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step
+from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step, telling
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
+from whatif.graph.insert import NewTasks, insert_all
+from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
 from whatif.ingest.kineto_columns import _Warps
-from whatif.insert import NewTasks, insert_all
-from whatif.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
-from whatif.models.batch import at_batch, batch_tasks
-from whatif.models.computing import Share, computing, recorded_share
-from whatif.models.estimator import (
+from whatif.models.durations.computing import Share, computing, recorded_share
+from whatif.models.durations.estimator import (
     Estimates,
     Source,
     combined,
@@ -31,8 +29,14 @@ from whatif.models.estimator import (
     scaled,
     sources,
 )
-from whatif.models.precision import in_precision
-from whatif.models.roofline import filled, latency_ns, matrix_flops_per_ns, roofline_ns
+from whatif.models.durations.precision import in_precision
+from whatif.models.durations.roofline import (
+    filled,
+    latency_ns,
+    matrix_flops_per_ns,
+    roofline_ns,
+)
+from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.report.text import print_prediction
 
 A100, V100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "Tesla T4"
@@ -91,7 +95,8 @@ def test_a_duration_is_known_as_well_as_the_worst_of_its_answers() -> None:
 
 
 def test_scaled_keeps_the_range_that_was_there() -> None:
-    graph = step().scale(step().select(name="k1"), 1.0, low=0.5, high=2.0)
+    graph = step()
+    graph = graph.scale(graph.select(name="k1"), 1.0, low=0.5, high=2.0)
     estimates = scaled(graph, ids_of(graph, "k1"), 0.5, Source.PAPER, low=0.4, high=0.6)
     assert [float(column[0]) for column in (estimates.duration_ns, estimates.low_ns, estimates.high_ns)] == [5, 2, 12]
 
@@ -116,7 +121,7 @@ def test_copies_take_the_link_or_what_the_recorder_measured() -> None:
     by_link = host_copies(graph, 31_500_000)
     assert by_link.duration_ns[0] == pytest.approx(31.5e6 / (0.8 * 31.5))
     rates = {"rates": {"h2d_pinned_gbyte_s": 24.0, "d2h_pinned_gbyte_s": 25.0}}
-    measured = host_copies(graph.replace(info=replace(graph.info, metadata=rates)), 24_000_000)
+    measured = host_copies(telling(graph, **rates), 24_000_000)
     assert measured.duration_ns[0] == pytest.approx(1e6)
     assert measured.source[0] == Source.MEASURED
     assert measured.low_ns[0] == pytest.approx(24e6 / 25)

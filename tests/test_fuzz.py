@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 import whatif
 from tests import helpers as h
 from whatif import WhatifError
-from whatif.types import IDLE_NAME
+from whatif.graph.types import IDLE_NAME
+
+pytestmark = pytest.mark.slow
 
 Event = dict[str, Any]
 

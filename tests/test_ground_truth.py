@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import whatif
-from whatif.predict import Baseline
-from whatif.validate import Validation, validate
-from whatif.validate_records import read_run
+from whatif.prediction.predict import Baseline
+from whatif.questions.validate.validate import Validation, validate
+from whatif.questions.validate.validate_records import read_run
+
+pytestmark = pytest.mark.slow
 
 # What issue and design ask of CPU pairs, percent: of the median and of each.
 MEDIAN_PCT, LARGEST_PCT = 5.0, 12.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.hardware import Gpu, find_gpu, gpu_names, load_gpu
-from whatif.kernels import DTYPES, KernelFamily, classify_kernel
-from whatif.models.half_precision import half_precision_ratio
+from whatif.graph.kernels import DTYPES, KernelFamily, classify_kernel
+from whatif.hardware.gpu import (
+    Gpu,
+    find_gpu,
+    gpu_names,
+    load_gpu,
+)
+from whatif.models.durations.half_precision import half_precision_ratio
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
 F = KernelFamily
 MS = 1_000_000
 
@@ -164,11 +167,8 @@ def test_ratios_are_ordered_and_sane(rows: list[tuple[int, ...]], name: str | No
         ("harryjmoss-a100-batch/bs64.run0.pt.trace.json.gz", 1.0, 1.02),
     ],
 )
-def test_recorded_steps_speed_up_plausibly(file: str, slowest: float, fastest: float) -> None:
-    path = TRACES / file
-    if not path.exists() and os.environ.get("WHATIF_STRICT") != "1":
-        pytest.skip("no shared traces here")
-    loaded = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))
+def test_recorded_steps_speed_up_plausibly(shared_traces: Path, file: str, slowest: float, fastest: float) -> None:
+    loaded = json.loads(gzip.decompress((shared_traces / file).read_bytes()).decode("utf-8", "replace"))
     device = loaded["deviceProperties"][0]
     gpu = find_gpu(device["name"], device["totalGlobalMem"])
     assert gpu is not None

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif.errors import WhatifError
-from whatif.hardware import Gpu, find_gpu, gpu_asked_for, gpu_names, load_gpu
+from whatif.hardware.gpu import (
+    Gpu,
+    find_gpu,
+    gpu_asked_for,
+    gpu_names,
+    load_gpu,
+)
 
 # Names and memory sizes as real recordings spell them (deviceProperties), and the device that they are.
 RECORDED = [
@@ -85,7 +91,7 @@ def test_every_number_has_its_source_beside_it() -> None:
     from importlib import resources
 
     for name in gpu_names():
-        for line in (resources.files("whatif") / "gpus" / f"{name}.toml").read_text().splitlines():
+        for line in (resources.files("whatif.hardware") / "gpus" / f"{name}.toml").read_text().splitlines():
             if " = " in line and not line.split(" = ")[1].startswith(('"', "[")):
                 assert "  # " in line, f"{name}: {line}"
 
@@ -131,5 +137,5 @@ def test_any_text_finds_a_device_or_nothing(name: str, memory_bytes: int | None)
 
 
 def test_facts_do_not_import_numpy() -> None:
-    script = "import sys, whatif.hardware as h; h.load_gpu('T4'); sys.exit('numpy' in sys.modules)"
+    script = "import sys, whatif.hardware.gpu as h; h.load_gpu('T4'); sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

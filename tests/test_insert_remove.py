@@ -19,7 +19,7 @@ from whatif import (
     WhatifError,
     simulate,
 )
-from whatif.edit import add_thread
+from whatif.graph.edit import add_thread
 
 # -- remove --------------------------------------------------------------------------------------------------------
 

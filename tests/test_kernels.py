@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.kernels import DTYPES, KernelFamily, classify_kernel, collective_of
-
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
+from whatif.graph.kernels import (
+    DTYPES,
+    KernelFamily,
+    classify_kernel,
+    collective_of,
+)
 
 AT = "at::native::"
 NAMES = [
@@ -193,11 +195,9 @@ def _gpu_time_us(path: Path) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def recordings() -> list[Path]:
-    paths = sorted(TRACES.glob("*/*.json.gz"))
-    if not paths and os.environ.get("WHATIF_STRICT") != "1":
-        pytest.skip("no shared traces here")
-    assert paths, f"expected recordings in {TRACES}"
+def recordings(shared_traces: Path) -> list[Path]:
+    paths = sorted(shared_traces.glob("*/*.json.gz"))
+    assert paths, f"expected recordings in {shared_traces}"
     return paths
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.transforms.layer_graphs import Call, network
 from tests.transforms.test_rebatchnorm import layers
-from whatif.models.layer_calls import Role, layer_calls
+from whatif.models.layers.layer_calls import CallRole, layer_calls
 
 
 def test_a_layer_that_is_called_twice_has_two_calls_each_with_its_backward_work() -> None:
@@ -25,7 +25,7 @@ def test_a_layer_that_is_called_twice_has_two_calls_each_with_its_backward_work(
     """
     graph = network([Call("Conv2d_0", 9, 9), Call("ReLU_0", 9, 9), Call("Conv2d_1", 9, 9), Call("ReLU_0", 9, 9)])
     calls = layer_calls(graph)
-    assert [Role(role).name for role in calls.role.tolist()][:4] == 2 * ["CONVOLUTION", "ACTIVATION"]
+    assert [CallRole(role).name for role in calls.role.tolist()][:4] == 2 * ["CONVOLUTION", "ACTIVATION"]
     assert calls.forward.tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
     assert calls.before.tolist() == [-1, 0, 1, 2, -1, 4, 5, 6]
     assert calls.behind.tolist() == [1, 2, 3, -1, 5, 6, 7, -1]
@@ -36,7 +36,7 @@ def test_a_layer_that_is_called_twice_has_two_calls_each_with_its_backward_work(
 
 def test_two_convolutions_of_a_trace_without_layers_are_two_calls() -> None:
     calls = layer_calls(network([Call("Conv2d_0", 9), Call("Conv2d_1", 9)], named=False))
-    assert calls.role.tolist() == [Role.CONVOLUTION, Role.CONVOLUTION]
+    assert calls.role.tolist() == [CallRole.CONVOLUTION, CallRole.CONVOLUTION]
 
 
 def test_backward_work_that_cannot_be_told_apart_has_no_call() -> None:
@@ -86,21 +86,22 @@ def test_random_networks_against_a_slow_twin(calls: list[Call], steps: int, on_c
 @pytest.mark.parametrize(
     ("trace", "expected"),
     [
-        ("campaign_cpu/densenet121--baseline.trace.json.gz", {Role.CONVOLUTION: 23, Role.NORMALIZATION: 23,
-                                                              Role.ACTIVATION: 23, Role.POOLING: 2, Role.PRODUCT: 1}),
-        ("campaign_cpu/vgg19--baseline.trace.json.gz", {Role.CONVOLUTION: 6, Role.ACTIVATION: 8, Role.POOLING: 4,
-                                                        Role.PRODUCT: 3}),
-        ("resnet18_cifar_cpu.json.gz", {Role.CONVOLUTION: 20, Role.NORMALIZATION: 20, Role.ACTIVATION: 17,
-                                        Role.POOLING: 1, Role.PRODUCT: 1}),
+        ("campaign_cpu/densenet121--baseline.trace.json.gz", {
+            CallRole.CONVOLUTION: 23, CallRole.NORMALIZATION: 23, CallRole.ACTIVATION: 23, CallRole.POOLING: 2,
+            CallRole.PRODUCT: 1}),
+        ("campaign_cpu/vgg19--baseline.trace.json.gz", {
+            CallRole.CONVOLUTION: 6, CallRole.ACTIVATION: 8, CallRole.POOLING: 4, CallRole.PRODUCT: 3}),
+        ("resnet18_cifar_cpu.json.gz", {CallRole.CONVOLUTION: 20, CallRole.NORMALIZATION: 20, CallRole.ACTIVATION: 17,
+                                        CallRole.POOLING: 1, CallRole.PRODUCT: 1}),
     ],
 )  # fmt: skip
-def test_recordings_of_our_own(own_traces: Path, trace: str, expected: dict[Role, int]) -> None:
+def test_recordings_of_our_own(own_traces: Path, trace: str, expected: dict[CallRole, int]) -> None:
     calls = layer_calls(whatif.read(own_traces / trace))
     for step in range(int(calls.step.max()) + 1):
         forward = ~calls.backward & (calls.step == step)
-        roles = np.bincount(calls.role[forward], minlength=len(Role))
+        roles = np.bincount(calls.role[forward], minlength=len(CallRole))
         assert {role: int(roles[role]) for role in expected} == expected
-        assert (calls.backward_tasks()[0][forward & (calls.role != Role.OTHER)] >= 0).all()
+        assert (calls.backward_tasks()[0][forward & (calls.role != CallRole.OTHER)] >= 0).all()
 
 
 def test_resnet50_of_others_without_layers(shared_traces: Path) -> None:
@@ -110,6 +111,10 @@ def test_resnet50_of_others_without_layers(shared_traces: Path) -> None:
         for step in range(6):
             for backward in (False, True):
                 rows = (calls.step == step) & (calls.backward == backward)
-                roles = np.bincount(calls.role[rows], minlength=len(Role))
-                assert roles[[Role.CONVOLUTION, Role.NORMALIZATION, Role.ACTIVATION]].tolist() == [53, 53, 49]
-                assert (calls.forward[rows & (calls.role != Role.OTHER)] >= 0).all()
+                roles = np.bincount(calls.role[rows], minlength=len(CallRole))
+                assert roles[[CallRole.CONVOLUTION, CallRole.NORMALIZATION, CallRole.ACTIVATION]].tolist() == [
+                    53,
+                    53,
+                    49,
+                ]
+                assert (calls.forward[rows & (calls.role != CallRole.OTHER)] >= 0).all()

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, mark, op, read_events
+from tests.helpers import Event, facts_of, mark, op, read_events
 from whatif import TaskGraph
-from whatif.models.measured import OperatorTimes, form_ratio, task_batch_ratio, with_form
+from whatif.models.durations.measured import (
+    OperatorTimes,
+    form_ratio,
+    task_batch_ratio,
+    with_form,
+)
 
 SHAPES: dict[str, Any] = {
     "Input Dims": [[8, 3, 4, 4], [5, 3, 3, 3]],
@@ -140,7 +145,9 @@ def _events_of(folder: Path) -> list[Event]:
 
 
 def test_ratios_outside_reason_are_not_used() -> None:
-    times = OperatorTimes.of({"operator_times": [row("a", recorded=1, bf16=1e6), row("b", recorded=4, bf16=2)]})
+    times = OperatorTimes.of(
+        facts_of({"operator_times": [row("a", recorded=1, bf16=1e6), row("b", recorded=4, bf16=2)]})
+    )
     assert np.isnan(times.ratio("bf16")[0])
     assert times.ratio("bf16")[1] == 0.5
 
@@ -158,7 +165,7 @@ def test_eval_takes_its_own_ratio_whatever_came_before(tmp_path: Path) -> None:
 
 def test_forms_that_nobody_measures_take_no_room() -> None:
     odd = {f"form{i}": 1.0 for i in range(1000)} | {f"batch_x{i}": 1.0 for i in range(2, 1000)}
-    times = OperatorTimes.of({"operator_times": [row("a", recorded=1, bf16=0.5, **odd)]})
+    times = OperatorTimes.of(facts_of({"operator_times": [row("a", recorded=1, bf16=0.5, **odd)]}))
     assert len(times.ns) < 20
     assert times.ratio("bf16")[0] == 0.5
 
@@ -166,5 +173,5 @@ def test_forms_that_nobody_measures_take_no_room() -> None:
 @pytest.mark.parametrize(("at_twice_ns", "factor", "ratio"), [(900, 1e4, 0.9), (900, 0.5, 1.0), (1e6, 8, 16_000)])
 def test_noise_is_not_carried_beyond_the_measured_batches(at_twice_ns: float, factor: float, ratio: float) -> None:
     """Beyond twice the batch nothing shrinks, and what grew a thousandfold grows with the square."""
-    times = OperatorTimes.of({"operator_times": [row("a", recorded=1000, batch_x2=at_twice_ns)]})
+    times = OperatorTimes.of(facts_of({"operator_times": [row("a", recorded=1000, batch_x2=at_twice_ns)]}))
     assert times.batch_ratio(factor)[0] == pytest.approx(ratio)

@@ -13,22 +13,27 @@ import whatif
 from tests.helpers import CPU, Build
 from tests.memory_steps import drawn, slow_peak, totals
 from tests.transforms.test_precision import attention_step
-from whatif.graph import GraphInfo
+from whatif.graph.memory import (
+    LayerMemory,
+    Memory,
+    moments,
+    peak,
+    update_workspace,
+)
+from whatif.graph.task_graph import GraphInfo
+from whatif.graph.types import Phase
 from whatif.ingest.allocation_memory import blocks_of
 from whatif.ingest.events import Allocations
-from whatif.memory import LayerMemory, Memory, moments, peak
-from whatif.models.memory_effects import (
+from whatif.models.layers.memory_effects import (
     accumulated,
     change_memory,
     checkpointed,
     in_half,
-    update_workspace,
     updated_as,
     updated_in_backward,
     with_batch,
     without_scores,
 )
-from whatif.types import Phase
 
 # -- the walk ---------------------------------------------------------------------------------------------------------
 

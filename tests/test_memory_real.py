@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 import whatif
+from tests.helpers import benchmark
 from tests.memory_steps import drawn
-from whatif.memory import Memory, peak
-from whatif.models.memory_effects import (
+from whatif.graph.memory import Memory, peak
+from whatif.models.layers.memory_effects import (
     accumulated,
     in_half,
     updated_in_backward,
     with_batch,
     without_scores,
 )
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,21 +46,10 @@ def test_a_real_gpu_step_is_split_as_its_network_is(shared_traces: Path) -> None
     assert peak(memory).total < capacity
 
 
-def load_benchmark() -> ModuleType:
-    path = ROOT / "benchmarks" / "memory_accuracy.py"
-    spec = importlib.util.spec_from_file_location("memory_accuracy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def scored(own_traces: Path) -> list[tuple[str, str, float]]:
     """Source, what-if and error of each peak that the campaign measured."""
-    module = load_benchmark()
+    module = benchmark("memory_accuracy")
     before = Path.cwd()
     os.chdir(own_traces.parent)
     try:
@@ -81,7 +71,7 @@ def test_peaks_are_within_the_target(
 
 def test_every_recording_of_the_campaign_from_its_own_shapes(own_traces: Path) -> None:
     """Accumulated, under autocast, recomputed: what was recorded is seen."""
-    module = load_benchmark()
+    module = benchmark("memory_accuracy")
     before = Path.cwd()
     os.chdir(own_traces.parent)
     try:

@@ -16,8 +16,8 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import WhatifError, apply, load_transform
 from whatif.cli.main import main
-from whatif.kernels import KernelFamily
-from whatif.new_transform import write_new
+from whatif.graph.kernels import KernelFamily
+from whatif.prediction.new_transform import write_new
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,6 +12,8 @@ import pytest
 from tests.helpers import need
 from whatif.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # What a notebook is asked for once it has run: its own variables, as JSON.

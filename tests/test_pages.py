@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import need
+from tests.helpers import EXTRA_DATA, extra_data, need
 from tests.pages.blocks import PAGES, ROOT, Block, blocks_of, needs, unclosed
 from tests.pages.session import PageError, filled
 
@@ -21,12 +21,12 @@ NETWORK = "it installs packages from a network"
 # All that is not run, and why.
 NOT_RUN = [
     ("README.md", NETWORK),
-    ("README.md", NETWORK),
     ("docs/campaign.md", "it measures for hours"),
     ("docs/cupti.md", "it needs an NVIDIA GPU and cupti-python"),
     ("docs/cupti.md", NETWORK),
     ("docs/export.md", "tests/browser/test_perfetto.py runs it, in Perfetto"),
     ("docs/estimators.md", "it learns for hours, from a repository that it needs"),
+    ("docs/first-answers.md", NETWORK),
     ("docs/how-to/validate-on-your-machine.md", "it measures for half an hour"),
     ("docs/how-to/validate-on-your-machine.md", "it is your own script, before and after your change"),
     ("docs/lab.md", "it needs root, and makes network namespaces"),
@@ -40,13 +40,14 @@ NOT_RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(TEXTS[page])])
-def test_the_page_does_what_it_says(page: str, request: pytest.FixtureRequest) -> None:
+def test_the_page_does_what_it_says(page: str) -> None:
     """Brought up to date by ``python -m tests.pages``, once one has looked at what became different."""
     for package in needs(TEXTS[page]):
         need(package)
-    if "shared/traces" in TEXTS[page]:
-        request.getfixturevalue("shared_traces")
+    if EXTRA_DATA in TEXTS[page]:
+        extra_data("traces")
     assert filled(page) == TEXTS[page]
 
 

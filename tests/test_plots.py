@@ -16,13 +16,15 @@ import pytest
 import whatif
 from tests.cli.test_commands import training
 from tests.helpers import CPU, STREAM, Build, need, write_trace
-from whatif.baseline import Baseline
-from whatif.breakdown import Breakdown
 from whatif.cli.main import main
 from whatif.errors import WhatifError
-from whatif.predict import Prediction, apply
-from whatif.validate import Validation, baseline_of, predict
-from whatif.validate_pairs import find_pairs
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import Prediction, apply
+from whatif.questions.validate.validate import Validation, baseline_of, predict
+from whatif.questions.validate.validate_pairs import find_pairs
+from whatif.simulation.breakdown import Breakdown
+
+pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,8 +170,8 @@ def test_parts_can_be_told_apart_without_colour() -> None:
 
 
 def test_comparison_shows_both_recordings_and_the_changes(own_traces: Path) -> None:
-    from whatif.comparison.compare import compare
-    from whatif.comparison.two_recordings import TwoRecordings
+    from whatif.questions.comparison.compare import compare
+    from whatif.questions.comparison.two_recordings import TwoRecordings
     from whatif.report.plot_compare import comparison_figure
 
     before, after = (
@@ -195,10 +197,10 @@ def test_comparison_shows_both_recordings_and_the_changes(own_traces: Path) -> N
 
 
 def test_gains_are_those_of_the_advice(own_traces: Path) -> None:
-    from whatif.advice.advise import advise
-    from whatif.advice.candidates import Candidates
+    from whatif.prediction.transform import load_transform
+    from whatif.questions.advice.advise import advise
+    from whatif.questions.advice.candidates import Candidates
     from whatif.report.plot_advise import advice_figure
-    from whatif.transform import load_transform
 
     baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
     some = tuple(load_transform(name) for name in ("fused_adam", "amp:target=bf16", "batch_size:factor=2"))
@@ -263,9 +265,9 @@ def test_truth_stands_between_baseline_and_prediction(validation: Validation) ->
 
 def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
     from whatif import load_transform
+    from whatif.questions.sweep import parse_vary, sweep
+    from whatif.questions.sweep.scaling import scaling
     from whatif.report.plot_sweep import scaling_figure, sweep_figure
-    from whatif.sweep import parse_vary, sweep
-    from whatif.sweep.scaling import scaling
 
     baseline = Baseline.of(whatif.read(own_traces / "lab_dts" / "dnn1.trace.json.gz"))
     transforms = [load_transform("distributed:bandwidth=1Gbps")]
@@ -288,7 +290,7 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
 
 
 def test_memory_is_stacked_to_its_total(own_traces: Path) -> None:
-    from whatif.memory_summary import memory_summary
+    from whatif.questions.memory_summary import memory_summary
     from whatif.report.plot_memory import memory_figure
 
     baseline = Baseline.of(whatif.read(own_traces / "memory_cpu" / "vgg19.trace.json.gz"))
@@ -368,10 +370,11 @@ def test_a_plot_replaces_no_trace(own_traces: Path, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
 def test_the_same_prediction_gives_the_same_bytes(ending: str, prediction: Prediction, tmp_path: Path) -> None:
-    from whatif.report.plot_breakdown import plot_prediction
+    from whatif.report.plot_breakdown import prediction_figure
+    from whatif.report.plots import save
 
     for name in ("a", "b"):
-        plot_prediction(prediction, tmp_path / (name + ending))
+        save(prediction_figure(prediction), tmp_path / (name + ending))
     assert (tmp_path / f"a{ending}").read_bytes() == (tmp_path / f"b{ending}").read_bytes()
 
 
@@ -394,7 +397,7 @@ def test_numbers_are_finite_in_every_plot_of_an_empty_step(tmp_path: Path) -> No
 
 
 def test_devices_are_ranked_as_told(gpu_trace: str) -> None:
-    from whatif.recommend.ranking import recommend
+    from whatif.questions.recommend.ranking import recommend
     from whatif.report.plot_recommend import recommendation_figure
 
     graph = whatif.read(gpu_trace)
@@ -420,7 +423,7 @@ def test_roles_lie_apart_and_are_named(n: int) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from whatif.dts.network_graph import draw
+    from whatif.report.plot_network import draw
 
     graph: networkx.DiGraph[str] = networkx.DiGraph(name="pipeline_learning")
     names = [f"a-board-that-is-called-{place}" for place in range(n)]

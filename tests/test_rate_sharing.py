@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from tests import sharing_twin
 from tests.helpers import CHANNEL, CPU, STREAM, Build, ends, starts
 from whatif import Anchor, Frontier, TaskGraph, Thread, ThreadKind, WhatifError, simulate_scenarios
-from whatif.compiled_rate_sharing import simulate_compiled
-from whatif.rate_sharing import by_schedule
-from whatif.sharing import COLUMN, USES, Role, uses_of
+from whatif.simulation.compiled_rate_sharing import simulate_compiled
+from whatif.simulation.rate_sharing import by_schedule
+from whatif.simulation.sharing import (
+    COLUMN,
+    USES,
+    Role,
+    uses_of,
+)
 
 simulator: Any = sys.modules[Frontier.__module__]
 simulate = simulator.simulate
@@ -339,6 +344,7 @@ def by_twin(graph: TaskGraph) -> list[tuple[Fraction, Fraction]]:
     )
 
 
+@pytest.mark.slow
 @given(sharing_graphs(free=False, min_lag=0, unit=1_000_000))
 @settings(max_examples=80, deadline=None)
 def test_the_times_are_those_of_the_exact_twin(graph: TaskGraph) -> None:
@@ -471,7 +477,7 @@ def test_a_row_that_cannot_be_is_refused(field: str, value: float, sentence: str
 
 
 def test_a_column_of_another_kind_is_refused() -> None:
-    with pytest.raises(WhatifError, match=r"'uses' is not one of whatif\.sharing"):
+    with pytest.raises(WhatifError, match=r"'uses' is not one of whatif\.simulation\.sharing"):
         simulate(_two().attach(uses=np.zeros(2)))
 
 
@@ -482,7 +488,7 @@ def test_scenarios_are_simulated_one_by_one() -> None:
 
 def test_groups_made_faster_are_simulated_with_what_they_share() -> None:
     """Without the collective (a factor of 0) k takes the 10 it takes alone; as it is, 8 of them beside it for 10."""
-    from whatif.group_scenarios import simulate_groups
+    from whatif.simulation.group_scenarios import simulate_groups
 
     graph = _two()
     group, counted = np.array([[-1, 0]], dtype=np.int32), np.ones(2, dtype=np.bool_)

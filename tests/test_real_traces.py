@@ -16,8 +16,8 @@ import pytest
 
 import whatif
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
-from whatif.predict import Baseline
-from whatif.simulator import simulate
+from whatif.prediction.predict import Baseline
+from whatif.simulation.simulator import simulate
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 

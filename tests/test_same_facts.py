@@ -15,10 +15,12 @@ import pytest
 import whatif
 from tests.cli.test_commands import training
 from tests.helpers import need, write_trace
-from whatif.baseline import Baseline
 from whatif.cli.main import main
-from whatif.predict import Prediction, apply
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import Prediction, apply
 from whatif.report.layout import BREAKDOWN_LABELS, ms_format
+
+pytestmark = pytest.mark.slow
 
 Ask = Callable[..., tuple[str, dict[str, Any]]]
 
@@ -95,7 +97,7 @@ def test_a_prediction(ask: Ask, case: tuple[str, str, Prediction], tmp_path: Pat
 
 def test_what_bounds_the_step_and_what_to_do(ask: Ask, case: tuple[str, str, Prediction], tmp_path: Path) -> None:
     need("matplotlib")
-    from whatif.advice.advise import advise
+    from whatif.questions.advice.advise import advise
     from whatif.report.plot_advise import advice_figure
 
     trace, what_if, prediction = case
@@ -119,8 +121,8 @@ def test_what_bounds_the_step_and_what_to_do(ask: Ask, case: tuple[str, str, Pre
 def test_a_sweep(ask: Ask, case: tuple[str, str, Prediction]) -> None:
     need("matplotlib")
     from whatif import load_transform
+    from whatif.questions.sweep import parse_vary, sweep
     from whatif.report.plot_sweep import sweep_figure
-    from whatif.sweep import parse_vary, sweep
 
     trace, _, prediction = case
     kind = "gpu" if prediction.graph.on_gpu.any() else "cpu"
@@ -140,8 +142,8 @@ def test_a_sweep(ask: Ask, case: tuple[str, str, Prediction]) -> None:
 def test_scaling(ask: Ask, own_traces: Path) -> None:
     need("matplotlib")
     from whatif import load_transform
+    from whatif.questions.sweep.scaling import scaling
     from whatif.report.plot_sweep import scaling_figure
-    from whatif.sweep.scaling import scaling
 
     trace = str(own_traces / "transformer_cpu.json.gz")
     text, told = ask("scaling", trace, "--workers", "1,2,4")
@@ -176,8 +178,8 @@ def test_memory(ask: Ask, own_traces: Path, tmp_path: Path) -> None:
 
 def test_two_recordings(ask: Ask, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     need("matplotlib")
-    from whatif.comparison.compare import compare
-    from whatif.comparison.two_recordings import TwoRecordings
+    from whatif.questions.comparison.compare import compare
+    from whatif.questions.comparison.two_recordings import TwoRecordings
     from whatif.report.plot_compare import comparison_figure
 
     paths = [str(own_traces / f"transformer_cpu{name}.json.gz") for name in ("", "_fused")]
@@ -203,8 +205,8 @@ def test_two_recordings(ask: Ask, own_traces: Path, capsys: pytest.CaptureFixtur
 def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
     """The gain of a part that takes no time at all: the last point of its curve, the last column of its row."""
     need("matplotlib")
-    from whatif.report.plots import sensitivity_figure
-    from whatif.sensitivity import sensitivity
+    from whatif.questions.sensitivity import sensitivity
+    from whatif.report.plot_sensitivity import sensitivity_figure
 
     trace, _, prediction = case
     text, told = ask("explain", trace, "--sensitivity")

@@ -16,10 +16,9 @@ import whatif
 from tests.helpers import CPU, OTHER, STREAM, Build
 from tests.test_simulate import freed, graphs
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, Timeline, WhatifError, apply, simulate
-from whatif.group_scenarios import GroupTimes, simulate_groups
-from whatif.kernels import KernelFamily
-from whatif.predict import Baseline
-from whatif.sensitivity import (
+from whatif.graph.kernels import KernelFamily
+from whatif.prediction.predict import Baseline
+from whatif.questions.sensitivity import (
     CHANGES_NOTHING,
     CPU_SIDE,
     GPU_SIDE,
@@ -30,6 +29,7 @@ from whatif.sensitivity import (
     at_speedups,
     sensitivity,
 )
+from whatif.simulation.group_scenarios import GroupTimes, simulate_groups
 
 simulator: Any = sys.modules[simulate.__module__]
 NONE = np.empty(0, dtype=np.int64)
@@ -74,7 +74,7 @@ def three_kernels() -> Baseline:
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same test with the loops in plain Python and with the compiled ones, whatever ran before."""
     chosen = str(request.param)
-    monkeypatch.setattr("whatif.group_scenarios.use_compiled", lambda n: chosen == "compiled")
+    monkeypatch.setattr("whatif.simulation.group_scenarios.use_compiled", lambda n: chosen == "compiled")
     return chosen
 
 
@@ -234,8 +234,8 @@ def test_every_scenario_equals_its_own_simulation(form: str, graph: TaskGraph, d
     counted = np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
     observed = np.array(data.draw(st.lists(st.integers(0, len(graph) - 1), max_size=4)), dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whatif.group_scenarios.use_compiled", lambda n: form == "compiled")
-        patch.setattr("whatif.group_scenarios.BLOCK", 2 * len(FACTORS))  # several blocks
+        patch.setattr("whatif.simulation.group_scenarios.use_compiled", lambda n: form == "compiled")
+        patch.setattr("whatif.simulation.group_scenarios.BLOCK", 2 * len(FACTORS))  # several blocks
         seen = simulate_groups(graph, groups, n_groups, FACTORS, observed=observed, counted=counted)
     for group, row in enumerate(one_by_one(graph, groups, n_groups, counted)):
         for place, alone in enumerate(row):

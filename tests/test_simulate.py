@@ -175,7 +175,7 @@ def test_the_adaptive_choice_gives_the_same_result_on_both_sides(monkeypatch: py
     graph = build.graph()
     monkeypatch.setattr(simulator, "PLAIN_TASKS", 150)
     monkeypatch.setattr(simulator, "_plain_tasks_done", 0)
-    monkeypatch.delitem(sys.modules, "whatif.compiled", raising=False)
+    monkeypatch.delitem(sys.modules, "whatif.simulation.compiled", raising=False)
     choices, by_name = [], simulator.use_compiled
 
     def recorded(n_tasks: int) -> bool:

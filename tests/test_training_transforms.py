@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, call, copy, kernel, launched, mark, op, read_events
+from tests.helpers import Event, call, copy, kernel, launched, mark, op, read_events, telling
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
-from whatif.models.segments import RECOMPUTED_NAME, repeated_blocks, segments
-from whatif.predict import Baseline
+from whatif.models.layers.segments import RECOMPUTED_NAME, repeated_blocks, segments
+from whatif.prediction.predict import Baseline
 
 RESNET = "resnet18_cifar_cpu.json.gz"
 
 
-def gpu_steps(folder: Path, **metadata: Any) -> TaskGraph:
+def gpu_steps(folder: Path, **told: Any) -> TaskGraph:
     """Four GPU-bound steps of two layers: forward 200 us each, backward 300 us each, an update of 50 us, one stream."""
     events: list[Event] = []
     for i in range(4):
@@ -40,7 +40,7 @@ def gpu_steps(folder: Path, **metadata: Any) -> TaskGraph:
             ]
         events += [mark("Optimizer.step#SGD.step", at + 200, 40), op("aten::add_", at + 205, 20),
                    *launched("elementwise_kernel<add>", at + 208, 5, at + 1050, 50, corr + 20)]  # fmt: skip
-    return read_events(folder, events, whatif={"version": 1, "batch_size": 4, **metadata})
+    return read_events(folder, events, whatif={"version": 1, "batch_size": 4, **told})
 
 
 def gpu_us(graph: TaskGraph, phase: Phase, step: int = 1) -> float:
@@ -243,7 +243,7 @@ def test_added_gradients_are_as_large_for_any_batch_and_format(tmp_path: Path, o
     rows = [{"name": "p", "layer": "net", "bytes": 90_000_000}]
     graph = gpu_steps(tmp_path, grad_ready_order=rows) if on_gpu else whatif.read(own_traces / RESNET)
     if not on_gpu:
-        graph.info.metadata["grad_ready_order"] = rows
+        graph = telling(graph, grad_ready_order=rows)
     accumulated = whatif.apply(graph, "gradient_accumulation:passes=2").graph
     before = accumulated.duration_ns[accumulated.select(name="^add gradients")].tolist()
     assert before

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import CPU, STREAM, Build, read_events
 from tests.helpers import launched as launched_events
 from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform
-from whatif.transform import built_in_names, parse_spec
+from whatif.prediction.transform import built_in_names, parse_spec
 
 HEADER = '"""Mine: what I think.\n\nSource: nowhere.\n"""\n'
 SIGNATURE = r"transform\(graph, \*, "
@@ -230,7 +230,6 @@ def test_a_script_cannot_write_into_the_graph_that_others_begin_with(tmp_path: P
     ):
         writes(before)
     assert before.duration_ns.tolist() == durations_ns
-    assert before.duration_ns.flags.writeable
 
 
 def test_an_option_may_have_further_types_for_python(tmp_path: Path) -> None:
@@ -249,7 +248,8 @@ def test_a_path_is_told_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_transforms_load_where_docstrings_are_left_out(tmp_path: Path) -> None:
     code = (
-        "import sys; from whatif.transform import load_transform; print(*(load_transform(n).doc for n in sys.argv[1:]))"
+        "import sys; from whatif.prediction.transform import load_transform;"
+        "print(*(load_transform(n).doc for n in sys.argv[1:]))"
     )
     words = ["amp", script(tmp_path, "def transform(graph): return graph")]
     found = subprocess.run([sys.executable, "-OO", "-c", code, *words], capture_output=True, text=True, check=True)

@@ -13,11 +13,11 @@ import whatif
 from tests.cli.test_commands import V100, training
 from tests.helpers import write_trace
 from whatif import WhatifError
-from whatif.predict import Baseline
-from whatif.validate import Score, validate
-from whatif.validate_pairs import Pair, Unpaired, find_pairs
-from whatif.validate_records import DEFAULT_OPTIONS, read_run
-from whatif.validate_what_ifs import is_plain, what_ifs_between
+from whatif.prediction.predict import Baseline
+from whatif.questions.validate.validate import Score, validate
+from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
+from whatif.questions.validate.validate_records import DEFAULT_OPTIONS, read_run
+from whatif.questions.validate.validate_what_ifs import is_plain, what_ifs_between
 
 Options = dict[str, Any]
 SGD: Options = {"optimizer": "sgd", "implementation": "foreach"}
@@ -375,9 +375,9 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, own_traces: Path) -> Path
         ("resnet", "loader_2", "resnet18_cifar_cpu_loader2", {"loader_workers": 2, **SGD}),
         ("resnet", "offload", "resnet18_cifar_cpu", {"offload": "sync", **SGD}),
     ):
-        metadata = whatif.read(own_traces / f"{source}.json.gz").info.metadata
-        wall = {f"{key}_ms": 1.02 * metadata["untraced_step_ms"][key] for key in ("median", "q25", "q75")}
-        cpu_ms = [1.02 * metadata["untraced_cpu_ms"]["median"]]
+        recorded = whatif.read(own_traces / f"{source}.json.gz").info.recorded
+        wall = {f"{key}_ms": 1.02 * getattr(recorded.untraced_step, f"{key}_ms") for key in ("median", "q25", "q75")}
+        cpu_ms = [1.02 * recorded.untraced_cpu.median_ms]
         untraced = {**wall, "cpu_thread_ms": cpu_ms}
         record(folder, variant, model=model, trace=False, untraced=untraced, **changes)
         shutil.copy(own_traces / f"{source}.json.gz", folder / f"{model}--{variant}.trace.json.gz")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from whatif.errors import WhatifError
-from whatif.validate import validate
-from whatif.validate_pairs import find_pairs
+from whatif.questions.validate.validate import validate
+from whatif.questions.validate.validate_pairs import find_pairs
 
 TRACE = "transformer_cpu.json.gz"
 
@@ -111,6 +111,7 @@ def test_damaged_records_are_no_pairs(tmp_path: Path, own_traces: Path, baseline
     assert len(unpaired) == 2
 
 
+@pytest.mark.slow
 def test_the_results_that_ship_are_all_predicted(own_traces: Path) -> None:
     found = validate([own_traces / "lab_cpu"])
     by_experiment = {outcome.pair.changed.stem.split("-")[0] for outcome in found.outcomes}

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what if some layers kept no activations and computed them again in the backward pass?
+"""Activation checkpointing: keep no activations of some layers; recompute them in the backward pass.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3; torch.utils.checkpoint with
         use_reentrant=False.
@@ -10,8 +10,7 @@ Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=Fal
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.models.memory_effects import change_memory, checkpointed
-from whatif.models.segments import are_classes, recompute, segments
+from whatif.models import are_classes, change_memory, checkpointed, recompute, segments
 
 
 def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
@@ -25,7 +24,7 @@ def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
         )
     changed = recompute(graph, chosen)
     if changed is graph:
-        return graph.note(
+        return graph.unchanged(
             "activation_checkpoint: no step has forward and backward work of these layers that is not recomputed yet; "
             "nothing changes"
         )

@@ -1,14 +1,14 @@
-"""AMP: train an fp32 step in mixed precision (autocast, and a loss scaler for fp16).
+"""AMP: train in mixed precision (autocast, and a loss scaler for fp16).
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; Daydream (USENIX ATC 2020) §5.1 and Algorithm 3.
 Model:  each kernel by its kind and its own roofline in half precision on the recorded GPU
-        (whatif/models/half_precision.py); kernels that are half already, the update and communication stay. Given
-        `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter: every
-        GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and backward,
-        with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU recording
-        always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio of their
-        two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a larger batch
-        that fits afterwards.
+        (whatif/models/durations/half_precision.py); kernels that are half already, the update and communication stay.
+        Given `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter:
+        every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and
+        backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU
+        recording always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio
+        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a
+        larger batch that fits afterwards.
 Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler.
 """
 
@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.autocast import autocast_on_cpu
-from whatif.models.estimator import device, put
-from whatif.models.half_precision import runs_half_already
-from whatif.models.memory_effects import change_memory, in_half
-from whatif.models.mixed_precision import add_casts, is_matrix
-from whatif.models.precision import in_precision, with_autocast, with_dtype
+from whatif.models import change_memory, in_half
+from whatif.models.durations.estimator import device, put
+from whatif.models.durations.half_precision import runs_half_already
+from whatif.models.durations.precision import in_precision, with_autocast, with_dtype
+from whatif.models.kernels.autocast import autocast_on_cpu
+from whatif.models.kernels.mixed_precision import add_casts, is_matrix
 
 
 def transform(
@@ -47,16 +47,16 @@ def transform(
 
     tasks = np.flatnonzero((graph.on_gpu if on_gpu else graph.family >= 0) & ~graph.select(phase=Phase.UPDATE))
     if runs_half_already(graph.family[tasks], graph.dtype[tasks], graph.duration_ns[tasks]):
-        return graph.note("amp: the matrix kernels run in half precision already; nothing changes")
+        return graph.unchanged("amp: the matrix kernels run in half precision already; nothing changes")
     if not on_gpu:
         return with_autocast(change_memory(autocast_on_cpu(graph), in_half), "bf16")
     estimates = in_precision(graph, tasks, target)
     faster = np.zeros(len(graph), dtype=np.bool_)
     faster[tasks] = estimates.duration_ns < graph.duration_ns[tasks]
     if not (faster & matrix).any():
-        return graph.note(f"amp: no matrix kernel gets faster in {target}; nothing changes")
+        return graph.unchanged(f"amp: no matrix kernel gets faster in {target}; nothing changes")
     graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half), target)
     gpu = device(graph)
     if gpu is None:
-        graph = graph.note(f"amp: {graph.info.gpu or 'the GPU'} is not in whatif/gpus, so the range is wide")
+        graph = graph.note(f"amp: {graph.info.gpu or 'the GPU'} is not in whatif/hardware/gpus, so the range is wide")
     return add_casts(graph, faster & matrix, gpu, loss_scaler=target == "fp16")

@@ -1,4 +1,4 @@
-"""Balance ranks: what if no rank of a distributed run were slower than the others?
+"""Balance ranks: give each rank of a distributed run the same pace.
 
 Source: Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: the step
         in which every rank's operations take the time of an even run, simulated with the same dependencies.
@@ -11,11 +11,11 @@ Effort: medium: divide the work anew (batches, layers, experts), or mend or exch
 from typing import Literal
 
 from whatif import TaskGraph
-from whatif.ranks.balance import balanced
+from whatif.questions.balance import balanced
 
 ACROSS_RANKS = True
 
 
 def transform(graph: TaskGraph, *, follow: Literal["fastest", "median", "mean"] = "fastest") -> TaskGraph:
-    """Scale each phase's work on each rank to that of the rank that is followed."""
+    """Scale the work of each phase on each rank to that of the followed rank."""
     return balanced(graph, "balance_ranks", follow)

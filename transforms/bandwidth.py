@@ -1,17 +1,17 @@
-"""Bandwidth: what if every link were `factor` times as fast?
+"""Bandwidth: make every network link `factor` times as fast.
 
 Source: Daydream (USENIX ATC 2020) figure 2 (c), "what if network bandwidth is 2x".
-Model:  each communication task of the recording takes 1 / `factor` of its time. What part of a recorded collective
-        was waiting for other ranks, one rank's recording does not tell: the range runs from a pure transfer to one
-        that does not get faster at all. Of what another what-if put in (distributed, p3, ...) the parts are known: the
-        bytes take 1 / `factor` of their time, the latency stays, and no doubt is added.
+Model:  each communication task of the recording takes 1 / `factor` of its time. The recording of one
+        rank does not show which part of a collective was waiting for other ranks: the range runs from a pure transfer
+        to one that does not get faster at all. For communication that another what-if added (distributed, p3, ...)
+        the parts are known: the bytes take 1 / `factor` of their time, the latency stays, and the range stays as it is.
 Effort: none: a hypothetical question.
 """
 
 import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.models.collective_tasks import latency_of, workers_of
+from whatif.simulation.transfers import latency_of, workers_of
 
 
 def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:

@@ -1,4 +1,4 @@
-"""Batch norm in eval mode: normalize with the running statistics instead of those of the batch (frozen batch norm).
+"""Batch norm in eval mode: normalize with running instead of batch statistics (frozen batch norm).
 
 Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015, §3.1 (inference normalizes with fixed statistics);
         torch.nn.BatchNorm2d.eval().
@@ -13,9 +13,14 @@ Effort: medium: eval() of the batch normalizations after train(); then check tha
 import numpy as np
 
 from whatif import Phase, TaskGraph
-from whatif.kernels import KernelFamily
-from whatif.models.estimator import Source, put, scaled
-from whatif.models.measured import form_ratio, has_form, scale_measured, with_form
+from whatif.models import KernelFamily
+from whatif.models.durations.estimator import Source, put, scaled
+from whatif.models.durations.measured import (
+    form_ratio,
+    has_form,
+    scale_measured,
+    with_form,
+)
 
 FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
 
@@ -26,9 +31,9 @@ def transform(graph: TaskGraph) -> TaskGraph:
     ratio, spread = form_ratio(graph, "eval")
     known = np.isfinite(ratio) & ~graph.select(phase=Phase.UPDATE)
     if not (norm | known).any():
-        return graph.note("batch_norm_eval: the recording has no batch normalization; nothing changes")
+        return graph.unchanged("batch_norm_eval: the recording has no batch normalization; nothing changes")
     if has_form(graph, "eval").any():
-        return graph.note("batch_norm_eval: the batch normalization is in eval mode already; nothing changes")
+        return graph.unchanged("batch_norm_eval: the batch normalization is in eval mode already; nothing changes")
     graph = scale_measured(graph, known, ratio, spread)
     for phase, by in ((Phase.FORWARD, FORWARD_RATIO), (Phase.BACKWARD, BACKWARD_RATIO)):
         tasks = norm & ~known & graph.select(phase=phase)

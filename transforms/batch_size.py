@@ -1,21 +1,21 @@
-"""Batch size: what if a step took more or fewer samples?
+"""Batch size: change the number of samples per step.
 
 Source: Daydream (USENIX ATC 2020) §2 (kernels grow with the batch, their launches do not); Williams et al.,
-        "Roofline", CACM 2009; the occupancy that the recording tells.
+        "Roofline", CACM 2009; the recorded occupancy.
 Model:  every kernel of the forward and the backward pass has a fixed part (start-up, on a CPU the operator's call) and
         a part in proportion to the batch. A kernel that fills a share of the GPU, or is far above the time of its
-        operations and bytes, has a large fixed part (whatif/models/batch.py has the law). Where the recording has its
-        operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times decide.
-        Loading and copying the batch are in proportion to it. What the CPU does to launch and the update stay, and so
-        does, where operators tell it, the accumulation of gradients: a step that the CPU bounds gains throughput by a
-        larger batch. Ignored: another kernel choice at another size (the range is a tenth of the change).
+        operations and bytes, has a large fixed part (see whatif/models/kernels/batch.py). Where the recording
+        has its operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times
+        decide. Loading and copying the batch are in proportion to it. What the CPU does to launch and the update stay,
+        and so does the accumulation of gradients if operators show it: a CPU-bound step gains throughput by a larger
+        batch. Ignored: another kernel choice at another size (the range is a tenth of the change).
 Effort: small: the batch size of the data loader, and with it the learning rate.
 """
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.batch import at_batch, batch_tasks, launches_kernels, with_batch_size, with_work
-from whatif.models.estimator import put
-from whatif.models.memory_effects import change_memory, with_batch
+from whatif.models import at_batch, batch_tasks, change_memory, launches_kernels, with_batch, with_batch_size
+from whatif.models.durations.estimator import put
+from whatif.models.durations.work_done import with_work
 
 MOST_SAMPLES = 10**9
 

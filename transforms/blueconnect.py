@@ -1,4 +1,4 @@
-"""BlueConnect: all-reduce in stages, within the nodes and between them, instead of in one ring over all workers.
+"""BlueConnect: all-reduce in stages within and between nodes, instead of one ring over all workers.
 
 Source: Cho et al., "BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network Hierarchy", IBM
         Journal of Research and Development 63(6), 2019; Daydream (USENIX ATC 2020) §5.2 and Algorithm 8; nccl-tests
@@ -8,7 +8,7 @@ Model:  with factors=4x2, 4 workers a node and 2 nodes, every all-reduce of the 
         stages of several buckets run at once. The first factor's links have `inner_bandwidth`, the others `bandwidth`,
         by default that of the all-reduce itself (by its size and time; a recorded one may have waited for others, and
         waiting counts as transfer). The workers of a node share its link to the others; with shared=false each has
-        one of its own. A `cluster` tells factors, rates and what is shared; a hop's latency is the mean one of the
+        one of its own. A `cluster` sets factors, rates and what is shared; a hop's latency is the mean one of the
         all-reduce, also then. Each stage is a call of its own on the CPU (55 us in a recording, 20 at the lower end).
         Ignored: the cost of cutting buffers. In the range: 34 % more than theory (Daydream §6.5).
         Deviation from the print: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
@@ -20,12 +20,13 @@ import math
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.network import Level
-from whatif.cluster.options import network_of
-from whatif.models.collective_tasks import all_reduces, recorded_workers, workers_of
-from whatif.models.compression import EXCHANGE
-from whatif.models.hierarchy import SCATTER, decompose, flat_byte_s
-from whatif.units import Bandwidth
+from whatif.hardware.cluster.network import Level
+from whatif.models import Bandwidth
+from whatif.models.exchange.collective_tasks import all_reduces, recorded_workers
+from whatif.models.exchange.compression import EXCHANGE
+from whatif.models.exchange.hierarchy import SCATTER, decompose, flat_byte_s
+from whatif.models.exchange.network_options import network_of
+from whatif.simulation.transfers import workers_of
 
 # What NCCL counts on for PCI Express 3.0 with 16 lanes (its topo.h).
 PCIE = Bandwidth("12GB/s")
@@ -54,7 +55,7 @@ def transform(
     tasks = np.flatnonzero(all_reduces(graph))
     if not len(tasks):
         if graph.select(name=f"^{SCATTER} among").any():
-            return graph.note("blueconnect: the all-reduces are in stages already; nothing changes")
+            return graph.unchanged("blueconnect: the all-reduces are in stages already; nothing changes")
         if graph.select(name=f"^{EXCHANGE}$").any():
             raise WhatifError("blueconnect: expected all-reduces, got the all-gathers of dgc; name one of the two.")
         raise WhatifError(

@@ -1,23 +1,23 @@
-"""Channels-last: store 4-d activations and weights with the channels innermost (NHWC).
+"""Channels-last: store 4-d activations and weights with channels innermost (NHWC).
 
 Source: PyTorch, "Channels Last Memory Format" (the tutorial's `model.to(memory_format=torch.channels_last)`); NVIDIA,
         "Convolutional Layers User's Guide" (tensor cores compute in NHWC).
 Model:  where the recording has its operators measured alone (`whatif collect --measure-operators`), each operator of
         the forward and the backward pass by the ratio of its two measurements. Elsewhere only what is certain: the
-        layout transposes that cuDNN puts around a convolution on tensor cores go, and the range tells what is not
-        known, how much faster or slower the kernels of the other layout are. The model and its input are converted
+        layout transposes that cuDNN puts around a convolution on tensor cores go; the range covers what is
+        unknown: how much faster or slower the kernels of the other layout are. The model and its input are converted
         before the run. Ignored: operators that fall back to the old layout in the middle of the model.
 Effort: small: model.to(memory_format=torch.channels_last), and the input likewise.
 """
 
 from whatif import TaskGraph
-from whatif.models.channels_last import images, in_channels_last, is_in_channels_last
+from whatif.models.kernels.channels_last import images, in_channels_last, is_in_channels_last
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
-    """Change the layout of every convolution, normalization and pooling, and of what lies between them."""
+    """Change the layout of every convolution, normalization and pooling, and of the operators between them."""
     if not images(graph).any():
-        return graph.note("channels_last: the recording has no convolution or pooling; nothing changes")
+        return graph.unchanged("channels_last: the recording has no convolution or pooling; nothing changes")
     if is_in_channels_last(graph):
-        return graph.note("channels_last: the model is in channels-last already; nothing changes")
+        return graph.unchanged("channels_last: the model is in channels-last already; nothing changes")
     return in_channels_last(graph, "channels_last")

@@ -1,4 +1,4 @@
-"""torch.compile: fuse what lies between the matrix products of a model, and launch what is left from generated code.
+"""torch.compile: fuse the kernels between matrix products, and launch the rest from generated code.
 
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
         Compilation", ASPLOS 2024, §4 and §6 (Dynamo, AOTAutograd and Inductor).
@@ -9,21 +9,19 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         us a layer for guards. Where the CPU waits for the GPU the region breaks in two. Products, convolutions,
         attention, look-ups, collectives, copies and the update stay, and so does start-up work (calls of over 1 ms, in
         steps that are mostly such). On a CPU Inductor puts a model with convolutions into channels-last (torch's
-        `_inductor/graph.py`, `decide_layout_opt`), which is what `channels_last` says of it; on a GPU that depends on
-        its channels, and only the range of `channels_last compile` tells. `mode=reduce-overhead` puts each region into
-        a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time to compile,
-        templates that Inductor tunes for products, recomputation that it chooses, and memory.
+        `_inductor/graph.py`, `decide_layout_opt`), with the effect that `channels_last` predicts; on a GPU that
+        depends on its channels, and only the range of `channels_last compile` covers it. `mode=reduce-overhead` puts
+        each region into a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time
+        to compile, templates that Inductor tunes for products, recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.kernels import KernelFamily
-from whatif.models.channels_last import in_channels_last, is_in_channels_last
-from whatif.models.fusion import add_regions, fuse
-from whatif.models.launches import capture, note_start_up
-from whatif.models.memory_effects import not_modelled
+from whatif.models import KernelFamily, capture, not_modelled, note_start_up
+from whatif.models.kernels.channels_last import in_channels_last, is_in_channels_last
+from whatif.models.kernels.fusion import add_regions, fuse
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -32,7 +30,7 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
     """Fuse the kernels of both passes, and with mode=reduce-overhead launch each pass as a CUDA graph."""
     if not graph.select(phase=Phase.FORWARD).any():
         raise WhatifError(
-            f"compile: expected a recording that tells its forward pass, got {graph.info.path or 'one'} without "
+            f"compile: expected a recording with its forward pass, got {graph.info.path or 'one'} without "
             "operators; record with the profiler's CPU activity."
         )
     graphs = mode == "reduce-overhead" and "cuda_graph" not in graph.info.execution
@@ -47,7 +45,7 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
         graph = in_channels_last(graph, "compile")
     changed, told = fuse(graph)
     if not told.before:
-        return graph.note("compile: the recorded passes hold nothing that it compiles; nothing changes")
+        return graph.unchanged("compile: the recorded passes hold nothing that it compiles; nothing changes")
     steps = max(told.steps, 1)
     changed = changed.note(
         f"compile: {told.before / steps:.0f} {'kernels' if graph.on_gpu.any() else 'operators'} of both passes become "

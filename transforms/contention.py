@@ -1,4 +1,4 @@
-"""Contention: let collectives, kernels and transfers slow one another where they run at the same time.
+"""Contention: let collectives, kernels and transfers that run at the same time slow each other down.
 
 Source: Tianshu (Huang et al., EMSS 2024) §3.3: an all-reduce occupies 16 multiprocessors of a GPU; Daydream (USENIX ATC
         2020) §6.5: NCCL takes 34 % more than theory beside kernels, and §7.5: concurrent kernels; Pei et al., eq. 31.
@@ -19,7 +19,7 @@ Effort: none: a question about the model, which a machine answers by itself.
 from typing import Literal
 
 from whatif import TaskGraph, WhatifError
-from whatif.models.contention import (
+from whatif.models.exchange.contention import (
     occupy,
     occupy_cpu,
     on_channels,
@@ -42,7 +42,7 @@ def transform(
     at_once: int | None = None,
     core: float = 0.0,
 ) -> TaskGraph:
-    """Let what runs at the same time share what it runs on; `sm_count` for a GPU that is not in whatif/gpus."""
+    """Let what runs at the same time share what it runs on; `sm_count` for a GPU that is not listed."""
     on_gpu, before = bool(graph.on_gpu.any()), graph
     if not on_gpu and not core and at_once is None:
         raise WhatifError(
@@ -60,5 +60,5 @@ def transform(
         graph = share_streams(graph) if streams else graph
     if graph is before:
         why = "mode=none" if mode == "none" else "no collective runs beside the rest"
-        return graph.note(f"contention: {why}; nothing changes")
+        return graph.unchanged(f"contention: {why}; nothing changes")
     return graph

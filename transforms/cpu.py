@@ -1,4 +1,4 @@
-"""CPU: what if the host were `speedup` times as fast, or slower?
+"""CPU: make the host CPU `speedup` times as fast.
 
 Source: Daydream (USENIX ATC 2020) §2.2 and figure 6 (after AMP the CPU is the bottleneck); Curtsinger and Berger, "COZ:
         Finding Code that Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.

@@ -16,9 +16,8 @@ Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes a
 from typing import Literal
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.launches import capture as captured_in_graphs
-from whatif.models.launches import note_start_up
-from whatif.models.memory_effects import not_modelled
+from whatif.models import capture as captured_in_graphs
+from whatif.models import not_modelled, note_start_up
 
 PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 
@@ -33,7 +32,7 @@ def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") 
     phases = PASSES if capture == "passes" else (*PASSES, Phase.UPDATE)
     changed, told = captured_in_graphs(graph, phases)
     if changed is graph:
-        return graph.note("cuda_graph: no step has two launches or more that a graph could take; nothing changes")
+        return graph.unchanged("cuda_graph: no step has two launches or more that a graph could take; nothing changes")
     splits = (told.launches - told.steps) / told.steps
     held_up = "waits for the GPU or starts something up" if told.start_up_ns else "waits for the GPU"
     changed = changed.note(

@@ -1,4 +1,4 @@
-"""Data loading: what if loading a batch took another time, or none?
+"""Data loading: change the time to load a batch, or the number of workers that load.
 
 Source: Daydream (USENIX ATC 2020) §4.2.1, data loading tasks; PyTorch marks them on the main thread
         (`enumerate(DataLoader)#...`).
@@ -6,7 +6,7 @@ Model:  the loading tasks of every step last `time_ms` together, as the median s
         processes take CPU time and memory bandwidth from the training process: its CPU work grows, by an amount that
         no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the backward thread where four
         workers took over the loading of ResNet-50 on a V100). The range runs from no growth to `cpu_growth` where all
-        loading goes away, never more than the loading saved, and the prediction lies in its middle. Where loading
+        loading goes away, never more than the loading saved, and the prediction is its middle. Where loading
         takes longer than recorded, workers may have come or gone: the range is as wide to both sides. With `workers`
         the recorded loading moves to so many processes, which share the cores that training leaves: a batch takes its
         share of them, the step waits for what does not fit behind a step without loading, and fetching a finished
@@ -15,10 +15,9 @@ Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=Tru
 """
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif import TaskGraph, TaskKind, WhatifError, simulate
-from whatif.steps import step_ns
+from whatif import Selection, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.models import step_ns
 
 FETCH_MS = 1.5
 MOST_WORKERS = 10_000
@@ -60,10 +59,10 @@ def transform(
     return graph.note(f"data_loading: {usual_ns / 1e6:.1f} ms a step in the baseline, {time_ms:g} ms now")
 
 
-def waiting_ms(graph: TaskGraph, loading: npt.NDArray[np.bool_], loading_ms: float, workers: int) -> float:
-    """Give how long a step waits for its batch, fetching included, when ``workers`` processes load, ms."""
-    cores = graph.info.metadata.get("cpu_cores")
-    free_cores = max(cores - 1, 1) if isinstance(cores, int) else workers
+def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers: int) -> float:
+    """Return how long a step waits for its batch, fetching included, when ``workers`` processes load, ms."""
+    cores = graph.info.recorded.cpu_cores
+    free_cores = workers if cores is None else max(cores - 1, 1)
     batch_ms = loading_ms / min(workers, free_cores)
     without = graph.scale(loading, 0.0)
     clock = next(iter(graph.info.measured_step_ns), "span")
@@ -71,8 +70,8 @@ def waiting_ms(graph: TaskGraph, loading: npt.NDArray[np.bool_], loading_ms: flo
     return max(batch_ms - rest_ms, FETCH_MS)
 
 
-def per_step_ns(graph: TaskGraph, tasks: npt.NDArray[np.bool_]) -> float:
-    """Give the median over the steps of the time that some tasks take, ns; of all together where there are no steps."""
+def per_step_ns(graph: TaskGraph, tasks: Selection) -> float:
+    """Return the median over the steps of the time that some tasks take, ns; without steps, of all together."""
     in_step = graph.step[tasks] >= 0
     if not in_step.any():
         return float(graph.duration_ns[tasks].sum())

@@ -1,13 +1,13 @@
-"""Device: the recorded step on another GPU.
+"""Device: run the recorded step on another GPU.
 
 Source: Tianshu (offline op database); Yu et al., "Habitat", USENIX ATC 2021 (wave scaling); Williams et al.,
         "Roofline", CACM 2009.
 Model:  each kernel takes its recorded time times the ratio of two estimates of one kind, one for either device: from
-        the op database, from models of measurements, else from the data sheets (whatif/models/other_device.py).
-        Convolutions in fp32 run in TF32 where the new device has it and the recorded one had none (`tf32=no`: not), as
-        PyTorch does by default. The CPU takes 1 / `cpu` of its time. Collectives stay (name `distributed` or give a
-        cluster for these), and so do copies from memory that is not pinned. Ignored: another kernel choice where the
-        format stays, caches that hold more, clocks that sag.
+        the op database, from models of measurements, else from the data sheets
+        (whatif/models/durations/other_device.py). Convolutions in fp32 run in TF32 where the new device has it and the
+        recorded one had none (`tf32=no`: not), as PyTorch does by default. The CPU takes 1 / `cpu` of its time.
+        Collectives stay (name `distributed` or give a cluster for these), and so do copies from memory that is not
+        pinned. Ignored: another kernel choice where the format stays, caches that hold more, clocks that sag.
 Effort: medium: another machine.
 """
 
@@ -16,16 +16,16 @@ from typing import Literal
 import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.hardware import gpu_asked_for
-from whatif.memory import peak
-from whatif.models.estimator import device, put, sources
-from whatif.models.other_device import notes_of, on_device, with_facts_of
+from whatif.hardware.gpu import gpu_asked_for
+from whatif.models import peak
+from whatif.models.durations.estimator import device, put, sources
+from whatif.models.durations.other_device import notes_of, on_device, with_facts_of
 
 
 def transform(
     graph: TaskGraph, *, to: str | None = None, cpu: float = 1.0, tf32: Literal["auto", "no"] = "auto"
 ) -> TaskGraph:
-    """Give every GPU task its time on the device `to`."""
+    """Set every GPU task to its time on the device `to`."""
     if to is None:
         raise WhatifError(
             "device: expected device:to=NAME, as in device:to=A100-SXM-80; `whatif recommend` tries them all."
@@ -46,8 +46,8 @@ def transform(
         graph = graph.note(note)
     if sources(graph).any():
         graph = graph.note(
-            f"device: the what-ifs before it are told by the units of the recorded device; name device first for those "
-            f"of {new.name}"
+            f"device: the what-ifs before it use the units of the recorded device; name device first to use those of "
+            f"{new.name}"
         )
     if new.note_on_dies:
         graph = graph.note(f"device: {new.note_on_dies}: to={new.name}-GCD is that")
@@ -55,6 +55,6 @@ def transform(
     if memory is not None and peak(memory).total > new.memory_bytes:
         graph = graph.note(
             f"device: the step does not fit: it needs {peak(memory).total / 2**30:.1f} GiB at its peak, and "
-            f"{new.name} has {new.memory_gibyte:g}; `whatif memory` tells what would"
+            f"{new.name} has {new.memory_gibyte:g}; `whatif memory` shows what would fit"
         )
     return with_facts_of(put(graph, tasks, estimates), new, tf32=tf32 == "auto")

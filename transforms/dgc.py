@@ -1,4 +1,4 @@
-"""DGC: send only the largest gradients, and keep the others until they have grown.
+"""DGC: send only the largest gradients, and accumulate the others locally.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (99.9 % of the gradients stay at home; momentum correction,
         Algorithm 4; the threshold from a sample of 1 %, §3); Daydream (USENIX ATC 2020) §5.2 and Algorithm 12.
@@ -15,9 +15,10 @@ Effort: medium: a communication hook of DDP that compresses, or Horovod with the
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.models.collective_tasks import all_reduces, recorded_workers, workers_of
-from whatif.models.compression import EXCHANGE, exchange_sparse
-from whatif.models.hierarchy import SCATTER
+from whatif.models.exchange.collective_tasks import all_reduces, recorded_workers
+from whatif.models.exchange.compression import EXCHANGE, exchange_sparse
+from whatif.models.exchange.hierarchy import SCATTER
+from whatif.simulation.transfers import workers_of
 
 # u = m u + g and v = v + u: three reads and two writes; a sample; mask: a read and a byte; pack: a read and that byte;
 # clearing u and v: two reads and two writes where masked, and the mask. Rounded up to whole accesses.
@@ -26,13 +27,13 @@ ENTRY_BYTES = 8
 
 
 def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | None = None) -> TaskGraph:
-    """Compress before every all-reduce and decompress behind it; `workers` where the recording does not tell them."""
+    """Compress before every all-reduce and decompress behind it; set `workers` if the recording lacks their number."""
     if not 0 <= sparsity_pct < 100:
         raise WhatifError(f"dgc: expected sparsity_pct from 0 to below 100, got {sparsity_pct}.")
     tasks = np.flatnonzero(all_reduces(graph))
     if not len(tasks):
         if graph.select(name=f"^{EXCHANGE}$").any():
-            return graph.note("dgc: the gradients are compressed already; nothing changes")
+            return graph.unchanged("dgc: the gradients are compressed already; nothing changes")
         if graph.select(name=f"^{SCATTER} among").any():
             raise WhatifError("dgc: expected whole all-reduces, got the stages of blueconnect; name one of the two.")
         raise WhatifError(
@@ -47,8 +48,8 @@ def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | No
         )
     if (graph.size_bytes[tasks] < 0).any():
         raise WhatifError(
-            "dgc: this recording does not tell how large its all-reduces are, so not what compressing them costs; give "
-            "a recording of one worker and name distributed before dgc."
+            "dgc: this recording does not contain the sizes of its all-reduces, so the cost of "
+            "compressing them is unknown; give a recording of one worker and name distributed before dgc."
         )
     return exchange_sparse(
         graph, tasks, known, 1 - sparsity_pct / 100, compress_accesses=ACCESSES, compress_kernels=KERNELS,

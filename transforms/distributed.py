@@ -1,10 +1,10 @@
-"""Distributed: train the recorded model on `workers` machines at once, with an all-reduce for every gradient bucket.
+"""Distributed: train on `workers` machines with an all-reduce for each gradient bucket (DDP).
 
 Source: Daydream (USENIX ATC 2020) §5.1, §6.5 and Algorithm 6; PyTorch's DistributedDataParallel (its documentation,
         and reducer.cpp for the rule of the buckets); nccl-tests, doc/PERFORMANCE.md (a ring all-reduce of S bytes
         among n takes 2 (n - 1) / n S / bandwidth) plus a latency for each of its 2 (n - 1) steps; docs/cluster.md.
 Model:  gradients finish in the recorded order, with the last backward work of their layer; each is copied into its
-        bucket (25 MiB, the first 1 MiB, or `bucket_mb` for all, or as the recording tells), a bucket that is full is
+        bucket (25 MiB, the first 1 MiB, or `bucket_mb` for all, or as recorded), a bucket that is full is
         all-reduced on the network, in order, beside the backward pass (overlap=false: behind it), and behind that pass
         every sum is copied back before the update. Calls and copies cost the CPU and the GPU their time; `sync` puts a
         synchronisation before each call; compress=fp16 is DDP's hook: casts around half the bytes. From a CPU gloo
@@ -18,12 +18,12 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.buckets import bucket_of, step_gradients
-from whatif.models.collective_tasks import communicates
-from whatif.models.compression import exchange_cast
-from whatif.models.data_parallel import all_reduce_buckets, as_workers
-from whatif.units import Bandwidth
+from whatif.models import Bandwidth
+from whatif.models.exchange.buckets import bucket_of, step_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.compression import exchange_cast
+from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
+from whatif.models.exchange.network_options import network_of
 
 
 def transform(
@@ -42,17 +42,17 @@ def transform(
     compress: str = "none",
     sync: bool = False,
 ) -> TaskGraph:
-    """Put the buckets of DDP into every step; `gradient_mb` where the recording does not tell the gradients."""
+    """Put the buckets of DDP into every step; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "distributed", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if compress not in ("none", "fp16"):
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
     if communicates(graph):
-        return graph.note(
-            "distributed: the steps communicate already, so they are of one worker of several; nothing changes"
+        return graph.unchanged(
+            "distributed: the steps communicate already, so they belong to one of several workers; nothing changes"
         )
     if network.workers == 1:
-        return graph.note("distributed: one worker has nobody to exchange gradients with; nothing changes")
+        return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
     if sync and not graph.on_gpu.any():
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
     gradients = step_gradients(graph, gradient_mb, "distributed")

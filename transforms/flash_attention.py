@@ -1,4 +1,4 @@
-"""FlashAttention: one kernel for each attention instead of products, softmax, mask and dropout apart.
+"""FlashAttention: replace the separate kernels of each attention by one fused kernel.
 
 Source: Dao et al., "FlashAttention", NeurIPS 2022; Dao, "FlashAttention-2", 2023 (50 to 73 % of the A100's peak);
         torch.nn.functional.scaled_dot_product_attention.
@@ -6,17 +6,16 @@ Model:  a product, a softmax and a product, with what works element by element b
         do the four products around the softmax of the backward pass; their launches go. The kernel's time is that of
         the recorded operations (a fourth more backward, for the scores that are made again) at the share of the peak
         that the papers report, half-way to that of the recorded products where these are slower, as small ones are
-        (whatif/models/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they took:
-        compose `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out. The
-        memory is without the scores. Ignored: how large a head may be, copies that give the operands their layout.
+        (whatif/models/kernels/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they
+        took: compose `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out.
+        The memory is without the scores. Ignored: how large a head may be, copies that give the operands their layout.
 Effort: small: scaled_dot_product_attention in the model, or attn_implementation="sdpa" where a library offers it.
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.kernels import KernelFamily
-from whatif.models.attention import fuse, fused_attention, unfused_attention
-from whatif.models.half_precision import is_half
-from whatif.models.memory_effects import change_memory, without_scores
+from whatif.models import KernelFamily, change_memory, without_scores
+from whatif.models.durations.half_precision import is_half
+from whatif.models.kernels.attention import fuse, fused_attention, unfused_attention
 
 
 def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
@@ -24,7 +23,7 @@ def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
     found = unfused_attention(graph)
     if not found:
         if (graph.family == KernelFamily.ATTENTION).any():
-            return graph.note("flash_attention: the attention is fused already; nothing changes")
+            return graph.unchanged("flash_attention: the attention is fused already; nothing changes")
         compiled = "compiled" in graph.info.execution
         raise WhatifError(
             "flash_attention: expected GPU kernels of an attention (product, softmax, product), got none in "
@@ -37,6 +36,6 @@ def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
     if not half:
         graph = graph.note(
             "flash_attention: the products are not in half precision, which FlashAttention needs, so this is PyTorch's "
-            "memory-efficient kernel; `whatif apply amp flash_attention` tells of the real one"
+            "memory-efficient kernel; `whatif apply amp flash_attention` predicts FlashAttention itself"
         )
     return graph.note(f"flash_attention: {len(found)} kernels instead of {replaced}")

@@ -3,22 +3,23 @@
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA Transformer Engine, "Using FP8 with
         Transformer Engine" (linear layers only, delayed scaling).
 Model:  the products of the forward and the backward pass, but for those of an attention, by their own roofline at the
-        fp8 peak (whatif/models/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with launches:
-        casts of input and weight before each forward product, of the gradient before every other backward one, each of
-        a third of the product's traffic, and once a pass the update of the scales (whatif/models/fp8.py). All else
-        stays, so from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that are no multiple
-        of 16, which fp8 cannot multiply; what an fp8 result would save of the memory.
+        fp8 peak (whatif/models/durations/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with
+        launches: casts of input and weight before each forward product, of the gradient before every other backward
+        one, each of a third of the product's traffic, and once a pass the update of the scales
+        (whatif/models/kernels/fp8.py). All else stays, so from fp32 compose `amp` before this one for what is not
+        linear. Ignored: shapes that are no multiple of 16, which fp8 cannot multiply; what an fp8 result would save of
+        the memory.
 Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
 """
 
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.kernels import DTYPES
-from whatif.models.estimator import check_units, put
-from whatif.models.fp8 import add_fp8_casts, linear_products, operand_bytes
-from whatif.models.memory_effects import not_modelled
-from whatif.models.precision import in_precision, with_dtype
+from whatif.graph.kernels import DTYPES
+from whatif.models import not_modelled
+from whatif.models.durations.estimator import check_units, put
+from whatif.models.durations.precision import in_precision, with_dtype
+from whatif.models.kernels.fp8 import add_fp8_casts, linear_products, operand_bytes
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
@@ -37,7 +38,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     if not faster.any():
         already = (graph.dtype[products] == DTYPES.index("fp8")).any()
         why = "the linear layers run in it already" if already else "no product gets faster"
-        return graph.note(f"fp8: {why}; nothing changes")
+        return graph.unchanged(f"fp8: {why}; nothing changes")
     read = operand_bytes(graph)
     changed = add_fp8_casts(with_dtype(put(graph, products, estimates), faster, "fp8"), faster, read)
     return not_modelled(changed, "fp8")

@@ -1,4 +1,4 @@
-"""FSDP: train on `workers` machines that keep a part of the parameters each, and gather a unit's when it works.
+"""FSDP: shard parameters among `workers` machines, and gather those of a unit when it runs.
 
 Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.
         fsdp (fully_shard of torch 2.13; FullyShardedDataParallel); Rajbhandari et al., "ZeRO", SC 2020, stage 3.
@@ -17,11 +17,11 @@ Effort: medium: torch.distributed.fsdp.fully_shard on each block and on the mode
 from typing import Literal
 
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.buckets import step_gradients
-from whatif.models.collective_tasks import communicates
-from whatif.models.sharding import FullSharding, fully_sharded
-from whatif.units import Bandwidth, Size
+from whatif.models import Bandwidth, Size
+from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.sharding import FullSharding, fully_sharded
 
 
 def transform(
@@ -42,15 +42,15 @@ def transform(
     half: bool = False,
     gradient_mb: float | None = None,
 ) -> TaskGraph:
-    """Gather and scatter every unit; `gradient_mb` where the recording does not tell the gradients."""
+    """Gather and scatter every unit; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "fsdp", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
     if not 1 <= limit <= 1000:
         raise WhatifError(f"fsdp: expected a limit of 1 unit or more, got {limit}.")
     if communicates(graph):
-        return graph.note("fsdp: the steps exchange gradients already; nothing changes")
+        return graph.unchanged("fsdp: the steps exchange gradients already; nothing changes")
     if network.workers == 1:
-        return graph.note("fsdp: one worker has nobody to share its parameters with; nothing changes")
+        return graph.unchanged("fsdp: one worker has no other to share its parameters with; nothing changes")
     how = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0)
     return fully_sharded(
         graph, "fsdp", step_gradients(graph, gradient_mb, "fsdp"), network, how, unit,

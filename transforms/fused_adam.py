@@ -14,19 +14,16 @@ Effort: small: fused=True (or foreach=True) where the optimizer is made.
 
 from typing import Literal
 
-from whatif import TaskGraph, WhatifError
-from whatif.models.estimator import Source
-from whatif.models.memory_effects import change_memory, updated_as
-from whatif.models.optimizer import (
+from whatif import Change, TaskGraph, WhatifError
+from whatif.models import change_memory, implementation, step_kernels, updated_as
+from whatif.models.durations.estimator import Source
+from whatif.models.kernels.optimizer import (
     batch_update,
     fuse_update,
-    implementation,
     measured_update_ratio,
     n_operations,
     scale_update,
-    step_kernels,
 )
-from whatif.models.update_in_backward import PIECE_NAME
 
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.
@@ -43,8 +40,8 @@ def transform(
     graph: TaskGraph, *, to: Literal["fused", "foreach"] = "fused", speedup: float | None = None
 ) -> TaskGraph:
     """Replace the update phase of every step; `speedup` of the kernels, if known, instead of the traffic model."""
-    if PIECE_NAME in graph.names:
-        return graph.note(
+    if Change.UPDATES_IN_BACKWARD in graph.info.changes:
+        return graph.unchanged(
             "fused_adam: put it before optimizer_in_backward, which has split the update; nothing changes"
         )
     if speedup is not None:

@@ -1,4 +1,4 @@
-"""Gist: feature maps are kept in an encoded form between their forward and their backward use.
+"""Gist: store feature maps encoded between their forward and backward use.
 
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018; Daydream (USENIX ATC
         2020) §5.1 and Algorithm 11. The default sparsity is what a mean compression of 2.6 leaves that stores zeros as
@@ -15,10 +15,10 @@ Effort: medium: torch.autograd.graph.saved_tensors_hooks with encoding kernels o
 
 from typing import Literal
 
-from whatif import TaskGraph, WhatifError
-from whatif.models.encodings import ENCODE_NAME, encode, encodings
-from whatif.models.feature_maps import input_bytes, keep_less, keeps_input
-from whatif.models.layer_calls import layer_calls
+from whatif import Change, TaskGraph, WhatifError
+from whatif.models import layer_calls
+from whatif.models.layers.encodings import encode, encodings
+from whatif.models.layers.feature_maps import input_bytes, keep_less, keeps_input
 
 # Of values of 32 bits, of which a bit each remains for the zeros: 1 - (1 / 2.6 - 1 / 32).
 SPARSITY = 0.65
@@ -31,8 +31,8 @@ def transform(
     """Encode and decode; `sparsity` is the share of zeros behind a ReLU."""
     if not 0 <= sparsity <= 1:
         raise WhatifError(f"gist: expected a sparsity from 0 to 1, got {sparsity}.")
-    if ENCODE_NAME in graph.names:
-        return graph.note("gist: feature maps are encoded already; nothing changes")
+    if Change.ENCODES in graph.info.changes:
+        return graph.unchanged("gist: feature maps are encoded already; nothing changes")
     calls = layer_calls(graph)
     size_bytes, keeps = input_bytes(graph, calls), keeps_input(graph, calls)
     maps = encodings(graph, calls, size_bytes, keeps, sparsity=sparsity, lossy_bytes=LOSSY_BYTES[lossy])

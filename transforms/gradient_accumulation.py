@@ -1,4 +1,4 @@
-"""Gradient accumulation: what if several forward and backward passes were made for each update?
+"""Gradient accumulation: run several forward and backward passes for each update.
 
 Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is kept as it is, every later one is
         added to it; Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform", §III (a step is its passes
@@ -12,9 +12,8 @@ Effort: small: several backward passes before optimizer.step(), the loss divided
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.batch import with_batch_size, with_work
-from whatif.models.gradients import add_gradients, backward_ends
-from whatif.models.memory_effects import accumulated, change_memory
+from whatif.models import accumulated, add_gradients, backward_ends, change_memory, with_batch_size
+from whatif.models.durations.work_done import with_work
 
 
 def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:

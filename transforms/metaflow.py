@@ -1,13 +1,13 @@
-"""MetaFlow: a policy removes layers, gives them another size, or merges several into one.
+"""MetaFlow: remove, resize or merge layers, as a policy file says.
 
 Source: Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow), MLSys 2019; Daydream
         (USENIX ATC 2020) §5.1 and Algorithm 9.
 Model:  a removed layer takes its kernels along, forward and backward, the calls and the Python around them (Algorithm 9
-        selects GPU tasks; their launches go with them either way) and, where the recording tells gradients, its part of
+        selects GPU tasks; their launches go with them either way) and, if the recording has gradients, its part of
         the update. A scaled layer's kernels take `factor` of their time. Merged layers become the first of them, which
         takes `factor` of the time of all. The factors are the policy's own: they come from profiling the new layers, or
-        from their FLOPs. Of a layer that gets other `sizes` (out_channels = 128) the op database tells the ratio of new
-        to recorded operator on the recorded device (docs/device.md). What lies inside a layer that is named goes with
+        from their FLOPs. Of a layer that gets other `sizes` (out_channels = 128) the op database gives the ratio of new
+        to recorded operator on the recorded device (docs/device.md). The layers inside a named layer go with
         it. Ignored: what the neighbours of a changed layer gain or lose by it.
 
         With a mapping instead of a file it is the cost model of a search, which needs one reading of the recording:
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from whatif import TaskGraph, WhatifError
-from whatif.models.change_layers import merge_layers, remove_layers, resize_layers, scale_layers
-from whatif.models.policy import FORM, Policy, Resolved
+from whatif.models import merge_layers, remove_layers, resize_layers, scale_layers
+from whatif.models.layers.policy import FORM, Policy, Resolved
 
 
 def transform(graph: TaskGraph, *, policy: Path | Mapping[str, Any] | None = None) -> TaskGraph:

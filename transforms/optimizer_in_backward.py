@@ -1,4 +1,4 @@
-"""Optimizer in the backward pass: update each parameter as soon as its gradient is there, and free the gradient.
+"""Optimizer in the backward pass: update each parameter when its gradient is ready, and free the gradient.
 
 Source: PyTorch, "How to save memory by fusing an optimizer step into the backward pass" (tutorial, 2023), with
         torch.Tensor.register_post_accumulate_grad_hook; Lv et al., "Full Parameter Fine-tuning for Large Language
@@ -7,25 +7,29 @@ Model:  every parameter has an optimizer of its own. The update's kernels move b
         layer that owns the parameter, with their share of the recorded time by bytes of gradients (a fifth either
         way); one that worked on lists of tensors works on each alone, one start and one launch for each operation. A
         call of such an optimizer takes the CPU 110 us more (50 to 200) for each parameter, on the thread that runs
-        the backward pass. Gradients no longer live together, which the memory tells. Ignored: caches.
+        the backward pass. Gradients no longer live together, which lowers the peak. Ignored: caches.
 Effort: small: a hook on each parameter that steps and clears; no clipping by global norm, no GradScaler.
 """
 
-from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.models.gradients import gradients
-from whatif.models.memory_effects import change_memory, updated_in_backward
-from whatif.models.optimizer import step_kernels
-from whatif.models.update_in_backward import PIECE_NAME, needs_all_gradients, update_in_pieces
+from whatif import Change, TaskGraph, TaskKind, WhatifError
+from whatif.models import (
+    change_memory,
+    gradients,
+    needs_all_gradients,
+    step_kernels,
+    update_in_pieces,
+    updated_in_backward,
+)
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Move the update of every step into its backward pass."""
-    if PIECE_NAME in graph.names:
-        return graph.note("optimizer_in_backward: the update runs in the backward pass already; nothing changes")
+    if Change.UPDATES_IN_BACKWARD in graph.info.changes:
+        return graph.unchanged("optimizer_in_backward: the update runs in the backward pass already; nothing changes")
     where = graph.info.path or "this recording"
     if gradients(graph) is None:
         raise WhatifError(
-            f"optimizer_in_backward: expected a recording that tells its gradients, got {where} without; record it "
+            f"optimizer_in_backward: expected a recording with its gradients, got {where} without; record it "
             "with `whatif collect`."
         )
     if not step_kernels(graph).any():
@@ -42,6 +46,6 @@ def transform(graph: TaskGraph) -> TaskGraph:
         )
     changed, n_pieces = update_in_pieces(graph)
     if changed is graph:
-        return graph.note("optimizer_in_backward: no step has both gradients and an update; nothing changes")
+        return graph.unchanged("optimizer_in_backward: no step has both gradients and an update; nothing changes")
     changed = change_memory(changed, updated_in_backward)
     return changed.note(f"optimizer_in_backward: the update becomes {n_pieces} pieces of the backward pass")

@@ -1,4 +1,4 @@
-"""P3: train with parameter servers that are sent slices of gradients, those of the first layers first.
+"""P3: train with parameter servers, sending slices of gradients of the first layers first.
 
 Source: Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training", MLSys 2019 (slices of
         50,000 parameters; MXNet's P3Store cuts at 40,000); Daydream (USENIX ATC 2020) §5.1, §6.6 and Algorithm 7.
@@ -19,13 +19,18 @@ Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS,
 import numpy as np
 
 from whatif import Frontier, TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.buckets import step_gradients
-from whatif.models.collective_tasks import communicates
-from whatif.models.data_parallel import as_workers
-from whatif.models.parameter_server import push_and_pull, server_arrays, server_slices, without_update
-from whatif.models.priority import by_priority
-from whatif.units import Bandwidth, Size
+from whatif.models import Bandwidth, Size
+from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.data_parallel import as_workers
+from whatif.models.exchange.network_options import network_of
+from whatif.models.exchange.parameter_server import (
+    push_and_pull,
+    server_arrays,
+    server_slices,
+    without_update,
+)
+from whatif.models.exchange.priority import by_priority
 
 # The paper's cluster has four machines.
 WORKERS, SLICE = 4, Size("200kB")
@@ -44,14 +49,14 @@ def transform(
     priority: bool = True,
     gradient_mb: float | None = None,
 ) -> TaskGraph:
-    """Push and pull every gradient; `gradient_mb` where the recording does not tell the gradients."""
+    """Push and pull every gradient; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "p3", workers=WORKERS if workers is None and cluster is None else workers,
                          bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table)  # fmt: skip
     if network.workers < 2 or not (servers is None or 1 <= servers <= 100_000):
         got = f"{network.workers} and {servers}"
         raise WhatifError(f"p3: expected 2 workers or more and from 1 to 100,000 servers, got {got}.")
     if communicates(graph):
-        return graph.note("p3: the steps exchange their gradients already; nothing changes")
+        return graph.unchanged("p3: the steps exchange their gradients already; nothing changes")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, "p3")
     if len(np.unique(gradients.step)) < 2:

@@ -1,4 +1,4 @@
-"""Parameter server: workers push their gradients to servers, which add them up, update, and send the weights back.
+"""Parameter server: push gradients to servers, which add them up, update, and send the weights back.
 
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Pei et al., "Iteration
         Time Prediction for CNN in Multi-GPU Platform", IEEE Access 2019, §III D (a server on the CPU: copies over
@@ -17,12 +17,12 @@ Effort: large: parameter servers, as MXNet's KVStore, BytePS or torch.distribute
 import numpy as np
 
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.buckets import step_gradients
-from whatif.models.collective_tasks import communicates
-from whatif.models.data_parallel import as_workers
-from whatif.models.parameter_server import push_and_pull, server_arrays, without_update
-from whatif.units import Bandwidth
+from whatif.models import Bandwidth
+from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.data_parallel import as_workers
+from whatif.models.exchange.network_options import network_of
+from whatif.models.exchange.parameter_server import push_and_pull, server_arrays, without_update
 
 
 def transform(
@@ -38,7 +38,7 @@ def transform(
     sync: bool = True,
     gradient_mb: float | None = None,
 ) -> TaskGraph:
-    """Push, reduce and pull every gradient; `gradient_mb` where the recording does not tell the gradients."""
+    """Push, reduce and pull every gradient; set `gradient_mb` if the recording lacks the gradients."""
     name = "parameter_server"
     network = network_of(graph, name, workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          table=table)  # fmt: skip
@@ -48,7 +48,7 @@ def transform(
     if not 1 <= gpus_per_link <= 64:
         raise WhatifError(f"{name}: expected from 1 to 64 GPUs on a link to the host, got {gpus_per_link}.")
     if communicates(graph):
-        return graph.note(f"{name}: the steps exchange their gradients already; nothing changes")
+        return graph.unchanged(f"{name}: the steps exchange their gradients already; nothing changes")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, name)
     if len(np.unique(gradients.step)) < 2:

@@ -1,10 +1,10 @@
-"""Pipeline: cut the recorded model into stages on several GPUs, which pass micro-batches to one another.
+"""Pipeline: split the model into stages on several GPUs, which pass micro-batches on.
 
 Source: Huang et al., "GPipe", NeurIPS 2019 (`gpipe`, its bubble of (p - 1) / m, `recompute`); Narayanan et al.,
         "PipeDream", SOSP 2019, and "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021
         (`1f1b` with a flush; `interleaved`: `chunks` parts a stage, bubble (p - 1) / (v m)).
 Model:  the layers are cut, between blocks that repeat, where the slowest stage or message is fastest (exact). A pass
-        of a micro-batch takes what the law of `batch_size` says of 1 / `micro_batches` of the recorded batch, its
+        of a micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
         launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
         two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
         A pass is one task of a CPU and one of a GPU: name what changes kernels first and `pipeline` last. Ignored:
@@ -16,13 +16,18 @@ Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the mod
 from typing import Literal
 
 from whatif import TaskGraph
-from whatif.cluster.options import network_of
-from whatif.models.collective_tasks import communicates
-from whatif.models.gradients import add_gradients
-from whatif.models.pipeline import pipelined
-from whatif.models.pipeline_plan import by_stage, check_counts, described, plan, with_stage_memory
-from whatif.models.pipeline_schedule import order
-from whatif.units import Bandwidth
+from whatif.models import Bandwidth, add_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.pipeline import pipelined
+from whatif.models.parallel.pipeline_plan import (
+    by_stage,
+    check_counts,
+    described,
+    plan,
+    with_stage_memory,
+)
+from whatif.models.parallel.pipeline_schedule import order
 
 
 def transform(
@@ -39,7 +44,7 @@ def transform(
     cluster: str | None = None,
     table: str | None = None,
 ) -> TaskGraph:
-    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut, where no recording tells it."""
+    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size."""
     chunks = chunks if schedule == "interleaved" else 1
     check_counts(graph, stages, micro_batches, chunks)
     orders = order(schedule, stages, micro_batches, chunks)
@@ -47,9 +52,11 @@ def transform(
         graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
     )
     if communicates(graph):
-        return graph.note("pipeline: the steps communicate already, so they are of one of several; nothing changes")
+        return graph.unchanged(
+            "pipeline: the steps communicate already, so they belong to one of several stages; nothing changes"
+        )
     if stages == 1:
-        return graph.note("pipeline: one stage has nobody to pass anything to; nothing changes")
+        return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
     graph = add_gradients(graph, micro_batches - 1)
     planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
     update = by_stage(planned.shares, stages)

@@ -1,4 +1,4 @@
-"""Restructured batch normalization: fused with the convolutions around it, the activation behind it with them.
+"""Restructured batch normalization: fuse it with the surrounding convolutions and the next activation.
 
 Source: Daydream (USENIX ATC 2020) §5.1 and Algorithm 5; Jung et al., "Restructuring Batch Normalization to Accelerate
         CNN Training", MLSys 2019.
@@ -17,10 +17,8 @@ from typing import Literal
 import numpy as np
 
 from whatif import Phase, TaskGraph
-from whatif.kernels import KernelFamily
-from whatif.models.estimator import Estimates, Source, put
-from whatif.models.layer_calls import Role, layer_calls
-from whatif.models.memory_effects import not_modelled
+from whatif.models import CallRole, KernelFamily, layer_calls, not_modelled
+from whatif.models.durations.estimator import Estimates, Source, put
 
 NORM_RATIO = 1 / 2
 # Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).
@@ -34,12 +32,12 @@ def transform(graph: TaskGraph, *, activations: Literal["after_norm", "all"] = "
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
     norm = worker & passes & (graph.family == KernelFamily.NORMALIZATION)
     if not norm.any():
-        return graph.note("rebatchnorm: the recording has no batch normalization; nothing changes")
+        return graph.unchanged("rebatchnorm: the recording has no batch normalization; nothing changes")
     if DONE in graph.attached:
-        return graph.note("rebatchnorm: the batch normalization is restructured already; nothing changes")
+        return graph.unchanged("rebatchnorm: the batch normalization is restructured already; nothing changes")
     calls = layer_calls(graph)
-    relu = (calls.role == Role.ACTIVATION) & ~calls.backward
-    behind_norm = relu & (np.append(calls.role, -1)[calls.before] == Role.NORMALIZATION)
+    relu = (calls.role == CallRole.ACTIVATION) & ~calls.backward
+    behind_norm = relu & (np.append(calls.role, -1)[calls.before] == CallRole.NORMALIZATION)
     gone = calls.tasks(relu if activations == "all" else behind_norm)
 
     # What the removal may gain less than all of it is time that its normalization may take longer.

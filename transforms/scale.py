@@ -1,4 +1,4 @@
-"""Scale: what if some tasks took a different time, or none at all?
+"""Scale: multiply the durations of some tasks by a factor.
 
 Source: Daydream (USENIX ATC 2020) §4.4, the shrink / scale primitive; Curtsinger and Berger, "COZ: Finding Code that
         Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.

@@ -1,4 +1,4 @@
-"""Straggler: train with workers of which some are slower, or all of which vary from step to step.
+"""Straggler: train with some slower workers, or with workers whose speed varies by step.
 
 Source: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, §1 (all wait for the slowest); David and Nagaraja,
         "Order Statistics", 2003, §2.1 (the slowest of n).
@@ -15,9 +15,10 @@ Effort: none: a hypothetical question.
 from typing import Literal
 
 from whatif import TaskGraph, TaskKind, WhatifError
-from whatif.models.collective_tasks import recorded_workers, workers_of
-from whatif.models.replicate import classes, compute_tasks
-from whatif.models.stragglers import worker_classes
+from whatif.models.exchange.collective_tasks import recorded_workers
+from whatif.models.exchange.replicate import classes, compute_tasks
+from whatif.models.exchange.stragglers import worker_classes
+from whatif.simulation.transfers import workers_of
 
 ACROSS_RANKS = True  # it makes several ranks of one
 
@@ -31,7 +32,7 @@ def transform(
     what: Literal["all", "gpu", "cpu"] = "all",
     jitter_pct: float = 0.0,
 ) -> TaskGraph:
-    """Let this worker wait for slower ones; `workers` is told by what put the communication in, or the recording."""
+    """Make this worker wait for slower ones; `workers` defaults to that of the communication."""
     if not 1 <= slowdown <= 1000:
         raise WhatifError(f"straggler: expected a slowdown from 1 to 1,000, got {slowdown}.")
     if not 0 <= jitter_pct <= 200:
@@ -42,8 +43,8 @@ def transform(
         raise WhatifError("straggler: expected the steps of one worker, got those of several, whose pace is known.")
     if not (graph.kind == TaskKind.COMMUNICATION).any():
         raise WhatifError(
-            "straggler: expected steps that communicate, so that somebody waits, got none; name what makes them "
-            "communicate first, as in `whatif apply distributed straggler TRACE`."
+            "straggler: expected steps that communicate, got none; first name a transform that adds "
+            "communication, as in `whatif apply distributed straggler TRACE`."
         )
     told = int(workers_of(graph).max(initial=0)) or recorded_workers(graph)
     together = workers or told or count + 1
@@ -56,7 +57,7 @@ def transform(
         raise WhatifError(f"straggler: expected a recording with work of the {what}, got one without; try what=all.")
     found = worker_classes(together, count if slowdown > 1 else 0, slowdown, jitter_pct)
     if len(found) == 1:
-        return graph.note("straggler: all workers are equally fast, so nobody waits; nothing changes")
+        return graph.unchanged("straggler: all workers are equally fast, so none waits; nothing changes")
     mean, low, high = zip(*found, strict=True)
     return classes(graph, mean, low=low, high=high, what=what).note(
         f"straggler: the slowest of {together} workers takes {max(mean):.3g} times as long as this one"

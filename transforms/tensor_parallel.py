@@ -1,27 +1,32 @@
-"""Tensor parallel: cut each block of a transformer across `workers` GPUs, which sum up twice forward and backward.
+"""Tensor parallel: split each transformer block across `workers` GPUs, with two all-reduces per pass.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
         section 3 (columns, then rows; the operators f and g; two all-reduces forward and two backward a block).
 Model:  the parts of a block are found by the shapes of its linear layers in the order of their calls: what widens the
         stream (query, key and value; up, gate) is cut by columns, what is back at its width by rows, and all between
-        does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/batch.py: start-up stays,
-        and kernels that leave the GPU half empty gain less). Normalization, dropout and sums of the stream stay whole.
-        Behind a part's last product, and behind its first one's backward work, an activation of the stream is
-        all-reduced, which the next kernel waits for. The update works on the parameters that are left. Launches and
-        calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that gives its words
-        are cut too, but not the loss behind them. The batch is that of all workers together; for several such groups,
-        on another network, name distributed, zero or fsdp behind this one, and activation_checkpoint as well.
-        Ignored: overlap of the backward all-reduce with the gradients of the weights (later Megatron), sequence
-        parallel, blocks that are called twice in a pass. In the range: 34 % more than theory (Daydream §6.5).
+        does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/kernels/batch.py:
+        start-up stays, and kernels that leave the GPU half empty gain less). Normalization, dropout and sums of the
+        stream stay whole. Behind a part's last product, and behind its first one's backward work, an activation of the
+        stream is all-reduced, which the next kernel waits for. The update works on the parameters that are left.
+        Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
+        gives its words are cut too, but not the loss behind them. The batch is that of all workers together; for
+        several such groups, on another network, name distributed, zero or fsdp behind this one, and
+        activation_checkpoint as well. Ignored: overlap of the backward all-reduce with the gradients of the weights
+        (later Megatron), sequence parallel, blocks that are called twice in a pass. In the range: 34 % more than theory
+        (Daydream §6.5).
 Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), or Megatron-LM's layers; NVLink.
 """
 
-from whatif import TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.collective_tasks import communicates
-from whatif.models.segments import RECOMPUTED_NAME
-from whatif.models.tensor_parallel import check_divides, find_split, is_split, split_blocks
-from whatif.units import Bandwidth
+from whatif import Change, TaskGraph, WhatifError
+from whatif.models import Bandwidth
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.tensor_parallel import (
+    check_divides,
+    find_split,
+    is_split,
+    split_blocks,
+)
 
 # What a GPU of an A100 node sends over NVLink, one direction (NVIDIA A100 data sheet: 600 GB/s both ways).
 NVLINK, NVLINK_LATENCY_US = Bandwidth("300GB/s"), 3.0
@@ -46,12 +51,12 @@ def transform(
     network = network_of(graph, "tensor_parallel", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if network.workers == 1:
-        return graph.note("tensor_parallel: one worker has nobody to share its blocks with; nothing changes")
+        return graph.unchanged("tensor_parallel: one worker has no other to share its blocks with; nothing changes")
     if is_split(graph):
-        return graph.note("tensor_parallel: the model is cut across workers already; nothing changes")
+        return graph.unchanged("tensor_parallel: the model is cut across workers already; nothing changes")
     if communicates(graph):
         raise WhatifError("tensor_parallel: expected steps that do not communicate yet; name it before distributed.")
-    if RECOMPUTED_NAME in graph.names:
+    if Change.RECOMPUTES in graph.info.changes:
         raise WhatifError("tensor_parallel: expected steps that recompute nothing; name it before the checkpoints.")
     split = find_split(graph, layers, vocabulary=vocabulary)
     check_divides(split.parts[: split.n_blocks], network.workers)

@@ -3,17 +3,17 @@
 Source: NVIDIA, "A100 Tensor Core GPU Architecture" (TF32 reads and writes fp32); PyTorch, "CUDA semantics", section
         TensorFloat-32 on Ampere and later devices (convolutions use it by default, matrix products do not).
 Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by their own roofline at
-        the TF32 peak (whatif/models/precision.py): their operands stay 4 bytes, so that memory bounds them as before. A
-        convolution whose kernel does not say fp32 runs in TF32 already on a device that has it, as cuDNN does by
-        default. Nothing else changes, no cast is added. Ignored: another kernel choice.
+        the TF32 peak (whatif/models/durations/precision.py): their operands stay 4 bytes, so that memory bounds them as
+        before. A convolution whose kernel does not say fp32 runs in TF32 already on a device that has it, as cuDNN does
+        by default. Nothing else changes, no cast is added. Ignored: another kernel choice.
 Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
 """
 
 import numpy as np
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models.estimator import check_units, put
-from whatif.models.precision import in_precision, with_dtype, with_told_precision
+from whatif.models.durations.estimator import check_units, put
+from whatif.models.durations.precision import in_precision, with_dtype, with_told_precision
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
@@ -26,6 +26,6 @@ def transform(graph: TaskGraph) -> TaskGraph:
     faster = np.zeros(len(graph), dtype=np.bool_)
     faster[work] = estimates.duration_ns < graph.duration_ns[work]
     if not faster.any():
-        return graph.note("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
+        return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
     return with_dtype(put(graph, work, estimates), faster, "tf32")

@@ -1,4 +1,4 @@
-"""vDNN: feature maps wait for their backward work in host memory, so that a larger batch fits.
+"""vDNN: keep feature maps in host memory until the backward pass, so that a larger batch fits.
 
 Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
         MICRO 2016; Daydream (USENIX ATC 2020) §5.1 and Algorithm 10.
@@ -15,25 +15,30 @@ Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and
 import numpy as np
 
 from whatif import Frontier, TaskGraph, WhatifError
-from whatif.graph import matching
-from whatif.models.feature_maps import input_bytes, keep_less, keeps_input
-from whatif.models.layer_calls import Role, layer_calls
-from whatif.models.offload import PREFETCH, held_back, offload, plan
+from whatif.graph.task_graph import matching
+from whatif.models import CallRole, layer_calls
+from whatif.models.layers.feature_maps import input_bytes, keep_less, keeps_input
+from whatif.models.layers.offload import (
+    PREFETCH,
+    held_back,
+    offload,
+    plan,
+)
 
 MOST_MB = 1e6
 
 
 def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: float | None = None) -> TaskGraph:
-    """Offload and prefetch; `mb` is the size of each feature map where the recording does not tell it."""
+    """Offload and prefetch; `mb` is the size of each feature map if the recording lacks it."""
     if not graph.on_gpu.any():
-        raise WhatifError("vdnn: expected a recording of a GPU, got one of a CPU, whose memory is the host's already.")
+        raise WhatifError("vdnn: expected a recording of a GPU, got one of a CPU, whose memory already is the host's.")
     if PREFETCH in graph.attached:
-        return graph.note("vdnn: feature maps are offloaded already; nothing changes")
+        return graph.unchanged("vdnn: feature maps are offloaded already; nothing changes")
     if mb is not None and not 0 < mb <= MOST_MB:
         raise WhatifError(f"vdnn: expected mb above 0 and up to {MOST_MB:,.0f}, got {mb}.")
     calls = layer_calls(graph)
     if layers in ("conv", "all"):
-        chosen = keeps_input(graph, calls) & ((calls.role == Role.CONVOLUTION) | (layers == "all"))
+        chosen = keeps_input(graph, calls) & ((calls.role == CallRole.CONVOLUTION) | (layers == "all"))
     else:
         chosen = ~calls.backward & matching(graph.layers, rf"^(?:{layers})$")[calls.layer] & (calls.layer > 0)
     if not chosen.any():

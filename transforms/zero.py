@@ -1,4 +1,4 @@
-"""ZeRO: train on `workers` machines that keep a part of the optimizer's state, of the gradients, of the parameters.
+"""ZeRO: shard optimizer state, gradients and parameters among `workers` machines.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (figure 1:
         memory; section 7: 2, 2 and 3 times the parameters are communicated); DeepSpeed's configuration of its stages.
@@ -14,11 +14,11 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 """
 
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.options import network_of
-from whatif.models.buckets import step_gradients
-from whatif.models.collective_tasks import communicates
-from whatif.models.sharding import FullSharding, fully_sharded, sharded_gradients
-from whatif.units import Bandwidth, Size
+from whatif.models import Bandwidth, Size
+from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
 
 BUCKET = Size("25MiB")
 
@@ -37,15 +37,15 @@ def transform(
     overlap: bool = True,
     gradient_mb: float | None = None,
 ) -> TaskGraph:
-    """Share what the stage says; `gradient_mb` where the recording does not tell the gradients."""
+    """Shard the state of the stage; set `gradient_mb` if the recording lacks the gradients."""
     if stage not in (1, 2, 3):
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
     if communicates(graph):
-        return graph.note("zero: the steps exchange gradients already; nothing changes")
+        return graph.unchanged("zero: the steps exchange gradients already; nothing changes")
     if network.workers == 1:
-        return graph.note("zero: one worker has nobody to share its state with; nothing changes")
+        return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
     gradients = step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())

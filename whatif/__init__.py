@@ -1,4 +1,4 @@
-"""Says what a change would do to your DNN training before you make it: a trace-driven what-if profiler.
+"""Predict what a change would do to your DNN training, before you make it: a trace-driven what-if profiler.
 
     graph = whatif.read("trace.json.gz")
     print(whatif.apply(graph, "amp").speedup)
@@ -9,53 +9,90 @@ The public names load on first use, so that ``import whatif`` costs nothing.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from whatif.graph.notebook_view import VIEWS
 
 if TYPE_CHECKING:
     from whatif.errors import WhatifError
-    from whatif.graph import GraphInfo, TaskGraph
+    from whatif.graph.insert import NewTasks
+    from whatif.graph.selection import Selection
+    from whatif.graph.task_graph import GraphInfo, TaskGraph
+    from whatif.graph.types import (
+        Anchor,
+        Change,
+        Dependencies,
+        DependencyKind,
+        Phase,
+        TaskKind,
+        Thread,
+        ThreadKind,
+    )
+    from whatif.ingest.ranks.read import read_ranks
     from whatif.ingest.read import read
-    from whatif.insert import NewTasks
-    from whatif.predict import Prediction, apply
-    from whatif.ranks.read import read_ranks
-    from whatif.simulator import Frontier, simulate, simulate_scenarios
-    from whatif.timeline import Timeline
-    from whatif.transform import Transform, load_transform
-    from whatif.types import Anchor, Dependencies, DependencyKind, Phase, TaskKind, Thread, ThreadKind
+    from whatif.prediction.predict import Prediction, apply
+    from whatif.prediction.transform import Transform, load_transform
+    from whatif.simulation.simulator import Frontier, simulate, simulate_scenarios
+    from whatif.simulation.timeline import Timeline
 
 _HOME = {
     "read": "whatif.ingest.read",
-    "read_ranks": "whatif.ranks.read",
-    "simulate": "whatif.simulator",
-    "simulate_scenarios": "whatif.simulator",
-    "load_transform": "whatif.transform",
-    "apply": "whatif.predict",
-    "Prediction": "whatif.predict",
-    "TaskGraph": "whatif.graph",
-    "GraphInfo": "whatif.graph",
-    "Timeline": "whatif.timeline",
-    "Transform": "whatif.transform",
-    "Frontier": "whatif.simulator",
-    "NewTasks": "whatif.insert",
-    "TaskKind": "whatif.types",
-    "Phase": "whatif.types",
-    "DependencyKind": "whatif.types",
-    "Dependencies": "whatif.types",
-    "Anchor": "whatif.types",
-    "Thread": "whatif.types",
-    "ThreadKind": "whatif.types",
+    "read_ranks": "whatif.ingest.ranks.read",
+    "simulate": "whatif.simulation.simulator",
+    "simulate_scenarios": "whatif.simulation.simulator",
+    "load_transform": "whatif.prediction.transform",
+    "apply": "whatif.prediction.predict",
+    "Prediction": "whatif.prediction.predict",
+    "TaskGraph": "whatif.graph.task_graph",
+    "GraphInfo": "whatif.graph.task_graph",
+    "Timeline": "whatif.simulation.timeline",
+    "Transform": "whatif.prediction.transform",
+    "Frontier": "whatif.simulation.simulator",
+    "NewTasks": "whatif.graph.insert",
+    "Selection": "whatif.graph.selection",
+    "TaskKind": "whatif.graph.types",
+    "Phase": "whatif.graph.types",
+    "DependencyKind": "whatif.graph.types",
+    "Dependencies": "whatif.graph.types",
+    "Anchor": "whatif.graph.types",
+    "Change": "whatif.graph.types",
+    "Thread": "whatif.graph.types",
+    "ThreadKind": "whatif.graph.types",
     "WhatifError": "whatif.errors",
 }
 
 __all__ = [
     "read", "read_ranks", "simulate", "simulate_scenarios", "load_transform", "apply", "Prediction", "TaskGraph",
     "GraphInfo", "Timeline", "Transform", "Frontier", "NewTasks", "TaskKind", "Phase", "DependencyKind", "Dependencies",
-    "Anchor", "Thread", "ThreadKind", "WhatifError",
+    "Anchor", "Thread", "ThreadKind", "Change", "Selection", "WhatifError",
 ]  # fmt: skip
-__version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from whatif.output_file import VERSION
+
+        return VERSION
     if name not in _HOME:
         raise AttributeError(f"module 'whatif' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def _draw(function: str, shown: Any) -> str:
+    draw: Callable[[Any], str] = getattr(importlib.import_module("whatif.report.notebook"), function)
+    return draw(shown)
+
+
+# A notebook shows these by whatif.report.notebook, which nothing below the report may import.
+VIEWS.update(
+    TaskGraph=partial(_draw, "graph_html"),
+    Timeline=partial(_draw, "timeline_html"),
+    Prediction=partial(_draw, "prediction_html"),
+    Sweep=partial(_draw, "sweep_html"),
+)

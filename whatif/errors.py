@@ -1,5 +1,20 @@
 """The one exception that carries a sentence meant for the user."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class WhatifError(Exception):
-    """Could not do it. The message is one sentence: expected, got, where, what to do."""
+    """An error with a message for the user, one sentence: expected, got, where, what to do."""
+
+
+@contextmanager
+def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterator[None]:
+    """Raise one of ``errors`` inside as WhatifError: ``sentence``, then what the error says, then the ``hint``."""
+    try:
+        yield
+    except errors as error:
+        lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
+        raise WhatifError(f"{sentence}, got '{lines[0][:120]}'{hint}.") from error

@@ -5,16 +5,17 @@ What is there already is replaced only where it is an older file of the same kin
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from whatif.errors import WhatifError
-from whatif.ranks.files import SUFFIXES
+from whatif.errors import WhatifError, expecting
 
+# Which whatif wrote a file; pyproject.toml reads it from here.
+VERSION = "0.1.0"
+# What recordings end in; other files in a folder of recordings are none.
+RECORDING_SUFFIXES = (".json", ".json.gz", ".sqlite")
 # What lies there is the kernel's: a file renamed onto one of its names would take the place of a device or a link.
 NO_STORAGE = (Path("/dev"), Path("/proc"))
 # What Linux follows before it calls a chain of links endless.
@@ -50,7 +51,7 @@ def file_beside(path: str | Path, trace: str | Path) -> Path:
     A folder of several ranks is the traces in it.
     """
     target, told = output_file(path), Path(trace)
-    files = [file for file in told.iterdir() if file.name.endswith(SUFFIXES)] if told.is_dir() else [told]
+    files = [file for file in told.iterdir() if file.name.endswith(RECORDING_SUFFIXES)] if told.is_dir() else [told]
     if target.exists() and any(file.is_file() and target.samefile(file) for file in files):
         raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
     return target
@@ -74,6 +75,9 @@ def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool
 
 def _start(path: Path) -> bytes | None:
     """The first bytes of a file; None where it cannot be read: nobody can tell what would be lost."""
+    import gzip  # not for `whatif --help`
+    import zlib
+
     try:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
@@ -93,13 +97,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = output_file(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    another = "; free some space or name another"
     try:
-        yield part
-        os.replace(part, target)
-    except OSError as error:
-        raise WhatifError(
-            f"{path}: expected to write the file, got '{error.strerror or error}'; free some space or name another."
-        ) from error
+        with expecting(f"{path}: expected to write the file", OSError, hint=another):
+            yield part
+            os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 

@@ -4,19 +4,7 @@ import ctypes
 import functools
 import re
 
-# Both tables are read off Kineto's own traces.
-COPY_KINDS = {
-    "HTOD": "HtoD",
-    "DTOH": "DtoH",
-    "HTOA": "HtoA",
-    "ATOH": "AtoH",
-    "ATOA": "AtoA",
-    "ATOD": "AtoD",
-    "DTOA": "DtoA",
-    "DTOD": "DtoD",
-    "HTOH": "HtoH",
-    "PTOP": "PtoP",
-}
+# Read off Kineto's own traces, as is the spelling of a copy's kind: `HtoD` for `HTOD`.
 SYNC_KINDS = {
     "EVENT_SYNCHRONIZE": "Event Sync",
     "STREAM_WAIT_EVENT": "Stream Wait Event",
@@ -24,6 +12,7 @@ SYNC_KINDS = {
     "CONTEXT_SYNCHRONIZE": "Context Sync",
 }
 
+_COPY_KIND = re.compile(r"([HDAP])TO([HDAP])")
 # An API's name ends in the CUDA version that introduced it; `_v2` and `_ptsz` belong to the name.
 _API_VERSION = re.compile(r"_v\d{4,5}$")
 
@@ -35,7 +24,8 @@ def api_name(callback_name: str) -> str:
 
 def copy_name(copy_kind: str, source_kind: str, target_kind: str) -> str:
     """Return `Memcpy HtoD (Pageable -> Device)` for the names of CUPTI's copy kind and its two memory kinds."""
-    return f"Memcpy {COPY_KINDS.get(copy_kind, 'Unknown')} ({_words(source_kind)} -> {_words(target_kind)})"
+    kind = "to".join(known.groups()) if (known := _COPY_KIND.fullmatch(copy_kind)) else "Unknown"
+    return f"Memcpy {kind} ({_words(source_kind)} -> {_words(target_kind)})"
 
 
 def memset_name(memory_kind: str) -> str:

@@ -8,12 +8,16 @@ would find nothing in the others.
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .names import copy_name, memset_name, overhead_name, sync_name
 
 # What a synchronisation record says where it has no stream or no event: all bits set.
 _NONE = 2**32 - 1
+_GPU_TASK = attrgetter("start", "end", "device_id", "context_id", "stream_id", "correlation_id")
+_GRID, _BLOCK = attrgetter("grid_x", "grid_y", "grid_z"), attrgetter("block_x", "block_y", "block_z")
+_CALL = attrgetter("cbid", "start", "end", "process_id", "thread_id", "correlation_id")
 
 
 class KernelRow(NamedTuple):
@@ -139,22 +143,10 @@ class Records:
                 take(record)
 
     def _kernel(self, record: Any) -> None:
-        self.kernels.append(
-            KernelRow(
-                record.name,
-                record.start,
-                record.end,
-                record.device_id,
-                record.context_id,
-                record.stream_id,
-                record.correlation_id,
-                (record.grid_x, record.grid_y, record.grid_z),
-                (record.block_x, record.block_y, record.block_z),
-                record.registers_per_thread,
-                record.static_shared_memory + record.dynamic_shared_memory,
-                record.graph_node_id,
-            )
-        )
+        shared_bytes = record.static_shared_memory + record.dynamic_shared_memory
+        registers, node = record.registers_per_thread, record.graph_node_id
+        launched = (_GRID(record), _BLOCK(record), registers, shared_bytes, node)
+        self.kernels.append(KernelRow._make((record.name, *_GPU_TASK(record), *launched)))
 
     def _copy(self, record: Any) -> None:
         memory = self._memory_kind
@@ -165,45 +157,16 @@ class Records:
         self._moved(record, True, memset_name(self._memory_kind.get(record.memory_kind, "Unknown")))
 
     def _moved(self, record: Any, is_memset: bool, name: str) -> None:
-        self.copies.append(
-            CopyRow(
-                is_memset,
-                name,
-                record.start,
-                record.end,
-                record.device_id,
-                record.context_id,
-                record.stream_id,
-                record.correlation_id,
-                record.bytes,
-            )
-        )
+        self.copies.append(CopyRow._make((is_memset, name, *_GPU_TASK(record), record.bytes)))
 
     def _call(self, is_driver: bool, record: Any) -> None:
-        self.calls.append(
-            CallRow(
-                is_driver,
-                record.cbid,
-                record.start,
-                record.end,
-                record.process_id,
-                record.thread_id,
-                record.correlation_id,
-            )
-        )
+        self.calls.append(CallRow(is_driver, *_CALL(record)))
 
     def _sync(self, record: Any) -> None:
-        self.syncs.append(
-            SyncRow(
-                sync_name(self._sync_kind.get(record.type, "")),
-                record.start,
-                record.end,
-                record.context_id,
-                _known(record.stream_id),
-                _known(record.cuda_event_id),
-                record.correlation_id,
-            )
-        )
+        name = sync_name(self._sync_kind.get(record.type, ""))
+        stream, event = _known(record.stream_id), _known(record.cuda_event_id)
+        row = SyncRow(name, record.start, record.end, record.context_id, stream, event, record.correlation_id)
+        self.syncs.append(row)
 
     def _event(self, record: Any) -> None:
         self.events.append(EventRow(record.context_id, record.event_id, record.stream_id, record.correlation_id))

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.types import Float64
 from whatif.opdb.trees import LEAF
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

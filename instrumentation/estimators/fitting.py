@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.described import FAMILIES
+from whatif.graph.types import Float64
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.features import FEATURES_VERSION
 from whatif.opdb.index import index_of
@@ -20,14 +22,12 @@ from whatif.opdb.law import fit_law
 from whatif.opdb.learned import MODEL_VERSION, ModelFacts, Source
 from whatif.opdb.roofline import FLOOR_S
 from whatif.opdb.rows import joined, measurements
-from whatif.opdb.schema import FAMILIES
 from whatif.opdb.trees import Forest, forest_of
 from whatif.opdb.work import work
 
 from .boosting import Settings, fit_trees
 from .samples import Kind, Sample
 
-Float64 = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
 Said = Callable[[str], None]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb import devices
 from whatif.opdb.features import LEARNABLE, Sheet, features, reference_s, sheet_of
 from whatif.opdb.keys import held_out
@@ -18,8 +19,6 @@ from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.quarantine import Aside, set_aside
 from whatif.opdb.rows import Operators, Rows, joined
 from whatif.opdb.work import work
-
-Float64 = npt.NDArray[np.float64]
 
 # A CPU, or a GPU without a data sheet, is one "SM", and its second-level cache our estimate; its rates are fitted.
 _UNKNOWN_CACHE_MBYTE = 32.0

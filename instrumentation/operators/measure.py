@@ -1,26 +1,17 @@
 """Has operators measured by another process, and starts it again without the operator that ended it."""
 
-import json
 import os
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from whatif.errors import WhatifError
 
-from ..kept_memory import KEEP_FREED_MEMORY
+from ..line_process import EndedError, LineProcess
 from .recording import Operator
 
 # The job that is no operator.
 UPDATES = -1
-# Nothing takes so long between two answers: the slowest start loads CUDA's libraries, the slowest operator is
-# given up after its second call.
-SILENCE_S = 90.0
 CRASHED = "ended the measuring process"
 TRANSFERS = "copies between host and GPU"
 
@@ -62,8 +53,8 @@ def measure_operators(
     while jobs:
         begun: int | None = None
         waiting = len(jobs)
-        with tempfile.TemporaryFile() as log:
-            for message in _answers({**request, "jobs": jobs}, log):
+        try:
+            for message in _answers({**request, "jobs": jobs}):
                 if "machine" in message:
                     _check_machine(metadata, message["machine"])
                 elif "begin" in message:
@@ -75,13 +66,14 @@ def measure_operators(
                     on_job(message["job"])
                 elif "end" in message:
                     return measured
-            said = last_line(log)
+        except EndedError as error:
+            said = str(error)
         if begun is None and len(jobs) < waiting:  # A device that had failed ended it between two jobs.
             continue
         if begun is None:
             raise WhatifError(
                 "expected a process that measures operators, got one that ended or fell silent before the first;"
-                f" its last line: {said or 'none'}."
+                f" its last line: {said}."
             )
         jobs.remove(begun)
         measured.skipped[begun] = CRASHED
@@ -109,40 +101,11 @@ def _check_machine(metadata: dict[str, Any], machine: dict[str, Any]) -> None:
         )
 
 
-def _answers(request: dict[str, Any], log: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Run one process and yield what it tells; it is ended where it falls silent. What else it prints goes to `log`."""
+def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run one process and yield what it tells. Raises EndedError where it ends or falls silent."""
     threads = request["metadata"].get("threads")
-    # As in a training loop that has warmed up: otherwise an operator would pay for the page faults of its results.
-    environment = {**os.environ, **KEEP_FREED_MEMORY}
-    if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
-        environment["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, "-m", f"{__package__}.worker"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=copy_lines, args=(process.stdout, lines), daemon=True).start()
-        try:
-            with process.stdin:
-                json.dump(request, process.stdin)
-            while line := lines.get(timeout=SILENCE_S):
-                yield json.loads(line)
-        except (queue.Empty, BrokenPipeError):
-            return
-        finally:
-            process.kill()
-
-
-def last_line(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
-
-
-def copy_lines(source: Any, lines: "queue.SimpleQueue[str]") -> None:
-    for line in source:
-        if line.endswith("\n"):  # Else the process ended while it wrote.
-            lines.put(line)
-    lines.put("")
+    usable = type(threads) is int and 0 < threads <= (os.cpu_count() or 1)
+    with LineProcess(f"{__package__}.worker", threads=threads if usable else None) as process:
+        process.ask(request)
+        while True:
+            yield process.answer()

@@ -4,21 +4,11 @@ import math
 
 import torch
 
+from ..trace_module.spelling import DTYPES_BY_NAME
 from .calls import Argument, Call, TensorSpec
 
-_DTYPES = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "c10::BFloat16": torch.bfloat16,
-    "c10::Half": torch.float16,
-    "long int": torch.int64,
-    "long": torch.int64,
-    "int": torch.int32,
-    "short": torch.int16,
-    "signed char": torch.int8,
-    "unsigned char": torch.uint8,
-    "bool": torch.bool,
-}
+# The recorder of a CPU writes "long" and "short" as well.
+_DTYPES = DTYPES_BY_NAME | {"long": torch.int64, "short": torch.int16}
 # Variances and their inverses, by argument; and operators of which the input may not be negative.
 _POSITIVE_ARGUMENTS = frozenset({"running_var", "save_invstd", "save_var", "rstd"})
 _POSITIVE_OPERATORS = frozenset({"sqrt", "sqrt_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "pow"})

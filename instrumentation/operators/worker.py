@@ -9,13 +9,13 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..line_process import answering
 from ..metadata import describe_environment
 from .calls import Call, NotReplayable
 from .measure import UPDATES
@@ -158,16 +158,8 @@ def limit_address_space() -> None:
 
 def main() -> None:
     """Serve one request."""
-    # Whatever libraries print goes elsewhere.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    warnings.simplefilter("ignore")
-    request = json.load(sys.stdin)
+    tell = answering()
+    request = json.loads(sys.stdin.readline())
     if request["cuda"] and not torch.cuda.is_available():
         tell({"machine": {"gpu": None}})
         return

@@ -4,10 +4,8 @@ Reads JSON lines from standard input, first who it is and then what to run, and 
 """
 
 import json
-import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,12 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..line_process import answering
 from ..operators.timing import cpu_clock, cuda_clock
+from ..trace_module.spelling import DTYPES_BY_NAME
 
-_DTYPES = {
-    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
-    "signed char": torch.int8, "long int": torch.int64,
-}  # fmt: skip
 # A rank that waits longer for the others has lost them.
 TIMEOUT = timedelta(seconds=60)
 
@@ -47,7 +43,7 @@ def _answer(job: dict[str, Any], device: torch.device, ranks: int) -> dict[str, 
     clock = cuda_clock if device.type == "cuda" else cpu_clock(0)
     found = []
     try:
-        call = _call(job["name"], job["elements"], _DTYPES[job["type"]], device, ranks)
+        call = _call(job["name"], job["elements"], DTYPES_BY_NAME[job["type"]], device, ranks)
 
         def chain() -> None:
             for _ in range(job["calls"]):
@@ -66,13 +62,11 @@ def main() -> None:
     """Serve one parent until it closes the pipe."""
     # Ctrl-C reaches the whole group of processes; the parent decides, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
+    tell = answering()
     setup = json.loads(sys.stdin.readline())
     torch.set_num_threads(1)
     # Before the group is made: that takes all ranks, and the parent starts one after the other.
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    tell({"ready": True})
     is_cuda = setup["device"] == "cuda"
     device = torch.device("cuda", setup["rank"]) if is_cuda else torch.device("cpu")
     if is_cuda:
@@ -84,7 +78,7 @@ def main() -> None:
         "nccl" if is_cuda else "gloo", store=meeting, rank=setup["rank"], world_size=setup["ranks"], timeout=TIMEOUT
     )
     for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line), device, setup["ranks"])), file=answers, flush=True)
+        tell(_answer(json.loads(line), device, setup["ranks"]))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
-from whatif.opdb.schema import DTYPE_BYTES
+from whatif.graph.described import DTYPE_BYTES, Described
 
 from .process import MeasuringProcess, Way
 
@@ -70,9 +68,7 @@ class RankGroup:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:

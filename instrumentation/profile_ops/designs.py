@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described, describe, describe_other
+from whatif.graph.described import Described
+from whatif.ingest.operator_calls import describe, describe_other
 
 from ..operators.calls import BF16, FP32, Argument, Call, NotReplayable
 from ..operators.measure import TRANSFERS
 from ..operators.recording import Operator, distinct_operators
 from ..operators.schema import resolve
 from ..operators.variants import stays_fp32
+from ..recording_file import read_json
 from .spelled import Spelled
 from .visits import Question
 
@@ -29,7 +28,6 @@ _NUMBERS = {FP16: "5", FP32: "6", BF16: "15"}
 _PRODUCTS = ("matmul", "conv")
 # They hand on to an operator that the database knows by its own name.
 _HANDED_ON = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax", "aten::batch_norm"})
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question], Counter[str]]:
@@ -50,12 +48,7 @@ def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        said = getattr(error, "strerror", None) or type(error).__name__
-        raise WhatifError(f"{path}: expected a recording or a trace of torch.profiler, got '{said}'.") from error
+    trace, _ = read_json(path, "a recording or a trace of torch.profiler")
     if not isinstance(trace, dict):
         raise WhatifError(f"{path}: expected a recording or a trace of torch.profiler, got another file.")
     return trace

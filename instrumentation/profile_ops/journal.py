@@ -8,15 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import msgspec
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import FAMILIES, Described
 from whatif.opdb.provenance import Device, Environment, Method, Origin
-from whatif.opdb.schema import FAMILIES
 
 from .pace import sensitivity
 from .visits import Visit, Visited
@@ -68,9 +66,7 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def keep(self, what: Described, answer: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import subprocess
 
 import torch
 
@@ -13,11 +12,9 @@ from whatif.errors import WhatifError
 from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 
-from ..gpu_clocks import describe_clocks
+from ..gpu_clocks import describe_clocks, power_limit_watt
 from ..metadata import describe_environment
 from .process import Way
-
-_TIMEOUT_S = 10
 
 
 def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:
@@ -34,7 +31,7 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
         framework="pytorch", framework_version=str(said["torch"]), os=platform.system(), cpu=said["cpu"],
         threads=None if is_cuda else way.threads, cuda=said["cuda"],
         cudnn=None if said["cudnn"] is None else str(said["cudnn"]),
-        driver=describe_clocks()[1] if is_cuda else None, power_limit_watt=_power_limit_watt() if is_cuda else None,
+        driver=describe_clocks()[1] if is_cuda else None, power_limit_watt=power_limit_watt() if is_cuda else None,
     )  # fmt: skip
     # A GPU is sent ahead of its launches; on a CPU the call from Python is part of each time.
     method = Method(name=way.method, includes_launch=not is_cuda, cache=way.cache)
@@ -54,14 +51,3 @@ def clocks_note() -> str | None:
     units = {"sm_mhz": "MHz SM", "memory_mhz": "MHz memory", "power_w": "W", "temperature_c": "C"}
     told = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
     return f"after the last operator: {', '.join(told)}" if told else None
-
-
-def _power_limit_watt() -> float | None:
-    command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    command += [f"--id=GPU-{uuid}"] if uuid is not None else []
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
-        return float(found.stdout.split("\n")[0])
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.rows import Operators, Rows
 from whatif.opdb.store import Store
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
 from whatif.output_file import replacing

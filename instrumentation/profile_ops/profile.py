@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
+from whatif.graph.described import Described
 from whatif.opdb.importers.described import operators_of, rows_of
 from whatif.opdb.importers.found import Found
-from whatif.opdb.importers.torch_operators import Described
 from whatif.opdb.importing import add_found
 from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Origin

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.store import Store
 
 from .collectives import LAYOUTS, SIZES_BYTES, collective_design

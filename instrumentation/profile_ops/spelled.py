@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from whatif.opdb.importers.torch_operators import Described
-from whatif.opdb.schema import DTYPE_BYTES, TWO_TENSORS
+from whatif.graph.described import DTYPE_BYTES, TWO_TENSORS, Described
 from whatif.opdb.work import output_size
 
 from ..operators.calls import NotReplayable

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from whatif.graph.described import Described
 from whatif.opdb.importers.described import Timed
-from whatif.opdb.importers.torch_operators import Described
 
+from ..line_process import EndedError
 from .collectives import RankGroup
 from .pace import COMPUTES, sensitivity
-from .process import EndedError, MeasuringProcess, Way
+from .process import MeasuringProcess, Way
 from .spelled import Spelled
 
 # Operators that are visited in turns; so many take half a minute on a CPU: what disturbs a visit is over at the next.

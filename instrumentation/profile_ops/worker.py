@@ -6,16 +6,15 @@ Reads JSON lines from standard input, first how to measure and then one call eac
 import gc
 import itertools
 import json
-import os
 import signal
 import sys
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ..gpu_rates import fp32_products
+from ..line_process import answering
 from ..operators.calls import NotReplayable
 from ..operators.replay import copies_of, make_replay
 from ..operators.schema import resolve
@@ -94,16 +93,13 @@ def main() -> None:
     """Serve one parent until it closes the pipe."""
     # Ctrl-C reaches the whole group of processes; the parent decides, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whatever libraries print goes elsewhere.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
+    tell = answering()
     torch.manual_seed(0)
     gc.disable()  # Its pauses would fall into somebody's time.
     worker = _Worker(json.loads(sys.stdin.readline()))
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    tell({"ready": True})
     for line in sys.stdin:
-        print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
+        tell(worker.answer(json.loads(line)))
 
 
 if __name__ == "__main__":

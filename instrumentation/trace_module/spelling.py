@@ -10,6 +10,7 @@ TYPE_NAMES = {
     torch.int32: "int", torch.int16: "short int", torch.int8: "signed char", torch.uint8: "unsigned char",
     torch.bool: "bool", torch.complex64: "c10::complex<float>",
 }  # fmt: skip
+DTYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 
 
 def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[str], list[str]]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from whatif.errors import WhatifError
-from whatif.operator_graph.operations import OperatorGraph
-from whatif.types import Phase
+from whatif.from_module.operations import OperatorGraph
+from whatif.graph.types import Phase
 
 from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whatif.errors import WhatifError
-from whatif.operator_graph.operations import Allocation, LayerCall, Operation
-from whatif.types import Phase
+from whatif.from_module.operations import Allocation, LayerCall, Operation
+from whatif.graph.types import Phase
 
 from ..layers import named_layers
 from .known_values import KnownValues

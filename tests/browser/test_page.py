@@ -16,6 +16,8 @@ from tests.helpers import need, write_trace
 from tests.report_page import Page
 from whatif.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 # What a browser needs for a handler is reported and bounded generously: the machine may be busy.
 SLOWEST_MS = 2_000
 # Rows of a table that are shown at first.

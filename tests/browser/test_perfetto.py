@@ -15,6 +15,8 @@ from tests.browser.perfetto import Perfetto, opened
 from tests.helpers import launched, write_trace
 from whatif.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("注意力::前向", "größe µs", 'a "quoted" \\ name', "</script>", "line\nend")
 

@@ -12,6 +12,8 @@ from tests.cli.test_report import many
 from whatif.report.html.facts import gather
 from whatif.report.html.page import page
 
+pytestmark = pytest.mark.slow
+
 # From an event to the next frame. Measured: 5 to 20 ms of CPU time on a small machine.
 MOST_MS = 100
 ROUNDS = 5

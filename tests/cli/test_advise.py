@@ -66,7 +66,7 @@ def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = found["advice"][0]
     assert f"1 {first['what_ifs'][0]} {first['gain_pct']:.1f} %" in flat
     assert "Does not apply" in text
-    assert "Not tried, being questions and nothing to switch on: bandwidth" in flat
+    assert "Not tried, because these are questions, not optimizations: bandwidth" in flat
     assert "peak memory" not in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 
@@ -137,7 +137,7 @@ def test_memory_that_a_what_if_does_not_model_is_not_shown_as_unchanged(
     assert "not modelled" in alone[0]
     assert any(", in part" in line for line in lines)
     in_part = next(e for e in found["combinations"] if "gradient_accumulation" in e["what_ifs"])
-    assert in_part["reason"].endswith("; the peak is told without compile")
+    assert in_part["reason"].endswith("; the peak does not model compile")
 
 
 def test_the_advice_is_the_same_every_time(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_info_shows_all_four_steps_and_explains(trace: str, capsys: pytest.Captu
     assert "recorded 0.1000 ms" in text
     assert "replayed 0.1000 ms" in text
     assert "calibrated 0.0800 ms" in text
-    assert "are the profiler's own (5.00 µs an event, measured with the recording) and are taken out" in text
+    assert "are the profiler's overhead (5.00 µs an event, measured with the recording) and are removed" in text
     assert main(["info", trace, "--no-calibration"]) == 0
     text = capsys.readouterr().out
     assert "calibrated" not in text

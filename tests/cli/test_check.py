@@ -88,7 +88,7 @@ def test_another_batch_is_seen_in_the_flops(shared_traces: Path, capsys: pytest.
     """Nobody told these batches, and the host-bound spans are equally long: 8 samples, then 64."""
     small, large = (str(shared_traces / "harryjmoss-a100-batch" / f"bs{n}.run0.pt.trace.json.gz") for n in (8, 64))
     assert main(["check", "--baseline", small, large]) == 1
-    assert "not comparable: batch size: not told → 8 times as large, by its FLOPs" in capsys.readouterr().out
+    assert "not comparable: batch size: not recorded → 8 times as large, by its FLOPs" in capsys.readouterr().out
     assert main(["check", "--baseline", small, small]) == 0
 
 
@@ -97,7 +97,7 @@ def test_a_batch_that_one_side_tells_is_doubted(tmp_path: Path, capsys: pytest.C
     content = json.loads(Path(slower(tmp_path, "branch.json", 1)).read_text())
     told = write_trace(tmp_path / "told.json", content["traceEvents"], whatif={"batch_size": 16})
     assert main(["check", "--baseline", baseline, str(told)]) == 0
-    assert "only B tells its batch size (16): whether it is the same is not known" in capsys.readouterr().err
+    assert "only B has its batch size (16): whether it is the same is not known" in capsys.readouterr().err
 
 
 def test_real_recordings(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +117,7 @@ def test_a_slower_machine_is_suspected(own_traces: Path, capsys: pytest.CaptureF
     assert "the machine may have been slower, and not the program" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damage_is_told_and_never_a_traceback(tmp_path: Path) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     whole = Path(slower(tmp_path, "branch.json", 1)).read_bytes()

@@ -16,6 +16,8 @@ from whatif.cli import collect
 from whatif.cli.main import main
 from whatif.errors import WhatifError
 
+pytestmark = pytest.mark.slow
+
 if os.environ.get("WHATIF_STRICT") == "1":
     importlib.import_module("torch")
 else:

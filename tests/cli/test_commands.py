@@ -170,7 +170,7 @@ def test_a_broken_plug_in_does_not_hide_the_others(
         def load(self) -> None:
             raise RuntimeError("no such library")
 
-    monkeypatch.setattr("whatif.plug_ins.entry_points", lambda group: [Point()])
+    monkeypatch.setattr("whatif.prediction.plug_ins.entry_points", lambda group: [Point()])
     text = output(capsys, "transforms")
     assert "broken (plug-in)" in text
     assert "it cannot be imported: RuntimeError: no such library" in " ".join(text.split())
@@ -189,7 +189,7 @@ def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.C
     assert report(capsys, "info", close)["trust"].startswith("sound: ")
     slowed = recorded(tmp_path / "slowed.json", untraced_step_ms={"median": 0.5})
     trust = report(capsys, "info", slowed)["trust"]
-    assert trust.startswith("sound as far as it goes: the replay meets")
+    assert trust.startswith("sound, with doubts: the replay meets")
     assert trust.endswith("but the profiler made the step 2.0 times as long.")
     unexplained = report(capsys, "info", slowed)["calibration"]["reason"]
     assert "the GPU's work bounds it" in unexplained

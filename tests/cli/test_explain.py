@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.helpers import CPU, STREAM, Build
-from whatif.explain import LAG, critical_path_times, explain
-from whatif.kernels import KernelFamily
-from whatif.predict import Baseline
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.types import Phase, TaskKind
+from whatif.prediction.predict import Baseline
+from whatif.questions.explain import LAG, critical_path_times, explain
 from whatif.report.text import print_explanation
-from whatif.simulator import simulate
-from whatif.types import Phase, TaskKind
+from whatif.simulation.simulator import simulate
 
 MS = 1_000_000
 
@@ -77,7 +77,7 @@ def one(kind: TaskKind, length_ms: int) -> Build:
     ("kind", "begins"),
     [
         (TaskKind.DATA_LOADING, "loading-bound: the span waits for its data for 9.00 of 10.00 ms (90 %)"),
-        (TaskKind.WAIT, "waiting: the span stands still for 9.00 of 10.00 ms (90 %)"),
+        (TaskKind.WAIT, "waiting: the span is idle for 9.00 of 10.00 ms (90 %)"),
         (TaskKind.GAP, "host-bound: "),
     ],
 )

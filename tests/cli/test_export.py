@@ -22,11 +22,11 @@ from tests.helpers import CPU, STREAM, Build, equal, launched, write_trace
 from tests.trace_event_format import check_trace_events
 from whatif.cli.main import main
 from whatif.errors import WhatifError
-from whatif.predict import Baseline, apply
+from whatif.graph.types import TaskKind, Thread, ThreadKind
+from whatif.prediction.predict import Baseline, apply
 from whatif.report.perfetto import write_perfetto
 from whatif.report.task_changes import task_changes
-from whatif.simulator import simulate
-from whatif.types import TaskKind, Thread, ThreadKind
+from whatif.simulation.simulator import simulate
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def test_changes_are_told_apart() -> None:
     assert was == became
     fewer = graph.remove(graph.select(name="^c$"))
     was, became = task_changes(graph, fewer)
-    assert was[graph.select(name="^c$").argmax()] == "removed"
+    assert was[graph.select(name="^c$").ids[0]] == "removed"
     assert set(became) <= {"same", "changed"}
     was, became = task_changes(fewer, graph)
     assert "added" in became
@@ -291,7 +291,7 @@ def test_a_schedule_of_its_own_is_kept_as_an_order(own_traces: Path, tmp_path: P
 
 def test_counters_show_memory_and_links(own_traces: Path, tmp_path: Path) -> None:
     """The fullest moment drawn is the peak; what a link moved, rate by time, is what its transfers hold."""
-    from whatif.memory import peak
+    from whatif.graph.memory import peak
 
     baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
     prediction = apply(baseline, "distributed:workers=2,bandwidth=1Gbps")
@@ -415,9 +415,9 @@ def test_events_are_written_as_they_are_made(tmp_path: Path) -> None:
     program = f"""
 import resource, numpy as np
 from tests.helpers import CPU, STREAM, Build
-from whatif.edit import columns_of
+from whatif.graph.edit import columns_of
 from whatif.report.perfetto import write_perfetto
-from whatif.simulator import simulate
+from whatif.simulation.simulator import simulate
 build = Build(CPU, STREAM)
 for i in range(1000):
     build.launch(10, 100, "a kernel with a name of usual length, void at::native::elementwise_kernel<4>")

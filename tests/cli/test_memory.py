@@ -15,9 +15,9 @@ from tests.helpers import launched, mark, need, op, write_trace
 from tests.memory_steps import drawn
 from tests.memory_traces import METADATA, NODE, two_linear_layers
 from whatif.cli.main import main
-from whatif.memory import peak
-from whatif.memory_summary import largest_that_fits
-from whatif.models.memory_effects import with_batch
+from whatif.graph.memory import peak
+from whatif.models.layers.memory_effects import with_batch
+from whatif.questions.memory_summary import largest_that_fits
 
 KEYS = {
     "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers", "timeline",
@@ -147,9 +147,9 @@ def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytes
 @pytest.mark.parametrize(
     ("device", "caveat"),
     [
-        ({}, "The recording does not tell its parameters and optimizer state: they are not counted."),
+        ({}, "The recording lacks its parameters and optimizer state: they are not counted."),
         ({"device_type": 1, "held": 5000}, "with gradients that stay they are part of the rest."),
-        ({"shapes": True}, "they are the weights that its operators use, and the state is what SGD keeps unless"),
+        ({"shapes": True}, "they are the weights that its operators use, and the state is what SGD keeps by default"),
     ],
 )
 def test_unknown_parameters_are_told(

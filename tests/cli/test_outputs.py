@@ -13,6 +13,8 @@ from tests.helpers import write_trace
 from whatif.cli.main import main
 from whatif.output_file import replaceable_file
 
+pytestmark = pytest.mark.slow
+
 PRECIOUS = b'{"schemaVersion": 1, "traceEvents": [], "mine": "a recording that took a night"}'
 
 
@@ -52,7 +54,7 @@ def test_only_its_own_kind_is_replaced(
 
 
 def test_a_measured_recording_is_never_replaced_by_a_predicted_one(own_traces: Path, tmp_path: Path) -> None:
-    from whatif.operator_graph.recording import is_predicted
+    from whatif.from_module.recording import is_predicted
 
     kept = tmp_path / "kept.json.gz"
     shutil.copy(own_traces / "transformer_cpu.json.gz", kept)

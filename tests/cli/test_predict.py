@@ -12,6 +12,8 @@ import pytest
 from tests.helpers import need
 from whatif.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
 TWO = f"{MODELS}:TwoLinear"
 RESNET = f"{MODELS}:resnet50"

@@ -57,7 +57,7 @@ def test_a_thread_tells_its_own_work_whatever_its_rank(files: list[str], capsys:
         assert row["cpu_ms"] >= row["critical_ms"] > 0
         assert row["tasks_per_step"] > 0
     assert main(["explain", *files]) == 0
-    assert "a thread its own" in " ".join(capsys.readouterr().out.split())
+    assert "a thread shows its own" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import whatif
 from tests.helpers import launched, mark, op, write_trace
-from whatif.baseline import Baseline
 from whatif.cli.main import main
 from whatif.errors import WhatifError
-from whatif.hardware import gpu_names
-from whatif.recommend.prices import Prices, parse_prices, read_prices
-from whatif.recommend.ranking import recommend
+from whatif.hardware.gpu import gpu_names
+from whatif.prediction.baseline import Baseline
+from whatif.questions.recommend.prices import Prices, parse_prices, read_prices
+from whatif.questions.recommend.ranking import recommend
 
 VGG = Path("triosim-vgg13-h100") / "vgg13_bs512_adam.json.gz"
 PRICES = """
@@ -130,7 +130,7 @@ def test_a_step_that_does_not_fit_is_left_out(
     assert "left out T4: needs " in out
     assert "has 16" in out
     assert "epoch (h)" not in out
-    assert "does not tell its batch" in out
+    assert "lacks its batch size" in out
 
 
 def test_an_epoch_costs_its_steps(shared_traces: Path) -> None:

@@ -19,14 +19,14 @@ from tests.cli.test_report_commands import commands_of
 from tests.helpers import CPU, STREAM, Build, write_trace
 from tests.report_page import Page, resources, unpacked
 from whatif import WhatifError
-from whatif.baseline import Baseline
 from whatif.cli.main import main
-from whatif.memory_summary import memory_summary
-from whatif.predict import apply
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import apply
+from whatif.questions.memory_summary import memory_summary
 from whatif.report.html import timeline
 from whatif.report.html.facts import gather, without_folders
 from whatif.report.html.page import page
-from whatif.steps import window_ns
+from whatif.simulation.steps import window_ns
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202egnirts\x1b[31m😀 & \"quoted\" 'single'"
 
@@ -138,7 +138,7 @@ def test_ranges_and_sources_of_every_prediction_are_told(transformer: tuple[Page
     assert labels == {f"made made-{made}" for made in ("measured", "simulated", "predicted", "estimated")}
     told = held.tables["t-alone"].column(-1)
     assert "by" in told["amp:target=bf16"].text or "alone" in told["amp:target=bf16"].text
-    assert "What each takes off the step" in held.text
+    assert "Gain of each what-if" in held.text
     assert "Alone they add up to" in held.text
 
 
@@ -164,7 +164,7 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
 def test_what_is_no_step_is_not_called_one(tmp_path: Path, shared_traces: Path, trace: Path) -> None:
     """Three steps are told as one span, and the page says so; five are told as steps."""
     found = written(tmp_path, shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
-    assert "it holds 3 steps, and the time of a step is told from 4 on" in found.text
+    assert "it holds 3 steps, and the time of a step is reported from 4 steps on" in found.text
     assert found.tables["t-quality"].rows[0][0].text == "recorded span"
     for said in ("a step takes", "Where the step goes", "recorded step", "ms a step", "a step, task by task"):
         assert said not in found.text
@@ -393,10 +393,10 @@ def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) 
 def test_waiting_that_nothing_explains_is_not_laid_to_the_cpu(tmp_path: Path, shared_traces: Path) -> None:
     """98 % of that recording; nothing helps, and no range is spoken of."""
     held = written(tmp_path, shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz")
-    assert held.data("facts")["advise"]["verdict"][0].startswith("Waiting: the span stands still")
+    assert held.data("facts")["advise"]["verdict"][0].startswith("Waiting: the span is idle")
     assert "host-bound" not in held.text.lower()
     assert "in the rest most is waiting that nothing in the recording explains" in held.text
-    assert "Ranges are told" not in held.text
+    assert "Ranges are given" not in held.text
 
 
 def test_loading_is_told_where_other_work_takes_more(shared_traces: Path) -> None:
@@ -418,7 +418,7 @@ def test_convolutions_bound_vgg13_and_fused_adam_cannot_help(shared_traces: Path
     assert "42 % of its work in convolution kernels" in told["verdict"][0]
     fused = next(entry for entry in told["no_gain"] if entry["what_ifs"] == ["fused_adam"])
     assert 0 <= fused["gain_pct"] < 1
-    assert "the step does not wait for what is saved" in fused["reason"]
+    assert "the saved work is not on the critical path" in fused["reason"]
 
 
 def test_the_page_of_216_000_events_is_made_in_seconds(shared_traces: Path) -> None:
@@ -432,7 +432,7 @@ def test_the_page_of_216_000_events_is_made_in_seconds(shared_traces: Path) -> N
 
 def test_a_what_if_that_does_not_apply_is_refused_before_anything_is_written(tmp_path: Path, trace: Path) -> None:
     baseline = Baseline.of(whatif.read(trace))
-    from whatif.transform import load_transform
+    from whatif.prediction.transform import load_transform
 
     with pytest.raises(WhatifError, match="bandwidth"):
         gather(baseline, [load_transform("bandwidth")])

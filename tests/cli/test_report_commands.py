@@ -17,6 +17,8 @@ from tests.helpers import write_trace
 from tests.report_page import Page
 from whatif.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 # A script of the user's own, called as one of whatif's is.
 OWN_SCRIPT = '''"""A kernel takes half as long.
 

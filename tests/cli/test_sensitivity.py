@@ -12,9 +12,9 @@ import pytest
 from tests.helpers import need
 from tests.test_sensitivity import baseline, launches, three_kernels
 from whatif.cli.main import main
-from whatif.explain import explain
+from whatif.questions.explain import explain
+from whatif.questions.sensitivity import sensitivity
 from whatif.report.text_sensitivity import print_sensitivity
-from whatif.sensitivity import sensitivity
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -130,7 +130,7 @@ def test_plot(trace: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_plot_has_a_panel_a_kind_with_units(capsys: pytest.CaptureFixture[str]) -> None:
     need("matplotlib")
-    from whatif.report.plots import sensitivity_figure
+    from whatif.report.plot_sensitivity import sensitivity_figure
 
     figure = sensitivity_figure(sensitivity(three_kernels()))
     panels = [axes for axes in figure.axes if axes.axison]
@@ -154,8 +154,9 @@ def test_plot_has_a_panel_a_kind_with_units(capsys: pytest.CaptureFixture[str]) 
 def test_hostile_names_are_drawn_as_they_are(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     need("matplotlib")
     from tests.helpers import CPU, Build
-    from whatif.report.plots import plot_sensitivity, sensitivity_figure
-    from whatif.types import TaskKind
+    from whatif.graph.types import TaskKind
+    from whatif.report.plot_sensitivity import sensitivity_figure
+    from whatif.report.plots import save
 
     build = Build(CPU)
     names = ["$\\frac{", "_hidden", "two\nlines\x1b[31m", "漢字" * 40, "<script>", ""]
@@ -166,7 +167,7 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path, recwarn: pytest.War
     layers = next(axes for axes in figure.axes if axes.get_title(loc="left") == "Layers")
     shown = {text.get_text() for text in layers.get_legend().get_texts()}
     assert shown == {"$\\frac{", "_hidden", "two lines�[31m", ("漢字" * 40)[:33] + "…", "<script>"}
-    plot_sensitivity(found, tmp_path / "hostile.png")
+    save(sensitivity_figure(found), tmp_path / "hostile.png")
     assert (tmp_path / "hostile.png").read_bytes().startswith(MAGIC[".png"])
     assert not [str(w.message) for w in recwarn if "legend" in str(w.message) or "Glyph" in str(w.message)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import os
@@ -18,16 +19,20 @@ from pathlib import Path
 import pytest
 
 from whatif.cli import reading
-from whatif.cli.completion import SHELLS
-from whatif.cli.completion_table import commands
+from whatif.cli.completion import SHELLS, whole_parser
 from whatif.cli.main import COMMANDS, main, parser_of
 from whatif.cli.questions import QUESTIONS
+from whatif.prediction.transform import built_in_names, load_transform
+from whatif.questions.sweep import parse_vary
 from whatif.report.transforms_text import fitted
-from whatif.sweep import parse_vary
-from whatif.transform import built_in_names, load_transform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38|48)(?:;\d+)*m")
+
+
+def inner_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a parser's subcommands, by name."""
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
 
 
 # -- whatif alone ---------------------------------------------------------------------------------------------------
@@ -105,7 +110,7 @@ def test_help_fits_80_columns(
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("inner", [command.words[1] for command in commands() if command.words[:-1] == ("opdb",)])
+@pytest.mark.parametrize("inner", inner_parsers(inner_parsers(whole_parser())["opdb"]))
 def test_help_of_a_command_of_a_command_fits_as_well(
     inner: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +218,7 @@ class Terminal(io.StringIO):
 
 
 def test_what_takes_long_shows_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_quiet", False)  # an earlier command may have been quiet
     monkeypatch.setattr(reading, "PATIENCE_S", 0.05)
     monkeypatch.setattr(sys, "stderr", watched := Terminal())
     with reading.patience("predicting"):
@@ -250,7 +256,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CASES = [
-    ("", [*COMMANDS, "--debug", "--quiet", "--help", "--version"]),
+    ("", list(COMMANDS)),
     ("com", ["compare", "completion"]),
     ("--q", ["--quiet"]),
     ("apply fused", ["fused_adam"]),
@@ -279,7 +285,8 @@ CASES = [
 def test_bash_completes(line: str, expected: list[str], scripts: Path) -> None:
     words = ["whatif", *line.split(" ")]
     program = (
-        'source ./script.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _whatif; printf "%s\\n" "${COMPREPLY[@]}"'
+        'source ./script.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        '_shtab_whatif; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
         ["bash", "--norc", "-c", program, "bash", *words], cwd=scripts, capture_output=True, text=True, check=True
@@ -299,8 +306,7 @@ def test_fish_completes(line: str, expected: list[str], scripts: Path) -> None:
         check=True,
     )
     offered = [row.partition("\t")[0].rstrip("/") for row in done.stdout.splitlines()]
-    # Options are offered where a dash was typed.
-    assert sorted(offered) == sorted(word for word in expected if line or not word.startswith("-"))
+    assert sorted(offered) == sorted(expected)
 
 
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])
@@ -312,12 +318,20 @@ def test_a_shell_reads_its_script(shell: str, scripts: Path) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_script_has_all_there_is(shell: str, scripts: Path) -> None:
     text = (scripts / f"script.{shell}").read_text(encoding="utf-8")
-    for command in commands():
-        for option in command.options:
-            spelled = [flag.removeprefix("--") if shell == "fish" else flag for flag in option.flags if "--" in flag]
-            assert all(flag in text for flag in spelled)
-        assert all(word in text for word in command.words)
+    parsers = inner_parsers(whole_parser())
+    assert list(parsers) == list(COMMANDS)
+    for command, parser in [*parsers.items(), *inner_parsers(parsers["opdb"]).items()]:
+        assert command in text
+        for action in parser._actions:
+            flags = [flag for flag in action.option_strings if "--" in flag]
+            assert all((flag.removeprefix("--") if shell == "fish" else flag) in text for flag in flags)
     assert all(name in text for name in built_in_names())
+
+
+def test_zsh_completes_every_what_if_and_trace_of_a_command(scripts: Path) -> None:
+    text = (scripts / "script.zsh").read_text(encoding="utf-8")
+    assert re.search(r'^  "\*:.*:_whatif_name_or_file"$', text, re.MULTILINE)
+    assert not re.search(r'^  "\(\*\)', text, re.MULTILINE)
 
 
 def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

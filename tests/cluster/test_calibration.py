@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sigmoid import Sigmoid, fit_sigmoid
 from whatif import WhatifError
-from whatif.cluster.calibration import Curve, Table, read_table
-from whatif.cluster.collectives import bus_factor
-from whatif.cluster.links import Link
-from whatif.cluster.network import Network
-from whatif.cluster.sigmoid import Sigmoid, fit_sigmoid
+from whatif.hardware.cluster.calibration import Curve, Table
+from whatif.hardware.cluster.collectives import bus_factor
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.network import Network
+from whatif.opdb.collective_table import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 EIGHT = Network.of(8, Link(1.0))
@@ -113,8 +114,8 @@ def test_nccl_tests_output_is_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("size,time\n1,2\n", "expected one column of sizes whose name tells the unit, as size_bytes"),
-        ("size_bytes,time\n1,2\n", "expected one column of times whose name tells the unit, as time_ns"),
+        ("size,time\n1,2\n", "expected one column of sizes whose name has the unit, as size_bytes"),
+        ("size_bytes,time\n1,2\n", "expected one column of times whose name has the unit, as time_ns"),
         ("size_bytes,size_mb,time_us\n1,1,2\n", "expected one column of sizes"),
         ("size_bytes,time_us\n1,0\n", "line 2: expected a time above 0, got '0'"),
         ("size_bytes,time_us\n-1,1\n", "line 2: expected a size above 0, got '-1'"),

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whatif import WhatifError
-from whatif.cluster.cluster_file import load_cluster, parse_cluster, preset_names
-from whatif.cluster.links import Link
-from whatif.cluster.network import Level
-from whatif.cluster.topology import Processor
-from whatif.hardware import load_gpu
+from whatif.hardware.cluster.cluster_file import load_cluster, parse_cluster, preset_names
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.network import Level
+from whatif.hardware.cluster.topology import Processor
+from whatif.hardware.gpu import load_gpu
 
-PRESETS = Path(__file__).resolve().parents[2] / "whatif" / "cluster" / "presets"
+PRESETS = Path(__file__).resolve().parents[2] / "whatif" / "hardware" / "cluster" / "presets"
 
 LEVELS = """
 [cluster]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from whatif import WhatifError
-from whatif.cluster.links import TCP_SHARE, Link
-from whatif.cluster.network import Network
+from whatif.hardware.cluster.links import TCP_SHARE, Link
+from whatif.hardware.cluster.network import Network
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.helpers import STREAM, Build
 from whatif import WhatifError
-from whatif.cluster.calibration import read_table
-from whatif.cluster.cluster_file import load_cluster
-from whatif.cluster.links import Link
-from whatif.cluster.network import Level, Network
-from whatif.cluster.options import network_of
+from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.network import Level, Network
+from whatif.models.exchange.network_options import network_of
+from whatif.opdb.collective_table import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whatif import WhatifError
-from whatif.cluster.collectives import MODELS, OPERATIONS, bus_factor
-from whatif.cluster.links import Link
-from whatif.cluster.network import ALGORITHMS, Level, Network
+from whatif.hardware.cluster.collectives import MODELS, OPERATIONS, bus_factor
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.network import ALGORITHMS, Level, Network
 
 PAIRS = [(operation, algorithm) for algorithm, able in MODELS.items() for operation in able]
 

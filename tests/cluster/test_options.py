@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers import CPU, STREAM, Build
 from whatif import TaskGraph, WhatifError
-from whatif.cluster.links import LATENCY_US, TCP_SHARE, Link
-from whatif.cluster.network import Level
-from whatif.cluster.options import network_of
+from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
+from whatif.hardware.cluster.network import Level
+from whatif.models.exchange.network_options import network_of
 from whatif.units import Bandwidth
 
 

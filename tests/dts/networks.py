@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from whatif.dts.architecture import BUILT_IN, Architecture, load_architecture
-from whatif.dts.dnn import Dnn
-from whatif.dts.estimate import Estimate, estimate
-from whatif.dts.machines import Machines, Processor, Wire
-from whatif.dts.plan import Training
-
-ARCHITECTURES: dict[str, Architecture] = {name: load_architecture(name) for name in BUILT_IN}
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.models.dts.dnn import Dnn
+from whatif.models.dts.estimate import Estimate, estimate
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.plan import Training
 
 
 def network(**changed: object) -> Dnn:
@@ -48,7 +46,7 @@ def estimated(
     """The architecture of that name, cut behind the second layer unless told otherwise."""
     cuts = {"pipeline_learning": (2, 3), "federated": ()}.get(name, (2,))
     asked = Training(clients=clients, **{"cuts": cuts, **training})  # type: ignore[arg-type]
-    return estimate(ARCHITECTURES[name], dnn or network(), machines, asked, max_paths)
+    return estimate(BUILT_IN[name], dnn or network(), machines, asked, max_paths)
 
 
 @st.composite

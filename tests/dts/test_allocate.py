@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dts.networks import ARCHITECTURES, clusters, equal, estimated, network
+from tests.dts.networks import clusters, equal, estimated, network
 from whatif import WhatifError
-from whatif.dts.allocate import Assignment, allocate, every_path, first_path
-from whatif.dts.architecture import BUILT_IN
-from whatif.dts.estimate import played
-from whatif.dts.machines import Machines, Processor, Wire
-from whatif.dts.plan import Role, Training, run
+from whatif.models.dts.allocate import (
+    Assignment,
+    allocate,
+    every_path,
+    first_path,
+)
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.models.dts.estimate import played
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.plan import Role, Training, run
 
 
 def joined(*processors: Processor, byte_s: float = 1e9, **slow: float) -> Machines:
@@ -122,7 +127,7 @@ def test_the_role_of_greatest_delay_moves_first() -> None:
 
 def best_of_all(name: str, machines: Machines, training: Training) -> int:
     """The shortest batch over plainly every permutation of processors."""
-    architecture, dnn = ARCHITECTURES[name], network()
+    architecture, dnn = BUILT_IN[name], network()
     roles = list(architecture.roles(dnn, training))
     times = []
     for chosen in permutations([p.name for p in machines.processors], len(roles)):
@@ -146,7 +151,7 @@ def test_all_paths_find_the_best_and_the_heuristic_none_better(name: str, machin
 
 def test_like_processors_are_tried_once() -> None:
     """Seven equal machines: one way to give out seven roles instead of 5,040."""
-    roles = ARCHITECTURES["federated_split"].roles(network(), Training(cuts=(2,)))
+    roles = BUILT_IN["federated_split"].roles(network(), Training(cuts=(2,)))
     assert len(list(every_path(roles, equal(9)))) == 1
     # One unlike machine may have any of the four sorts of roles that differ, or none.
     mixed = Machines((Processor("odd", 3.0), *(Processor(f"m{n}", 1.0) for n in range(8))), anywhere=Wire("", 1e9))
@@ -154,7 +159,7 @@ def test_like_processors_are_tried_once() -> None:
 
 
 def test_too_many_ways_are_told_before_any_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whatif.dts import allocate as module
+    from whatif.models.dts import allocate as module
 
     monkeypatch.setattr(module, "MOST_PATHS", 5)
     machines = joined(*(Processor(f"m{n}", float(n + 1)) for n in range(3)))

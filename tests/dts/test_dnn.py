@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import whatif
 from tests.dts.networks import equal, network, networks
-from tests.helpers import CPU, Build
+from tests.helpers import CPU, Build, facts_of
 from whatif import Phase, TaskKind, WhatifError
-from whatif.baseline import Baseline
-from whatif.dts.cuts import narrow_cuts, parts_of, pipeline_cuts
-from whatif.dts.dnn import Dnn, dnn_of
-from whatif.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.cuts import narrow_cuts, parts_of, pipeline_cuts
+from whatif.models.dts.dnn import Dnn, dnn_of
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.prediction.baseline import Baseline
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,13 @@ def test_work_of_no_layer_goes_with_its_neighbour() -> None:
     for duration_ns, layer, phase in work:
         build.task(0, duration_ns, kind=TaskKind.CPU_OP, layer=layer, phase=phase)
     graph = build.graph()
-    told = whatif.memory.Memory(100, 0, 8, tuple(
-        whatif.memory.LayerMemory(name, 5, 4, input=size) for name, size in (("a", 8), ("b", 16))
+    told = whatif.graph.memory.Memory(100, 0, 8, tuple(
+        whatif.graph.memory.LayerMemory(name, 5, 4, input=size) for name, size in (("a", 8), ("b", 16))
     ))  # fmt: skip
     from dataclasses import replace
 
-    metadata = {"layers": [{"name": "a", "gradient_bytes": 10}, {"name": "b", "gradient_bytes": 30}]}
-    dnn = dnn_of(graph.replace(info=replace(graph.info, memory=told, metadata=metadata)))
+    told_of_layers = {"layers": [{"name": "a", "gradient_bytes": 10}, {"name": "b", "gradient_bytes": 30}]}
+    dnn = dnn_of(graph.replace(info=replace(graph.info, memory=told, recorded=facts_of(told_of_layers))))
     assert dnn.fetch_ns == 4
     assert dnn.forward_ns.tolist() == [10, 23]
     assert dnn.backward_ns.tolist() == [15, 32]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dts.networks import ARCHITECTURES, clusters, equal, estimated, network
+from tests.dts.networks import clusters, equal, estimated, network
 from whatif import WhatifError
-from whatif.cluster.cluster_file import parse_cluster
-from whatif.dts.architecture import BUILT_IN
-from whatif.dts.check import equation_ns
-from whatif.dts.machines import Machines, Processor, Wire
-from whatif.dts.options import machines_of
-from whatif.dts.plan import Training, run, spread_ns
-from whatif.dts.ranking import rank
+from whatif.hardware.cluster.cluster_file import parse_cluster
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.models.dts.check import equation_ns
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.options import machines_of
+from whatif.models.dts.plan import Training, run, spread_ns
+from whatif.models.dts.ranking import rank
 
 TEXT = """
 [[processor]]
@@ -129,7 +129,7 @@ def test_many_batches_even_out() -> None:
 
 
 def test_the_ranking_is_of_the_same_data() -> None:
-    found = rank(list(ARCHITECTURES.values()), network(), equal(7), Training(cuts=(2,)), epoch_batches=30)
+    found = rank(list(BUILT_IN.values()), network(), equal(7), Training(cuts=(2,)), epoch_batches=30)
     rows = {row.name: row for row in found.rows}
     assert rows["pipeline_learning"].batches == 30
     assert {row.batches for name, row in rows.items() if name != "pipeline_learning"} == {10}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.dts.networks import ARCHITECTURES, clusters, equal, estimated, network, networks
+from tests.dts.networks import clusters, equal, estimated, network, networks
 from tests.helpers import CPU, STREAM, Build
 from whatif import Phase, ThreadKind
-from whatif.dts.architecture import BUILT_IN
-from whatif.dts.check import equation_ns
-from whatif.dts.estimate import Estimate
-from whatif.dts.machines import Machines, Processor, Wire
-from whatif.dts.plan import Activity, Plan, run
-from whatif.dts.step_graph import step_graph
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.models.dts.check import equation_ns
+from whatif.models.dts.estimate import Estimate
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.plan import Activity, Plan, run
+from whatif.models.dts.step_graph import step_graph
+from whatif.prediction.transform import load_transform
 
 
 def simulated_ns(found: Estimate, batches: int = 1) -> int:
@@ -138,7 +141,7 @@ def test_a_server_begins_with_the_client_that_is_there_first() -> None:
 @given(dnn=networks(), count=st.integers(1, 4), byte_s=st.integers(1, 100), latency_ns=st.integers(0, 50))
 @settings(deadline=None, max_examples=30)
 def test_equal_machines_take_what_the_equations_say(
-    name: str, dnn: whatif.dts.dnn.Dnn, count: int, byte_s: int, latency_ns: int
+    name: str, dnn: whatif.models.dts.dnn.Dnn, count: int, byte_s: int, latency_ns: int
 ) -> None:
     cuts = {"pipeline_learning": (1,), "federated": ()}.get(name, (len(dnn) - 1,))
     found = estimated(name, equal(9, byte_s * 1e9, latency_ns), dnn, count, cuts=cuts)
@@ -149,7 +152,7 @@ def test_equal_machines_take_what_the_equations_say(
 @given(dnn=networks(), machines=clusters(), max_paths=st.integers(1, 5))
 @settings(deadline=None, max_examples=30)
 def test_the_equations_are_never_shorter(
-    name: str, dnn: whatif.dts.dnn.Dnn, machines: Machines, max_paths: int
+    name: str, dnn: whatif.models.dts.dnn.Dnn, machines: Machines, max_paths: int
 ) -> None:
     cuts = {"pipeline_learning": (1,), "federated": ()}.get(name, (1,))
     found = estimated(name, machines, dnn, cuts=cuts, max_paths=max_paths)
@@ -234,6 +237,7 @@ def test_wrong_plans_are_told() -> None:
         plan.compute("one", 5.0, "x", after=[0])
 
 
-def test_all_architectures_are_there() -> None:
-    assert list(ARCHITECTURES) == list(BUILT_IN)
-    assert all(one.summary.endswith(".") for one in ARCHITECTURES.values())
+def test_the_transform_offers_every_architecture() -> None:
+    offered = load_transform("dts").parameters["architecture"].annotation
+    assert get_args(offered) == tuple(BUILT_IN)
+    assert all(one.summary.endswith(".") for one in BUILT_IN.values())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import launched, op, read_events
 from whatif import TaskKind
-from whatif.graph import TaskGraph
+from whatif.graph.insert import NewTasks
+from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.called import _stride_and_padding
-from whatif.insert import NewTasks
 
 X, W, Y = [32, 3, 224, 224], [64, 3, 7, 7], [32, 64, 112, 112]
 FLOATS = ["float", "float", "float"]

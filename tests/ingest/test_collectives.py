@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import call, kernel, names, op, read_events
 from whatif import TaskGraph, TaskKind
-from whatif.models.collective_tasks import all_reduces, recorded_workers
+from whatif.models.exchange.collective_tasks import all_reduces, recorded_workers
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.helpers import Event, call, kernel, launched, mark, module, op, read_events
+from tests.helpers import Event, call, kernel, launched, mark, module, need, op, read_events
 from whatif import Phase, TaskGraph
 
 FUSED = "triton_poi_fused_add_relu_0"
@@ -166,9 +166,10 @@ def test_graphs_inside_compiled_code_are_both(shared_traces: Path) -> None:
     assert graph.info.execution == ("compiled", "cuda_graph")
 
 
+@pytest.mark.slow
 def test_a_real_compiled_module_on_the_cpu(tmp_path: Path) -> None:
     """Inductor's code for a part of a model: the part is a region in both passes, the head keeps its own operators."""
-    torch = pytest.importorskip("torch")
+    torch = need("torch")
     if shutil.which("g++") is None:
         pytest.skip("Inductor needs a C++ compiler")
     body = torch.compile(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()))

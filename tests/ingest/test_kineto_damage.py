@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.ingest.kineto_oracle import TRACES, as_rows, check_columns, need, read_bytes
+from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
 from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks
 from whatif.ingest.events import Events
@@ -242,8 +242,8 @@ def test_gzip_in_several_members_and_padded(read: Callable[[bytes], Events]) -> 
     assert not events.dropped
 
 
-def test_real_trace_truncated(read: Callable[[bytes], Events]) -> None:
-    path = need(TRACES / "hta" / "alexnet_fwd_a100.json.gz")
+def test_real_trace_truncated(read: Callable[[bytes], Events], shared_traces: Path) -> None:
+    path = shared_traces / "hta" / "alexnet_fwd_a100.json.gz"
     text = read_bytes(path)
     rows = as_rows(read_kineto(path))
     compressed = path.read_bytes()
@@ -343,6 +343,7 @@ def hostile(kind: str, size_bytes: int) -> bytes:
 HOSTILE = [line.split('"')[1] for line in inspect.getsource(hostile).splitlines() if line.startswith(" " * 8 + '"')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_files_take_linear_time_and_bounded_memory(
     kind: str, read: Callable[[bytes], Events], monkeypatch: pytest.MonkeyPatch
@@ -371,6 +372,7 @@ def test_hostile_files_take_linear_time_and_bounded_memory(
     assert peak_bytes < 3.5 * 1_000_000
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b"[" + b" " * 100_000_000 + json.dumps(event(0)).encode() + b"]", 1))
@@ -382,6 +384,7 @@ def test_a_gzip_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
     assert peak_bytes < 40_000_000
 
 
+@pytest.mark.slow
 def test_memory_stays_below_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_bytes, "PIECE_BYTES", 200_000)
     monkeypatch.setattr(json_chunks, "CHUNK_BYTES", 200_000)

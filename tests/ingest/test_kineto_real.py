@@ -1,32 +1,43 @@
-"""Every real trace, row by row against the slow reader."""
+"""Every public recording and some of our own, row by row against the slow reader."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.helpers import EXTRA_DATA, extra_data, op, write_trace
 from tests.ingest.kineto_oracle import (
-    STRICT,
-    TRACES,
     as_rows,
     check_columns,
     expected_flows,
     expected_rows,
-    need,
     read_bytes,
-    real_traces,
 )
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
 
-
-@pytest.mark.skipif(not STRICT, reason="only WHATIF_STRICT=1 requires them")
-def test_real_traces_are_here() -> None:
-    assert real_traces(), f"no traces in {TRACES}"
+OWN = ("transformer_cpu.json.gz", "resnet18_cifar_cpu_loader2.json.gz")
 
 
-@pytest.mark.parametrize("path", real_traces(), ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_equals_the_slow_reader(path: Path) -> None:
+def public_traces() -> list[str]:
+    """Return the public recordings by their names, or one name that stands for them where there is none."""
+    folder = Path(os.environ.get(EXTRA_DATA) or os.devnull, "traces")
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.json.gz")) or ["hta"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_recordings_equal_the_slow_reader(own_traces: Path, name: str) -> None:
+    equals_the_slow_reader(own_traces / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", public_traces())
+def test_public_recordings_equal_the_slow_reader(name: str) -> None:
+    equals_the_slow_reader(extra_data("traces", name))
+
+
+def equals_the_slow_reader(path: Path) -> None:
     events = read_kineto(path)
     text = read_bytes(path)
     rows, header = expected_rows(text)
@@ -49,13 +60,20 @@ def test_equals_the_slow_reader(path: Path) -> None:
     ]
 
 
-def test_a_plain_file_reads_like_its_gzip_under_any_name(tmp_path: Path) -> None:
-    path = need(TRACES / "hta" / "cuda_event_sync.json.gz")
+def test_a_plain_file_reads_like_its_gzip_under_any_name(own_traces: Path, tmp_path: Path) -> None:
+    path = own_traces / "transformer_cpu.json.gz"
     plain = tmp_path / "trace with spaces.gz"
     plain.write_bytes(read_bytes(path))
     assert as_rows(read_kineto(plain)) == as_rows(read_kineto(path))
 
 
-def test_foreign_categories_are_counted() -> None:
-    events = read_kineto(need(TRACES / "hta" / "mtia_inference.json.gz"))
+def test_foreign_categories_are_counted(tmp_path: Path) -> None:
+    foreign = [{**op("work", ts, 1.0), "cat": "mtia_runtime" if ts % 3 else "mtia_ccp_events"} for ts in range(9)]
+    events = read_kineto(write_trace(tmp_path / "trace.json", [op("aten::add", 0, 9), *foreign]))
+    assert events.header[FOREIGN_CATEGORIES] == {"mtia_runtime": 6, "mtia_ccp_events": 3}
+    assert len(events) == 1
+
+
+def test_foreign_categories_of_a_recording_are_counted() -> None:
+    events = read_kineto(extra_data("traces", "hta", "mtia_inference.json.gz"))
     assert events.header[FOREIGN_CATEGORIES] == {"mtia_ccp_events": 1313, "mtia_runtime": 823}

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from tests.helpers import mark, op, read_events
 from tests.memory_steps import attention, slow_peak, totals
 from tests.memory_traces import METADATA, shaped, two_linear_layers
+from whatif.graph.memory import peak
 from whatif.ingest.kept_tensors import Kept, kept_by
-from whatif.memory import peak
-from whatif.models.memory_effects import (
-    with_batch,
-    without_scores,
-)
+from whatif.models.layers.memory_effects import with_batch, without_scores
 
 
 def test_allocations_of_the_drawn_step_are_split(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from whatif import Phase, TaskGraph
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.nsys import read_nsys
-from whatif.predict import Baseline
+from whatif.prediction.predict import Baseline
 
 V100 = "Tesla V100-SXM2-32GB"
 # All that the two files have in common; FLOPs and bytes come from shapes with types, which emit_nvtx does not write.

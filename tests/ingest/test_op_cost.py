@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif.ingest.op_cost import _RULES, OpCost, op_cost
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
 F, H, B, S = "float", "c10::Half", "c10::BFloat16", "Scalar"
 L = "ScalarList"
@@ -221,11 +218,9 @@ def test_nothing_raises_and_no_work_is_negative_or_absurd(name: str, dims: Any, 
         assert 0 <= (cost.bytes or 0) <= 2**62
 
 
-def test_vgg13_of_a_recording_computes_what_the_network_does() -> None:
+def test_vgg13_of_a_recording_computes_what_the_network_does(shared_traces: Path) -> None:
     """VGG-13 at 224 x 224 has 11.3 G multiply-adds an image (Simonyan and Zisserman); batch 512, forward only."""
-    path = TRACES / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
-    if not path.exists() and os.environ.get("WHATIF_STRICT") != "1":
-        pytest.skip("no shared traces here")
+    path = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
     flops = 0
     for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
         args = event.get("args") or {}

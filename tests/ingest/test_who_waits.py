@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.helpers import Event, call, kernel, launched, mark, names, op, read_events
 from whatif import Phase, TaskGraph, TaskKind, simulate
-from whatif.types import IDLE_NAME
+from whatif.graph.types import IDLE_NAME
 
 US = 1_000
 

@@ -25,6 +25,8 @@ variants = need("whatif.instrumentation.campaign.variants")
 records = need("whatif.instrumentation.campaign.records")
 packing = need("whatif.instrumentation.campaign.pack")
 trimming = need("whatif.instrumentation.campaign.trim")
+
+pytestmark = pytest.mark.slow
 keep_whole_steps = need("whatif.instrumentation.whole_steps").keep_whole_steps
 
 MODELS = ("gnmt", "vgg19")

@@ -13,6 +13,8 @@ training = need("whatif.instrumentation.campaign.training")
 loading = need("whatif.instrumentation.campaign.loading")
 memory = need("whatif.instrumentation.campaign.memory")
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 # The counts of the widely used implementations; BERT's without a pooler, with the question-answering head.

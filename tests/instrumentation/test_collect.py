@@ -15,6 +15,8 @@ from tests.helpers import need
 from whatif.errors import WhatifError
 
 torch = need("torch")
+
+pytestmark = pytest.mark.slow
 collect = need("whatif.instrumentation.collect").collect
 
 QUICK = {"steps": 3, "untraced_steps": 3}

@@ -12,6 +12,8 @@ from tests.helpers import need
 from whatif.errors import WhatifError
 
 torch = need("torch")
+
+pytestmark = pytest.mark.slow
 nn = torch.nn
 instrumentation = need("whatif.instrumentation")
 op_times = need("whatif.instrumentation.operators.times")

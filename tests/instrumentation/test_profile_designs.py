@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.helpers import need
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described, describe
+from whatif.graph.described import Described
+from whatif.ingest.operator_calls import describe
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import need
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.provenance import Device, Environment, Method, Origin
 
 torch = need("torch")

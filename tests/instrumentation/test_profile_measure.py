@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import need
 from whatif.cli.main import main
 from whatif.errors import WhatifError
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.store import Store
 
@@ -25,6 +25,8 @@ spelling = need("whatif.instrumentation.profile_ops.spelled")
 online = need("whatif.instrumentation.profile_ops.online")
 machine = need("whatif.instrumentation.profile_ops.machine")
 journals = need("whatif.instrumentation.profile_ops.journal")
+
+pytestmark = pytest.mark.slow
 
 WAY = process.Way("cpu", 1, "hot", "chain_difference")
 
@@ -262,7 +264,7 @@ def test_the_command_measures_and_the_database_answers(tmp_path: Path, capsys: p
         (["all_reduce", "--ranks", "9999"], 2, "expected a whole number from 2 to 4096"),
         (["add", "--shapes", "0"], 2, "expected a whole number from 1"),
         (["add", "--budget-s", "nan"], 2, "expected a number of seconds above 0"),
-        (["add", "--within", "-1"], 2, "expected a number of percent above 0"),
+        (["add", "--within", "-1"], 2, "expected a percentage above 0"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(

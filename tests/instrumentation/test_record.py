@@ -15,6 +15,8 @@ from tests.helpers import need
 from whatif.errors import WhatifError
 
 torch = need("torch")
+
+pytestmark = pytest.mark.slow
 nn = torch.nn
 instrumentation = need("whatif.instrumentation")
 recording_file = need("whatif.instrumentation.recording_file")

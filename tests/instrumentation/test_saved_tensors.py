@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.helpers import need
+
+torch = need("torch")
 
 from torch import nn  # noqa: E402 - behind the check that torch is there
 from torch.nn import functional  # noqa: E402
@@ -17,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import whatif  # noqa: E402
-from whatif.memory import Memory  # noqa: E402
-from whatif.models.memory_effects import without_scores  # noqa: E402
+from whatif.graph.memory import Memory  # noqa: E402
+from whatif.models.layers.memory_effects import without_scores  # noqa: E402
 
 
 class Attention(nn.Module):

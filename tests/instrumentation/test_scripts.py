@@ -14,9 +14,11 @@ import pytest
 
 import whatif
 from tests.helpers import need
-from whatif.types import Phase, TaskKind
+from whatif.graph.types import Phase, TaskKind
 
 torch = need("torch")
+
+pytestmark = pytest.mark.slow
 collect = need("whatif.instrumentation.collect").collect
 
 PLAIN = """

@@ -13,10 +13,12 @@ import pytest
 import whatif
 from tests.helpers import need
 from whatif.errors import WhatifError
+from whatif.from_module.operations import OperatorGraph
+from whatif.graph.memory import peak
+from whatif.graph.types import Phase
 from whatif.ingest.op_cost import op_cost
-from whatif.memory import peak
-from whatif.operator_graph.operations import OperatorGraph
-from whatif.types import Phase
+
+pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
 # Operators that a recording shows once for each call, whoever calls them.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT
 from tests.opdb.builders import indexed, origin
-from whatif.hardware import gpu_names, load_gpu
+from whatif.hardware.gpu import gpu_names, load_gpu
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.collective_law import answers_collective, collective_analytic, machine_of
 from whatif.opdb.rows import Operators, measurements, operators

@@ -270,7 +270,7 @@ def test_memory_is_not_guessed_from_the_cache() -> None:
     asked = elementwise([10**6, 10**8])
     answers = ask(indexed((rows, origin())), asked)
     assert answers.rung.tolist() == [Rung.ANALYTIC] * 2
-    from whatif.hardware import load_gpu
+    from whatif.hardware.gpu import load_gpu
 
     assert (answers.t_s >= bound_s(load_gpu(V100), asked, cold=False)).all()
 

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import need
 from tests.opdb.builders import T4, V100, database, origin, own_cache, provenance
 from whatif.cli.main import main
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.devices import facts
 from whatif.opdb.evaluate import evaluate, evaluate_unseen_devices
@@ -23,10 +23,12 @@ from whatif.opdb.provenance import Environment, Origin, Provenance
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 
 need("sklearn")
-samples = pytest.importorskip("whatif.instrumentation.estimators.samples")
-fitting = pytest.importorskip("whatif.instrumentation.estimators.fitting")
-models = pytest.importorskip("whatif.instrumentation.estimators.models")
-boosting = pytest.importorskip("whatif.instrumentation.estimators.boosting")
+samples = need("whatif.instrumentation.estimators.samples")
+fitting = need("whatif.instrumentation.estimators.fitting")
+models = need("whatif.instrumentation.estimators.models")
+boosting = need("whatif.instrumentation.estimators.boosting")
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["own_cache"]
 
@@ -209,7 +211,7 @@ def test_evaluate_with_models(own_cache: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_what_ships_is_what_is_told(tmp_path: Path) -> None:
     """Of aiconfigurator's rows one framework and version; whatever else a database holds is not shipped."""
-    shipped = pytest.importorskip("whatif.instrumentation.estimators.__main__")
+    shipped = need("benchmarks.shipped_models")
 
     def product(device: str, tool: str, framework: str, version: str, dtype: str = "bf16") -> tuple[Provenance, Rows]:
         where: Origin = origin(device, method="graph_replay", launch=False)

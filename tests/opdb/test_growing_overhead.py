@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT
+from tests.helpers import extra_data
 from whatif.opdb.importers.growing_overhead import FEWEST_ROWS, growing_overhead
 from whatif.opdb.importers.neusight import read_neusight
-
-ARCHIVE = ROOT.parent / "shared" / "opdata" / "neusight" / "train_collect.tar.gz"
 
 
 def table(rows: int, seed: int, floor_s: float = 5e-5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,13 +78,12 @@ def test_a_corrected_import_says_so(tmp_path: Path) -> None:
             np.testing.assert_allclose(np.sort(read.t_s), np.sort(ms * 1e-3), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_neusights_convolutions_grew() -> None:
     """What the importer takes out of the V100's table; and what is left has no trend over the rows."""
     import tarfile
 
-    if not ARCHIVE.is_file():
-        pytest.skip(f"needs the file {ARCHIVE}")
-    with tarfile.open(ARCHIVE) as tar:
+    with tarfile.open(extra_data("opdata", "neusight", "train_collect.tar.gz")) as tar:
         read = tar.extractfile(next(m for m in tar if "/conv/" in m.name and "V100" in m.name))
         assert read is not None
         told = pd.read_csv(read)

@@ -16,9 +16,9 @@ import pytest
 from tests.helpers import Event, launched, mark, op, write_trace
 from tests.opdb.builders import V100, database, origin, some_rows, timed
 from whatif.errors import WhatifError
+from whatif.ingest.operator_calls import describe, describe_other
 from whatif.opdb.exporting import export_csv
 from whatif.opdb.importers.found import Found
-from whatif.opdb.importers.torch_operators import describe, describe_other
 from whatif.opdb.importing import KINDS, add_found, read_foreign
 from whatif.opdb.provenance import Method
 from whatif.opdb.store import Store

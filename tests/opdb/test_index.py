@@ -67,7 +67,7 @@ def test_a_damaged_shard_costs_itself_alone(tmp_path: Path, own_cache: Path) -> 
 def test_an_index_that_was_cut_short_is_built_again(tmp_path: Path, own_cache: Path) -> None:
     store = database(tmp_path / "db", (some_rows(1), origin()))
     open_index(store)
-    for damage in ("matmul.t_s.npy", "provenance.sqlite"):
+    for damage in ("matmul.t_s.npy", "catalogue.json"):
         [file] = own_cache.rglob(damage)
         file.write_bytes(file.read_bytes()[:50])
         assert len(open_index(store)) == 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.opdb.builders import indexed
 from tests.paper.pei_layers import linear_s, moving_s, pool_s
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.analytic import analytic_answers
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.instruction_queue import Units, kernel_s, product_s, stream_s, units_of

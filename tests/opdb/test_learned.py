@@ -14,7 +14,7 @@ import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
 from whatif.errors import WhatifError
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.anchors import fit_anchors
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.default import estimator, opened

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif.errors import WhatifError
+from whatif.graph.described import FAMILIES
 from whatif.opdb.features import FEATURES_VERSION
 from whatif.opdb.learned import MODEL_VERSION, ModelFacts, models_in, write_model
 from whatif.opdb.network_model import ARRAYS, log_time_of
 from whatif.opdb.rows import Operators, operators
-from whatif.opdb.schema import FAMILIES
 
 Arrays = dict[str, npt.NDArray[Any]]
 SIZES = {"batch": [1, 4, 9], "m": [16, 300, 64], "n": [8, 24, 70], "k": [32, 5, 11]}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
-from tests.helpers import need
+from tests.helpers import extra_data, need
 from tests.opdb.builders import own_cache
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.analytic import analytic_answers
 from whatif.opdb.asking import ask, parse_operator
 from whatif.opdb.chain import ALL_RUNGS, Rung
@@ -25,20 +23,17 @@ from whatif.opdb.learned import shipped_models
 from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
 
-__all__ = ["own_cache"]
+pytestmark = pytest.mark.slow
 
-ARCHIVE = ROOT.parent / "shared" / "opdata" / "neusight" / "train_collect.tar.gz"
+__all__ = ["own_cache"]
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A database of all of it."""
-    if not ARCHIVE.is_file():
-        if os.environ.get("WHATIF_STRICT") == "1":
-            pytest.fail(f"expected the file {ARCHIVE}, and WHATIF_STRICT=1 allows no skip")
-        pytest.skip(f"needs the file {ARCHIVE}")
+    archive = extra_data("opdata", "neusight", "train_collect.tar.gz")
     made = Store.open(tmp_path_factory.mktemp("neusight") / "db", create=True)
-    found = read_foreign("neusight", ARCHIVE)
+    found = read_foreign("neusight", archive)
     assert not found.dropped
     assert add_found(found, made).rows == 256_509
     return made
@@ -62,7 +57,7 @@ def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store) ->
 
     The overhead that is taken out of convolutions is fitted, and its last bits depend on the machine's linear algebra.
     """
-    samples = pytest.importorskip("whatif.instrumentation.estimators.samples")
+    samples = need("whatif.instrumentation.estimators.samples")
     shipped = {
         (facts.device, facts.family): (facts.rows, "" if facts.family == "conv" else facts.data_sha256)
         for facts in (model.facts for model in shipped_models())
@@ -100,7 +95,7 @@ def test_unseen_shapes_of_a_v100(store: Store) -> None:
 def test_learned_convolutions_of_a_v100(store: Store, tmp_path: Path) -> None:
     """Tianshu printed 8.94 % for Conv2D on its own data; docs/estimators.md has what is reached here."""
     need("sklearn")
-    models = pytest.importorskip("whatif.instrumentation.estimators.models")
+    models = need("whatif.instrumentation.estimators.models")
     part = Store.open(tmp_path / "conv", create=True)
     merge(store, part, family="conv", device="V100-PCIE-32")
     found = evaluate(part, fit=lambda rest: models.in_memory(models.fit_models(rest, across=False)))

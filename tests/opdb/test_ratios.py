@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
-from whatif.models.database import same_rung_ratio
+from whatif.graph.described import Described
+from whatif.models.durations.database import same_rung_ratio
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.importers.described import operators_of
-from whatif.opdb.importers.torch_operators import Described
 
 
 def sides(*contributions: tuple[object, object]) -> tuple[Estimator, Estimator]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, products, timed
 from whatif.errors import WhatifError
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.chain import Estimator, Rung
 from whatif.opdb.evaluate import evaluate_unseen_devices
 from whatif.opdb.provenance import Origin

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import need
 from whatif.errors import WhatifError
 from whatif.opdb.trees import LEAF, Forest, forest_of
 
@@ -136,8 +137,8 @@ def test_whatever_is_accepted_ends(seed: int, name: str, place: int, value: int)
 
 
 def test_scikit_learns_own_predictions(tmp_path: Path) -> None:
-    ensemble = pytest.importorskip("sklearn.ensemble")
-    boosting = pytest.importorskip("whatif.instrumentation.estimators.boosting")
+    ensemble = need("sklearn.ensemble")
+    boosting = need("whatif.instrumentation.estimators.boosting")
     random = np.random.default_rng(1)
     x = random.normal(size=(3000, 6))
     x[:, 2] = np.round(x[:, 2])  # few distinct values: bins between them

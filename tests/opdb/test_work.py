@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import products
-from whatif.hardware import load_gpu
+from whatif.graph.described import FAMILIES, Described
+from whatif.hardware.gpu import load_gpu
 from whatif.ingest.op_cost import op_cost
-from whatif.opdb.importers.torch_operators import Described, describe
+from whatif.ingest.operator_calls import describe
 from whatif.opdb.roofline import FLOOR_S, LAUNCH_FLOOR_S, SHARE_OF_PEAK, analytic_s, bound_s, reached_tflops
 from whatif.opdb.rows import Operators, operators
-from whatif.opdb.schema import FAMILIES
 from whatif.opdb.work import work
 
 

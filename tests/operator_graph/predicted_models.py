@@ -31,12 +31,12 @@ def twin(name: str) -> tuple[nn.Module, Any]:
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 for images of 224 px: the model of shared/traces/kineto-resnet50-v100."""
+    """ResNet-50 for images of 224 px: the model of the public recording kineto-resnet50-v100."""
     return ResNet((3, 4, 6, 3), 64, 1000, False)
 
 
 class Vgg13(nn.Module):
-    """VGG-13 (Simonyan and Zisserman, ICLR 2015, table 1, column B): the model of shared/traces/triosim-vgg13-h100."""
+    """VGG-13 (Simonyan and Zisserman, ICLR 2015, table 1, column B): the model of the recording triosim-vgg13-h100."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers import need
 from whatif.errors import WhatifError
-from whatif.operator_graph.chakra import read_chakra
-from whatif.operator_graph.gpu_work import kernels_of
-from whatif.operator_graph.operations import OperatorGraph
-from whatif.types import Phase
+from whatif.from_module.chakra import read_chakra
+from whatif.from_module.gpu_work import kernels_of
+from whatif.from_module.operations import OperatorGraph
+from whatif.graph.types import Phase
 
 
 @pytest.fixture(scope="module")

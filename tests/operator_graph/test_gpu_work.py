@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.kernels import KernelFamily, classify_kernel
-from whatif.operator_graph.gpu_work import _RULES, kernels_of
-from whatif.operator_graph.moved_bytes import traffic
-from whatif.operator_graph.multi_tensor import CHUNK_ELEMENTS, launches_of
-from whatif.operator_graph.operations import Operation
-from whatif.operator_graph.tensor_cores import on_tensor_cores
-from whatif.types import Phase
+from whatif.from_module.gpu_work import _RULES, kernels_of
+from whatif.from_module.moved_bytes import traffic
+from whatif.from_module.multi_tensor import CHUNK_ELEMENTS, launches_of
+from whatif.from_module.operations import Operation
+from whatif.from_module.tensor_cores import on_tensor_cores
+from whatif.graph.kernels import KernelFamily, classify_kernel
+from whatif.graph.types import Phase
 
 F = "float"
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers import need
 from whatif.errors import WhatifError
-from whatif.operator_graph.gpu_work import kernels_of
-from whatif.operator_graph.onnx_file import read_onnx
+from whatif.from_module.gpu_work import kernels_of
+from whatif.from_module.onnx_file import read_onnx
 
 
 def small_network(path: Path, batch: int | str) -> Path:

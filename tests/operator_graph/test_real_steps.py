@@ -11,12 +11,12 @@ import pytest
 
 import whatif
 from tests.helpers import need
-from whatif.graph import TaskGraph
-from whatif.hardware import load_gpu
-from whatif.kernels import KernelFamily
+from whatif.from_module.predict_step import PredictedStep, predict_step
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.default import estimator
-from whatif.operator_graph.predict_step import PredictedStep, predict_step
-from whatif.types import Phase
 
 MODELS = Path(__file__).with_name("predicted_models.py")
 

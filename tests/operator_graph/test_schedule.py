@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 import whatif
-from whatif.baseline import Baseline
 from whatif.errors import WhatifError
-from whatif.hardware import load_gpu
-from whatif.operator_graph.cpu_costs import CpuCosts, cpu_costs
-from whatif.operator_graph.operations import Allocation, LayerCall, Operation, OperatorGraph
-from whatif.operator_graph.ranges import PREDICTED
-from whatif.operator_graph.recording import trace_of, write_trace
-from whatif.operator_graph.schedule import schedule_steps
-from whatif.types import Phase, TaskKind
+from whatif.from_module.cpu_costs import CpuCosts, cpu_costs
+from whatif.from_module.operations import (
+    Allocation,
+    LayerCall,
+    Operation,
+    OperatorGraph,
+)
+from whatif.from_module.recording import trace_of, write_trace
+from whatif.from_module.schedule import schedule_steps
+from whatif.graph.types import Phase, TaskKind
+from whatif.hardware.gpu import load_gpu
+from whatif.ingest.saved_graph import PREDICTED
+from whatif.prediction.baseline import Baseline
 
 COSTS = CpuCosts(
     launch_ns=4_000, operator_ns=2_000, view_ns=1_000, layer_call_ns=6_000, node_ns=5_000, parameter_ns=0,

@@ -57,8 +57,6 @@ def _inside(folder: Path) -> Iterator[None]:
     """Work in a folder that holds what a clone holds, with a home of its own; modules of it are forgotten behind."""
     for shipped in ("traces", "examples"):
         (folder / shipped).symlink_to(ROOT / shipped)
-    if (ROOT.parent / "shared").is_dir():  # other people's traces
-        (folder / "shared").symlink_to(ROOT.parent / "shared")
     changed = {
         "COLUMNS": COLUMNS, "NO_COLOR": "1", "WHATIF_OPDB": "", "XDG_DATA_HOME": str(folder / ".home"),
         "XDG_CACHE_HOME": str(folder / ".cache"), "PYTHONPATH": str(ROOT),
@@ -101,7 +99,7 @@ def _run_commands(block: Block) -> str | None:
 
 def _run_command(command: str, exits: int) -> list[str]:
     cut = _CUT.fullmatch(command)
-    program, *words = shlex.split(cut["command"] if cut else command, comments=True)
+    program, *words = map(os.path.expandvars, shlex.split(cut["command"] if cut else command, comments=True))
     if program == "whatif" and words[0] != "collect":  # collecting is done once a process
         status, out, err = _here(lambda: main(words))
     elif program == "python" and words[0] == "-m" and words[1].startswith("whatif."):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Float64
 from whatif.opdb.instruction_queue import Units, product_s, stream_s
-
-Float64 = npt.NDArray[np.float64]
 
 
 def linear_s(units: Units, batch: Float64, inputs: Float64, outputs: Float64, phase: str = "fwd") -> Float64:

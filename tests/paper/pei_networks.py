@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tests.paper.pei_layers import linear_s, moving_s, pool_s
+from whatif.graph.types import Float64
 from whatif.opdb.instruction_queue import Units
 from whatif.opdb.queue_layers import conv_s
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

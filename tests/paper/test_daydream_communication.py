@@ -17,8 +17,8 @@ import whatif
 from tests.helpers import CPU, STREAM, Build, names
 from tests.oracle import simulate as slow_simulate
 from whatif import DependencyKind, Frontier, Phase, TaskGraph, TaskKind, simulate
-from whatif.baseline import Baseline
-from whatif.models.collective_tasks import all_reduces
+from whatif.models.exchange.collective_tasks import all_reduces
+from whatif.prediction.baseline import Baseline
 
 GPU = "Tesla V100-SXM2-32GB"
 
@@ -27,7 +27,7 @@ def steps_of(forward_ns: list[int], sizes: list[int], steps: int = 1, update_ns:
     """Steps of layers in a row: a kernel forward, one of twice its time backward, and one update; free launches."""
     count = len(sizes)
     gradients = [{"name": str(i), "layer": f"layer{i}", "bytes": sizes[i]} for i in reversed(range(count))]
-    build = Build(CPU, STREAM, gpu=GPU, n_steps=steps, metadata={"grad_ready_order": gradients})
+    build = Build(CPU, STREAM, gpu=GPU, n_steps=steps, told={"grad_ready_order": gradients})
     for step in range(steps):
         order = [(Phase.FORWARD, i, forward_ns[i]) for i in range(count)]
         order += [(Phase.BACKWARD, i, 2 * forward_ns[i]) for i in reversed(range(count))]
@@ -157,6 +157,7 @@ VGG_LIKE = [300_000] * 6 + [80_000, 40_000, 20_000]
 VGG_LIKE_SIZES = [40_000, 300_000, 1_200_000, 4_700_000, 9_400_000, 9_400_000, 60_000_000, 10_000_000, 2_400_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ",slice_size=4MB", ",servers=2", ",priority=false"])
 def test_p3_gives_the_times_of_the_printed_schedule(options: str) -> None:
     """Where no two slices tie, the one loop over the frontier and the heaps of ``by_priority`` are the same."""

@@ -18,8 +18,8 @@ import pytest
 import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import DependencyKind, Phase, Prediction, TaskGraph, TaskKind
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.predict import Baseline
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.prediction.predict import Baseline
 
 UPDATE_KERNELS = {"base": 2633, "large": 5164}
 # Share of the iteration that the update takes.

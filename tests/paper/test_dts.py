@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.dts.networks import ARCHITECTURES, network
-from whatif.dts import equations
-from whatif.dts.dnn import Dnn
-from whatif.dts.machines import Machines, Processor, Wire
-from whatif.dts.plan import Training
-from whatif.dts.ranking import Ranking, rank
+from tests.dts.networks import network
+from whatif.models.dts import equations
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.models.dts.dnn import Dnn
+from whatif.models.dts.machines import Machines, Processor, Wire
+from whatif.models.dts.plan import Training
+from whatif.models.dts.ranking import Ranking, rank
 
 GBIT_S = 1e9 / 8
 
@@ -82,7 +83,7 @@ def cluster(gbit_s: float, gflop_s: float = GFLOP_S, count: int = 15, memory_byt
 
 def ranked(machines: Machines, clients: int = 3, cut: int = 4) -> Ranking:
     asked = Training(clients, cuts=(cut,))
-    return rank(list(ARCHITECTURES.values()), large_network(), machines, asked, epoch_batches=60, max_paths=1)
+    return rank(list(BUILT_IN.values()), large_network(), machines, asked, epoch_batches=60, max_paths=1)
 
 
 def batches_ns(found: Ranking) -> dict[str, float]:
@@ -126,7 +127,7 @@ def influence(name: str, gbit_s: float, cut: int = 4) -> tuple[float, float]:
     return power, bandwidth
 
 
-@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("name", list(BUILT_IN))
 def test_with_much_bandwidth_power_matters_most(name: str) -> None:
     """§IV-D: from 40 Gb/s on the processing power causes the biggest variance."""
     for gbit_s in (40, 100, 400):

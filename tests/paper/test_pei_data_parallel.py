@@ -15,8 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whatif.cluster.pei import Iteration, Machine, nccl_ns, parameter_server_ns, ring_all_reduce_ns, stretched_ns
-from whatif.cluster.sigmoid import Sigmoid
+from benchmarks.pei import (
+    Iteration,
+    Machine,
+    nccl_ns,
+    parameter_server_ns,
+    ring_all_reduce_ns,
+    stretched_ns,
+)
+from benchmarks.sigmoid import Sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 

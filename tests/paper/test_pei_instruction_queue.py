@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.paper.pei_networks import alexnet, layers_s, network_s, resnet50
-from whatif.hardware import load_gpu
+from whatif.hardware.gpu import load_gpu
 from whatif.opdb.instruction_queue import Units, units_of
 
 # Seconds: AlexNet forward, and forward and backward; ResNet-50 the same.

@@ -7,7 +7,12 @@ import pytest
 import whatif
 from tests.helpers import STREAM, Build, ends
 from whatif import TaskGraph, TaskKind, Thread, ThreadKind, simulate
-from whatif.models.contention import SMS, occupy, sm_share, virtual_operations
+from whatif.models.exchange.contention import (
+    SMS,
+    occupy,
+    sm_share,
+    virtual_operations,
+)
 
 NETWORK = Thread("network", ThreadKind.CHANNEL)
 V100, P40 = "Tesla V100-SXM2-16GB", "Tesla P40"

@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.helpers import CPU, STREAM, Build
 from whatif import Phase, TaskGraph, TaskKind
-from whatif.ranks.collectives import Collectives
-from whatif.ranks.files import Places
-from whatif.ranks.read import Ranks, merged
+from whatif.ingest.ranks.collectives import Collectives
+from whatif.ingest.ranks.files import Places
+from whatif.ingest.ranks.read import Ranks, merged
 
 
 def rank_graph(compute_ns: int, spent_ns: int, *, tail_ns: int = 10, origin_ns: int = 0, path: str = "") -> TaskGraph:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers import Event, call, kernel, mark, op, write_trace
 from whatif import WhatifError
-from whatif.ranks.files import RankTold, find_recordings, place
-from whatif.ranks.read import read_ranks
+from whatif.ingest.ranks.files import RankTold, find_recordings, place
+from whatif.ingest.ranks.read import read_ranks
 
 NOTHING = RankTold(None, None)
 
@@ -80,7 +80,7 @@ def test_ranks_by_header_then_by_name() -> None:
     assert place([Path("worker1.pt.trace.json"), Path("worker0.pt.trace.json")], [NOTHING] * 2).ranks == (1, 0)
     unnamed = place(files, [NOTHING] * 2)
     assert unnamed.ranks == (0, 1)
-    assert "do not tell their ranks" in unnamed.warnings[0]
+    assert "lack their ranks" in unnamed.warnings[0]
     missing = place([Path("a.json")], [RankTold(2, 8)])
     assert missing.world_size == 8
     assert missing.warnings == (

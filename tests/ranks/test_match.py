@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from tests.ranks.hand import collectives, rank_graph, run_of, two_ranks
 from whatif import WhatifError
-from whatif.predict import Baseline
-from whatif.ranks.clocks import find_clocks
-from whatif.ranks.files import Places
-from whatif.ranks.match import match
-from whatif.ranks.read import merged
-from whatif.ranks.stragglers import report
-from whatif.ranks.waits import find_waits, latency_ns
+from whatif.ingest.ranks.clocks import find_clocks
+from whatif.ingest.ranks.files import Places
+from whatif.ingest.ranks.match import match
+from whatif.ingest.ranks.read import merged
+from whatif.ingest.ranks.waits import find_waits, latency_ns
+from whatif.prediction.predict import Baseline
+from whatif.questions.stragglers import report
 
 
 def matches(*told: dict[str, object]) -> list[list[tuple[int, int]]]:

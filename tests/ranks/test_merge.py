@@ -11,13 +11,13 @@ import whatif
 from tests.helpers import CPU, STREAM, Build, equal
 from tests.ranks.hand import collectives, rank_graph, run_of, two_ranks
 from whatif import TaskGraph, TaskKind
-from whatif.models.collective_tasks import WORKERS
-from whatif.predict import Baseline
-from whatif.ranks.files import Places
-from whatif.ranks.merge import COLLECTIVE, ranks_of, take_apart
-from whatif.ranks.read import merged
-from whatif.sharing import USES, uses_of
-from whatif.types import ARRIVAL_NAME, HUB_NAME
+from whatif.graph.types import ARRIVAL_NAME, HUB_NAME
+from whatif.ingest.ranks.files import Places
+from whatif.ingest.ranks.merge import COLLECTIVE, ranks_of, take_apart
+from whatif.ingest.ranks.read import merged
+from whatif.prediction.predict import Baseline
+from whatif.simulation.sharing import USES, uses_of
+from whatif.simulation.transfers import WORKERS
 
 
 def end_of(graph: TaskGraph, rank: int, name: str) -> int:

@@ -10,10 +10,10 @@ import pytest
 
 import whatif
 from whatif import TaskKind
-from whatif.predict import Baseline
-from whatif.ranks.merge import ranks_of
-from whatif.ranks.read import Ranks, read_ranks
-from whatif.ranks.stragglers import report
+from whatif.ingest.ranks.merge import ranks_of
+from whatif.ingest.ranks.read import Ranks, read_ranks
+from whatif.prediction.predict import Baseline
+from whatif.questions.stragglers import report
 
 
 @pytest.fixture(scope="module")

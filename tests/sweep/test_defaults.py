@@ -10,12 +10,13 @@ import pytest
 import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import TaskGraph, TaskKind, load_transform
-from whatif.baseline import Baseline
-from whatif.composition import spelled
-from whatif.memory import LayerMemory, Memory
-from whatif.sweep.defaults import WORKERS, bandwidths_of, spread_of
-from whatif.sweep.scaling import scaling
-from whatif.sweep.sweep import sweep
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.recorded import Recorded
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
+from whatif.questions.sweep.defaults import WORKERS, bandwidths_of, spread_of
+from whatif.questions.sweep.scaling import scaling
+from whatif.questions.sweep.sweep import sweep
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_loaders_and_tensors_are_no_machines(recorded: TaskGraph) -> None:
 
 
 def test_unknown_gradients_are_as_large_as_the_parameters_that_shapes_show(recorded: TaskGraph) -> None:
-    silent = recorded.replace(info=replace(recorded.info, metadata={}, memory=None))
+    silent = recorded.replace(info=replace(recorded.info, recorded=Recorded(), memory=None))
     assert names(spread_of(silent).transforms) == ["distributed"]
     layers = (LayerMemory("a", 10, 3_000_000), LayerMemory("b", 10, 1_000_000))
     told = silent.replace(info=replace(silent.info, memory=Memory(4_000_000, 0, 0, layers)))

@@ -8,8 +8,8 @@ import pytest
 
 import whatif
 from whatif import WhatifError, load_transform
-from whatif.baseline import Baseline
-from whatif.sweep.scaling import Scaling, Workers, scaling
+from whatif.prediction.baseline import Baseline
+from whatif.questions.sweep.scaling import Scaling, Workers, scaling
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, need
 from whatif import TaskGraph, WhatifError, load_transform
-from whatif.baseline import Baseline
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.transform import Transform
+from whatif.questions.sweep import Sweep, parse_vary, sweep
+from whatif.questions.sweep.batch import pieces
 from whatif.report.text_sweep import headline
-from whatif.sweep import Sweep, parse_vary, sweep
-from whatif.sweep.batch import pieces
-from whatif.transform import Transform
 
 # Lines are drawn through whole nanoseconds: each of up to some thousand transfers may be off by half of one.
 WITHIN_MS = 1e-3
@@ -186,7 +186,7 @@ def test_a_script_of_ones_own_is_loaded_again_in_each_process(resnet: Baseline, 
 
 
 def test_a_dask_cluster_gives_the_same(resnet: Baseline) -> None:
-    distributed = pytest.importorskip("distributed")
+    distributed = need("distributed")
     with (
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
         distributed.Client(cluster),

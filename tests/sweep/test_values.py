@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whatif import WhatifError, load_transform
-from whatif.sweep.scaling import parse_workers
-from whatif.sweep.values import Varied, listed_values, parse_vary
+from whatif.questions.sweep.scaling import parse_workers
+from whatif.questions.sweep.values import Varied, listed_values, parse_vary
 
 
 def test_a_list_keeps_its_order_and_each_value_once() -> None:

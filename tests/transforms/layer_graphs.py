@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers import CPU, STREAM, Build
 from whatif import Phase, TaskGraph, TaskKind
-from whatif.kernels import KernelFamily
+from whatif.graph.kernels import KernelFamily
 
 FAMILIES = {
     "Conv2d": KernelFamily.CONVOLUTION,
@@ -33,8 +33,7 @@ class Call(NamedTuple):
 def network(calls: Sequence[Call], *, launch_ns: int = 1000, steps: int = 1, named: bool = True, on_cpu: bool = False,
             **info: Any) -> TaskGraph:  # fmt: skip
     """Forward through the calls, backward through them in reverse, an update of 5 us; on a CPU operators alone."""
-    build = Build(CPU) if on_cpu else Build(CPU, STREAM)
-    build.info = type(build.info)(n_steps=steps, **info)
+    build = Build(*((CPU,) if on_cpu else (CPU, STREAM)), n_steps=steps, **info)
     operator = 0
     for step in range(steps):
         passes = [(call, Phase.FORWARD, call.forward_ns) for call in calls]

@@ -8,7 +8,7 @@ from typing import Any
 import whatif
 from tests.helpers import STREAM, Build
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind
-from whatif.kernels import KernelFamily
+from whatif.graph.kernels import KernelFamily
 
 FORWARD, BACKWARD, UPDATE = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
 

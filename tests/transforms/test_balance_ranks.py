@@ -8,7 +8,7 @@ import pytest
 import whatif
 from tests.ranks.hand import rank_graph, run_of, two_ranks
 from whatif import TaskGraph, WhatifError
-from whatif.ranks.merge import ranks_of
+from whatif.ingest.ranks.merge import ranks_of
 
 
 def end_of_tails(graph: TaskGraph) -> list[int]:

@@ -14,9 +14,9 @@ import pytest
 
 import whatif
 from whatif import Prediction
-from whatif.models.estimator import device
-from whatif.models.roofline import filled, latency_ns
-from whatif.predict import Baseline
+from whatif.models.durations.estimator import device
+from whatif.models.durations.roofline import filled, latency_ns
+from whatif.prediction.predict import Baseline
 
 RUNS = (0, 1, 2)
 # Milliseconds that the GPU is busy, all runs within 0.04 of it, and the span on the host.

@@ -13,11 +13,11 @@ import pytest
 import whatif
 from tests.helpers import CPU, STREAM, Build, id_of, need
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.models import changed_operators, database
-from whatif.models.estimator import Source, sources
-from whatif.opdb.importers.torch_operators import Described
-from whatif.transform import load_transform
+from whatif.graph.described import Described
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.models.durations import changed_operators, database
+from whatif.models.durations.estimator import Source, sources
+from whatif.prediction.transform import load_transform
 
 need("pyarrow")
 
@@ -158,7 +158,7 @@ def test_metaflow_takes_sizes(own_traces: Path) -> None:
     for sizes, message in (
         ({"chanels": 3}, "expected sizes among batch, "), ({"out_channels": 0}, "a whole number above 0"),
         ({"out_channels": True}, "a whole number above 0"), ({}, "expected sizes as"), (5, "expected sizes as"),
-        ({"n": 3}, "got none that the recording tells the sizes of"),
+        ({"n": 3}, "got none that the recording has sizes of"),
     ):  # fmt: skip
         with pytest.raises(WhatifError, match=message):
             of(sizes)

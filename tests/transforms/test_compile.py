@@ -27,9 +27,9 @@ from tests.transforms.programs import (
     unbounded,
 )
 from whatif import DependencyKind, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.kernels import KernelFamily
-from whatif.models.fusion import FUSED_NAME, REGION_NAME
-from whatif.models.launches import GRAPH_LAUNCH_NAME
+from whatif.graph.kernels import KernelFamily
+from whatif.models.kernels.fusion import FUSED_NAME, REGION_NAME
+from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
 
 
 def layer_of(*kernels: tuple[str, KernelFamily, int], **info: Any) -> Program:
@@ -83,7 +83,7 @@ def test_each_pass_becomes_a_graph_launch_with_reduce_overhead() -> None:
 def fused_runs(graph: TaskGraph) -> list[str]:
     """The kernels that are left, in their order."""
     after = changed("compile", graph)
-    return [name for name, gpu in zip(names(after), after.on_gpu, strict=True) if gpu]
+    return [name for name, gpu in zip(names(after), after.on_gpu.mask, strict=True) if gpu]
 
 
 def test_a_second_reduction_begins_a_kernel_of_its_own() -> None:
@@ -132,7 +132,7 @@ def test_what_is_no_layer_s_and_what_adds_up_gradients_runs_as_before() -> None:
     build.call("u0", 9_000, UPDATE, family=POINTWISE)
     build.call("u1", 9_000, UPDATE, family=POINTWISE)
     after = changed("compile", build.graph())
-    assert [name for name, gpu in zip(names(after), after.on_gpu, strict=True) if gpu] == [
+    assert [name for name, gpu in zip(names(after), after.on_gpu.mask, strict=True) if gpu] == [
         FUSED_NAME,
         "l0",
         "l1",

@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, ends, ids_of, starts
 from whatif import Dependencies, DependencyKind, TaskGraph, TaskKind, Thread, ThreadKind, WhatifError, simulate
-from whatif.baseline import Baseline
-from whatif.edit import reorder
-from whatif.kernels import KernelFamily
-from whatif.models.collective_tasks import LATENCY
-from whatif.models.contention import occupy, occupy_cpu, share_link, share_streams, virtual_operations
-from whatif.sharing import USES, Role, uses_of
-from whatif.simulator import simulate_bounds
+from whatif.graph.edit import reorder
+from whatif.graph.kernels import KernelFamily
+from whatif.models.exchange.contention import (
+    occupy,
+    occupy_cpu,
+    share_link,
+    share_streams,
+    virtual_operations,
+)
+from whatif.prediction.baseline import Baseline
+from whatif.simulation.sharing import USES, Role, uses_of
+from whatif.simulation.simulator import simulate_bounds
+from whatif.simulation.transfers import LATENCY
 
 V100 = "Tesla V100-SXM2-32GB"  # 80 multiprocessors, 900 bytes/ns
 NETWORK = Thread("network", ThreadKind.CHANNEL)
@@ -156,7 +162,10 @@ def test_each_rank_has_a_gpu_and_a_core_of_its_own() -> None:
 def test_an_unknown_gpu_counts_as_a_v100_and_says_so() -> None:
     graph = overlapped(gpu="Voodoo 2")
     changed = occupy(graph, collectives(graph))
-    assert "Voodoo 2 is not in whatif/gpus, so 16 of its multiprocessors are taken for 20 % of it" in changed.notes[-1]
+    assert (
+        "Voodoo 2 is not in whatif/hardware/gpus, so 16 of its multiprocessors are taken for 20 % of it"
+        in changed.notes[-1]
+    )
     told = occupy(graph, collectives(graph), 16, sm_count=32)
     assert told.notes == ()
     assert ends(simulate(told))["gemm2"] == 3_000
@@ -295,8 +304,8 @@ def test_what_a_parameter_server_is_sent_is_no_kernel() -> None:
 
 def test_a_sweep_of_what_shares_is_that_of_single_what_ifs(shared_traces: Path) -> None:
     """Events come in another order in every scenario, so they are not simulated in one batch."""
-    from whatif.sweep.sweep import sweep
-    from whatif.sweep.values import Varied
+    from whatif.questions.sweep.sweep import sweep
+    from whatif.questions.sweep.values import Varied
 
     baseline = Baseline.of(
         whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")

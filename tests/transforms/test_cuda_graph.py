@@ -15,9 +15,9 @@ from tests.helpers import CPU, STREAM, id_of, names, starts
 from tests.test_edit import reaches, traced
 from tests.transforms.programs import BACKWARD, FORWARD, LATE_STREAM, UPDATE, Program, changed, said, unbounded
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.estimator import Source, sources
-from whatif.models.launches import GRAPH_LAUNCH_NAME
-from whatif.types import HANDOFF_NAME
+from whatif.graph.types import HANDOFF_NAME
+from whatif.models.durations.estimator import Source, sources
+from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
 
 
 def three_launches() -> TaskGraph:

@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, id_of
+from tests.helpers import CPU, STREAM, Build, equal, facts_of, id_of
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
-from whatif.hardware import Gpu, load_gpu
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.models import database
-from whatif.models.device_convolutions import convolution_ns
-from whatif.models.device_law import Ratio, floor_ns, law_ratio
-from whatif.models.estimator import Source, device, sources
-from whatif.models.half_precision import SPEEDUP_EXPONENT
-from whatif.models.other_device import on_device
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.hardware.gpu import Gpu, load_gpu
+from whatif.ingest.operator_calls import describe
+from whatif.models.durations import database
+from whatif.models.durations.device_convolutions import convolution_ns
+from whatif.models.durations.device_law import Ratio, floor_ns, law_ratio
+from whatif.models.durations.estimator import Source, device, sources
+from whatif.models.durations.half_precision import SPEEDUP_EXPONENT
+from whatif.models.durations.other_device import on_device
 from whatif.opdb.importers.described import operators_of
-from whatif.opdb.importers.torch_operators import describe
-from whatif.transform import load_transform
+from whatif.prediction.transform import load_transform
 
 F, US = KernelFamily, 1000
 V100, A100, H100, MI300X = (
@@ -301,7 +301,7 @@ def test_an_unknown_recorded_device_widens_the_range(gpu: str | None) -> None:
     task = id_of(changed, "add")
     assert (changed.low_ns[task], changed.duration_ns[task], changed.high_ns[task]) == (25_000, 100_000, 400_000)
     assert sources(changed)[task] == Source.ASSUMED
-    why = f"{gpu} is not in whatif/gpus" if gpu else "the recording does not name its GPU"
+    why = f"{gpu} is not in whatif/hardware/gpus" if gpu else "the recording does not name its GPU"
     assert f"device: {why}, so each kernel may take a quarter to four times as long" in changed.notes
 
 
@@ -310,13 +310,11 @@ def test_what_ifs_that_follow_see_the_new_device() -> None:
         {"name": "sgemm", "us": 1000, "family": F.GEMM, "flops": 12 * 10**9, "size_bytes": 1_000_000},
         {"name": "volta_scudnn", "us": 1000, "family": F.CONVOLUTION, "flops": 12 * 10**9, "size_bytes": 1_000_000},
     ]
-    graph = kernels(
-        V100, *rows, gpu_memory_bytes=32 * 2**30, metadata={"rates": {"h2d_pinned_gbyte_s": 12}, "torch": "2"}
-    )
+    graph = kernels(V100, *rows, gpu_memory_bytes=32 * 2**30, told={"rates": {"h2d_pinned_gbyte_s": 12}, "torch": "2"})
     changed = to(graph, "H100-SXM-80")
     assert device(changed) == load_gpu("H100-SXM-80")
     assert changed.info.gpu_memory_bytes == load_gpu("H100-SXM-80").memory_bytes
-    assert changed.info.metadata == {"torch": "2"}  # what was measured on the old machine is of no other
+    assert changed.info.recorded == facts_of({"torch": "2"})  # what was measured on the old machine is of no other
     # No bf16 on Volta; TF32 for products on Hopper; fp8 from the formats that the new device has.
     for what_if in ("amp:target=bf16", "tf32", "fp8"):
         assert load_transform(what_if)(changed).duration_ns.sum() < changed.duration_ns.sum()

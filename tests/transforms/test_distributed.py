@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, telling
 from tests.transforms.communication_graphs import (
     ANY_LINK,
     GRADIENT,
@@ -26,8 +26,8 @@ from tests.transforms.communication_graphs import (
     two_layers,
 )
 from whatif import Phase, TaskGraph, TaskKind, Thread, ThreadKind, WhatifError, simulate
-from whatif.breakdown import breakdown
-from whatif.models.collective_tasks import all_reduces
+from whatif.models.exchange.collective_tasks import all_reduces
+from whatif.simulation.breakdown import breakdown
 
 
 def test_distributed_by_hand() -> None:
@@ -145,29 +145,29 @@ def test_a_slow_network_hides_what_gloo_takes_of_the_core() -> None:
 
 def test_the_others_wait_for_the_slowest_worker() -> None:
     """Quartiles 13.49 % apart are those of a standard deviation of 10 %: of two the slower is 5.89 % later (Blom)."""
-    graph = on_cpu()
-    graph.info.metadata["untraced_step_ms"] = {"median": 100.0, "q25": 93.255, "q75": 106.745}
+    graph = telling(on_cpu(), untraced_step_ms={"median": 100.0, "q25": 93.255, "q75": 106.745})
     slow = apply(graph, RING)
     assert slow.duration_ns[slow.select(name="^b2$")].tolist() == pytest.approx([20_000 * 1.0589], rel=1e-4)
     assert slow.low_ns[slow.select(name="^b2$")].tolist() == [20_000]
     of_eight = apply(graph, RING.replace("workers=2", "workers=8"))
     assert of_eight.duration_ns[of_eight.select(name="^b2$")].tolist() == pytest.approx([20_000 * 1.1434], rel=1e-3)
     for told in ({"median": 100.0}, {"median": "x", "q25": 1, "q75": 2}, 7, {"median": 0, "q25": 0, "q75": 0}):
-        graph.info.metadata["untraced_step_ms"] = told
-        assert apply(graph, RING).duration_ns.max() == apply(on_cpu(), RING).duration_ns.max()
+        assert (
+            apply(telling(graph, untraced_step_ms=told), RING).duration_ns.max()
+            == apply(on_cpu(), RING).duration_ns.max()
+        )
 
 
 def test_buffers_are_broadcast_before_the_forward_pass() -> None:
     """Batch normalization of 100 channels has three buffers, 808 bytes: 12,000 each, and two messages of 225,000."""
-    graph = on_cpu(2)
-    graph.info.metadata["layers"] = [{"name": "norm", "type": "BatchNorm2d", "shapes": {"weight": [100]}}]
+    graph = telling(on_cpu(2), layers=[{"name": "norm", "type": "BatchNorm2d", "shapes": {"weight": [100]}}])
     timeline = simulate(apply(graph, RING))
     assert drawn(timeline, "network")[0] == ("broadcast of buffers", 546_000, 996_000)
     assert drawn(timeline, "CPU")[1:3] == [
         ("DistributedDataParallel.forward", 10_000, 546_000), ("f2", 996_000, 1_006_000)
     ]  # fmt: skip
-    graph.info.metadata["layers"] = [{"type": "BatchNorm1d", "shapes": [3]}, {"type": "BatchNorm2d"}, 7]
-    apply(graph, RING)
+    damaged = telling(graph, layers=[{"type": "BatchNorm1d", "shapes": [3]}, {"type": "BatchNorm2d"}, 7])
+    apply(damaged, RING)
 
 
 def test_without_overlap_all_buckets_are_sent_behind_the_backward_pass() -> None:
@@ -231,7 +231,7 @@ def test_the_memory_of_the_buckets() -> None:
     """DDP's buckets are as large as the gradients, from step to step; a view makes the gradients' own copies go."""
     from dataclasses import replace
 
-    from whatif.memory import LayerMemory, Memory, peak
+    from whatif.graph.memory import LayerMemory, Memory, peak
 
     layers = tuple(LayerMemory(f"layer{i}", 1_000, GRADIENT) for i in (1, 2))
     graph = two_layers(2)
@@ -276,7 +276,7 @@ def test_accumulated_gradients_are_sent_once() -> None:
 
 def test_the_main_thread_waits_for_what_the_thread_of_autograd_does_more() -> None:
     """The main thread goes on when autograd's is done: behind the copies and calls that were put at its end."""
-    build = Build(CPU, STREAM, Thread("autograd", ThreadKind.CPU), gpu=V100, metadata={"grad_ready_order": rows(90)})
+    build = Build(CPU, STREAM, Thread("autograd", ThreadKind.CPU), gpu=V100, told={"grad_ready_order": rows(90)})
     build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD, step=0)
     call = build.task(2, 1_000, "launch b", phase=Phase.BACKWARD, step=0)
     kernel = build.task(1, 10_000, "b", phase=Phase.BACKWARD, step=0, layer="layer1")
@@ -291,9 +291,8 @@ def test_the_main_thread_waits_for_what_the_thread_of_autograd_does_more() -> No
 
 
 def test_distributed_needs_gradients_or_their_size() -> None:
-    bare = two_layers()
-    bare.info.metadata.clear()
-    with pytest.raises(WhatifError, match=r"does not tell the gradients .* distributed:gradient_mb=102"):
+    bare = two_layers(grad_ready_order=None)
+    with pytest.raises(WhatifError, match=r"lacks the gradients .* distributed:gradient_mb=102"):
         apply(bare, "distributed")
     graph = apply(bare, "distributed:gradient_mb=7.2,workers=2,bandwidth=36GB/s,latency_us=0")
     assert graph.size_bytes[all_reduces(graph)].sum() == pytest.approx(7_200_000, abs=8)
@@ -308,7 +307,7 @@ def test_what_is_distributed_already_stays() -> None:
     assert again.notes[-1].endswith("nothing changes")
     assert again.duration_ns is once.duration_ns
     alone = apply(two_layers(), "distributed:workers=1")
-    assert alone.notes == ("distributed: one worker has nobody to exchange gradients with; nothing changes",)
+    assert alone.notes == ("distributed: one worker has no other to exchange gradients with; nothing changes",)
 
 
 @settings(max_examples=60, deadline=None)
@@ -323,9 +322,7 @@ def test_distributed_keeps_the_step_and_is_never_slower_with_more_bandwidth(
     assert simulate(fast).makespan_ns <= simulate(slow).makespan_ns
     assert simulate(slow).makespan_ns >= simulate(graph).makespan_ns
     sent = int(slow.size_bytes[all_reduces(slow)].sum())
-    expected = (
-        20_000_000 if "gradient_mb" in options else sum(r["bytes"] for r in graph.info.metadata["grad_ready_order"])
-    )
+    expected = 20_000_000 if "gradient_mb" in options else sum(r.size_bytes or 0 for r in graph.info.recorded.gradients)
     assert sent == pytest.approx(expected * graph.info.n_steps, rel=1e-4)
 
 
@@ -357,19 +354,19 @@ def test_sync_is_for_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata",
+    "told",
     [{"grad_ready_order": [{"name": "a", "layer": "layer1", "bytes": "many"}, 3, None, {"bytes": 10}]},
      {"ddp": {"buckets": [3, {"parameters": 4}, {}]}}, {"ddp": 3}, {"ddp": {"buckets": None, "world_size": "x"}}],
 )  # fmt: skip
-def test_damaged_metadata_is_no_traceback(metadata: dict[str, Any]) -> None:
-    apply(two_layers(2, **metadata), "distributed")
-    apply(two_layers(2, **metadata), "p3")
+def test_damaged_metadata_is_no_traceback(told: dict[str, Any]) -> None:
+    apply(two_layers(2, **told), "distributed")
+    apply(two_layers(2, **told), "p3")
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg19", "bert-base"])
 def test_cpu_recordings_scale_with_the_network(own_traces: Path, model: str) -> None:
     before = baseline(own_traces / "campaign_cpu" / f"{model}--baseline.trace.json.gz")
-    told = sum(row["bytes"] for row in before.graph.info.metadata["grad_ready_order"])
+    told = sum(row.size_bytes or 0 for row in before.graph.info.recorded.gradients)
     predicted = []
     for rate in ("100Mbps", "1Gbps", "10Gbps", "100Gbps"):
         after = whatif.apply(before, f"distributed:workers=2,bandwidth={rate}")
@@ -409,14 +406,14 @@ def test_one_iteration_without_marks_is_a_step(shared_traces: Path) -> None:
 def test_gradients_of_layers_without_backward_work_are_not_told() -> None:
     layers = [{"name": "head", "type": "Linear", "gradient_bytes": GRADIENT}]
     for spec in ("distributed", "p3"):
-        with pytest.raises(WhatifError, match="does not tell the gradients"):
+        with pytest.raises(WhatifError, match="lacks the gradients"):
             apply(two_layers(2, grad_ready_order=[], layers=layers), spec)
 
 
 @pytest.mark.parametrize("spec", [RING, f"{RING},sync=true", f"{RING},gradient_as_bucket_view=true"])
 def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
     """Their copies are called behind what the CPU did before them, never on a stream; without a CPU nothing calls."""
-    info = {"metadata": {"grad_ready_order": rows(GRADIENT, GRADIENT)}, "gpu": V100, "n_steps": 1}
+    info = {"told": {"grad_ready_order": rows(GRADIENT, GRADIENT)}, "gpu": V100, "n_steps": 1}
     build = Build(CPU, STREAM, **info)
     build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD, step=0)
     for layer in ("layer2", "layer1"):
@@ -434,7 +431,6 @@ def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
 
 def test_a_recording_of_one_of_several_workers_on_cpus_communicates_already() -> None:
     """gloo sends beside the recorded threads, so that no task tells it: the recorder does."""
-    graph = on_cpu(2)
-    graph.info.metadata["ddp"] = {"source": "ddp", "world_size": 4}
+    graph = telling(on_cpu(2), ddp={"source": "ddp", "world_size": 4})
     for spec in ("distributed", "p3"):
         assert apply(graph, spec).notes[-1].endswith("nothing changes")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, facts_of
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.baseline import Baseline
-from whatif.dts.architecture import BUILT_IN
-from whatif.memory import LayerMemory, Memory
-from whatif.types import ThreadKind
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.types import ThreadKind
+from whatif.models.dts.built_in import BUILT_IN
+from whatif.prediction.baseline import Baseline
 
 CLUSTER = """
 [[processor]]
@@ -70,7 +70,7 @@ def on_gpu() -> TaskGraph:
     )
     layers = [{"name": "a", "gradient_bytes": 4000}, {"name": "b", "gradient_bytes": 6000}]
     graph = build.graph()
-    info = replace(graph.info, memory=Memory(10_000, 0, 800, rows), metadata={"layers": layers})
+    info = replace(graph.info, memory=Memory(10_000, 0, 800, rows), recorded=facts_of({"layers": layers}))
     return graph.replace(info=info)
 
 
@@ -79,7 +79,7 @@ def test_on_a_gpu_by_hand() -> None:
 
     client  a 10 | 3.6 | server b 20, b' 40 + 0.6 * 6 of the update | 3.6 | client a' 20 + 0.4 * 6
     """
-    found = whatif.apply(on_gpu(), "split:clients=2,cut=a,bandwidth=1GB/s,latency_us=2")
+    found = whatif.apply(on_gpu(), "dts:architecture=split,clients=2,cut=a,bandwidth=1GB/s,latency_us=2")
     one_us = 10 + 3.6 + 20 + 43.6 + 3.6 + 22.4
     assert found.baseline.clock == "gpu"
     assert found.predicted_ms == pytest.approx((2 * one_us + 6) / 1e3, abs=1e-4)
@@ -88,33 +88,34 @@ def test_on_a_gpu_by_hand() -> None:
 
 
 def test_a_batch_is_one_of_each_client() -> None:
-    found = whatif.apply(on_gpu(), "federated:clients=3,batches=2,bandwidth=1GB/s")
+    found = whatif.apply(on_gpu(), "dts:architecture=federated,clients=3,batches=2,bandwidth=1GB/s")
     assert found.to_dict()["samples_per_s"]["predicted"] == pytest.approx(6 * 8e3 / found.predicted_ms)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_on_a_recording_of_a_cpu(recorded: Baseline, cluster: Path, name: str) -> None:
-    found = whatif.apply(recorded, f"{name}:cluster={cluster}")
+    found = whatif.apply(recorded, f"dts:architecture={name},cluster={cluster}")
     found.graph.check()
     assert found.low_ms < found.predicted_ms < found.high_ms
     assert len(set(found.timeline.step_times_ns("mark"))) == 1  # every step is the same round
     assert any(name in note and " on tower" in note for note in found.graph.notes)
-    alone = whatif.apply(recorded, f"{name}:bandwidth=1Gbps")
-    faster = whatif.apply(recorded, f"{name}:bandwidth=10Gbps")
+    alone = whatif.apply(recorded, f"dts:architecture={name},bandwidth=1Gbps")
+    faster = whatif.apply(recorded, f"dts:architecture={name},bandwidth=10Gbps")
     assert faster.predicted_ms < alone.predicted_ms
     # What else changed the step goes into the rounds.
-    assert whatif.apply(recorded, "cpu:speedup=2", name).predicted_ms < alone.predicted_ms
+    assert whatif.apply(recorded, "cpu:speedup=2", f"dts:architecture={name}").predicted_ms < alone.predicted_ms
 
 
 def test_more_bandwidth_than_any_and_one_client_is_the_plain_step(recorded: Baseline) -> None:
-    for name in ("split:clients=1", "parallel_split:clients=1", "pipeline_learning:workers=2"):
-        found = whatif.apply(recorded, f"{name},bandwidth=100000GB/s,latency_us=0")
+    for name in ("split,clients=1", "parallel_split,clients=1", "pipeline_learning,workers=2"):
+        found = whatif.apply(recorded, f"dts:architecture={name},bandwidth=100000GB/s,latency_us=0")
         assert found.predicted_ms == pytest.approx(found.baseline_ms, rel=0.01)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_twice_changes_nothing_more(recorded: Baseline, name: str) -> None:
-    once, twice = whatif.apply(recorded, name), whatif.apply(recorded, name, "federated")
+    spec = f"dts:architecture={name}"
+    once, twice = whatif.apply(recorded, spec), whatif.apply(recorded, spec, "dts:architecture=federated")
     assert twice.predicted_ms == once.predicted_ms
     assert any("of several processors already; nothing changes" in note for note in twice.graph.notes)
 
@@ -122,24 +123,28 @@ def test_twice_changes_nothing_more(recorded: Baseline, name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("federated:clients=0", "expected from 1 to 1,000 clients, got 0"),
-        ("federated:batches=0", "expected from 1 to 100,000 batches a client, got 0"),
-        ("federated:max_paths=-1", "expected max_paths from 1 on, or 0 for all, got -1"),
-        ("federated:latency_us=-1", "expected latency_us from 0 to 1,000,000, got -1"),
-        ("split:cut=conv9", "split: expected a cut behind one of the layers conv1, relu1"),
-        ("split:cut=14", "expected a cut with layers on both sides, from 1 to 13, got 14"),
-        ("split:cut=2,cut=3", "option 'cut' is given twice"),
-        ("parallel_split:cut=2,5", "expected one cut, between client and server, got 2"),
-        ("pipeline_learning:workers=1", "expected from 2 to 1,000 workers, or 0 for as few as do, got 1"),
-        ("pipeline_learning:workers=99", "expected no more workers than the 14 layers, got 99"),
-        ("pipeline_learning:workers=3,cut=2", "expected 2 cuts for 3 workers, got 1"),
-        ("federated:cluster=nowhere.toml", "nowhere.toml: expected a cluster file"),
-        ("federated:cluster=ethernet-25g", r"expected \[\[processor\]\] and \[\[link\]\] tables, which DTS needs"),
+        ("federated,clients=0", "expected from 1 to 1,000 clients, got 0"),
+        ("federated,batches=0", "expected from 1 to 100,000 batches a client, got 0"),
+        ("federated,max_paths=-1", "expected max_paths from 1 on, or 0 for all, got -1"),
+        ("federated,latency_us=-1", "expected latency_us from 0 to 1,000,000, got -1"),
+        ("split,cut=conv9", "split: expected a cut behind one of the layers conv1, relu1"),
+        ("split,cut=14", "expected a cut with layers on both sides, from 1 to 13, got 14"),
+        ("split,cut=2,cut=3", "option 'cut' is given twice"),
+        ("parallel_split,cut=2,5", "expected one cut, between client and server, got 2"),
+        ("pipeline_learning,workers=1", "expected from 2 to 1,000 workers, or 0 for as few as do, got 1"),
+        ("pipeline_learning,workers=99", "expected no more workers than the 14 layers, got 99"),
+        ("pipeline_learning,workers=3,cut=2", "expected 2 cuts for 3 workers, got 1"),
+        ("federated,cluster=nowhere.toml", "nowhere.toml: expected a cluster file"),
+        ("federated,cluster=ethernet-25g", r"expected \[\[processor\]\] and \[\[link\]\] tables, which DTS needs"),
+        ("federated,cut=2", r"no option 'cut' for federated, got it; it applies to pipeline_learning, split, parallel"),
+        ("split,workers=0", "no option 'workers' for split, got it; it applies to pipeline_learning"),
+        ("pipeline_learning,clients=3", "no option 'clients' for pipeline_learning"),
+        ("gossip", r"expected one of pipeline_learning, federated, .*, got 'gossip'"),
     ],
 )
 def test_nonsense_gets_a_sentence(recorded: Baseline, spec: str, sentence: str) -> None:
     with pytest.raises(WhatifError, match=sentence):
-        whatif.apply(recorded, spec)
+        whatif.apply(recorded, f"dts:architecture={spec}")
 
 
 def test_a_role_that_no_memory_holds(recorded: Baseline, tmp_path: Path) -> None:
@@ -147,15 +152,15 @@ def test_a_role_that_no_memory_holds(recorded: Baseline, tmp_path: Path) -> None
     path.write_text(re.sub(r"memory_gbyte = \d+", "memory_gbyte = 0.01", CLUSTER))
     told = r"no processor's memory holds the role 'client 1', which needs 0\.\d+ GB; the largest has 0\.01 GB"
     with pytest.raises(WhatifError, match=told):
-        whatif.apply(recorded, f"federated:cluster={path}")
+        whatif.apply(recorded, f"dts:architecture=federated,cluster={path}")
 
 
 def test_power_needs_the_flops_of_the_recording(cluster: Path) -> None:
-    with pytest.raises(WhatifError, match="the recording does not tell its FLOPs, so that processor"):
-        whatif.apply(on_gpu(), f"federated:cluster={cluster}")
+    with pytest.raises(WhatifError, match="the recording lacks its FLOPs, so that processor"):
+        whatif.apply(on_gpu(), f"dts:architecture=federated,cluster={cluster}")
 
 
 def test_workers_of_several_already(shared_traces: Path) -> None:
     graph = whatif.read(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
     with pytest.raises(WhatifError, match="expected a recording of one worker"):
-        whatif.apply(graph, "federated")
+        whatif.apply(graph, "dts:architecture=federated")

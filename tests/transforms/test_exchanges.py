@@ -30,7 +30,7 @@ from tests.transforms.communication_graphs import (
     two_layers,
 )
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.collective_tasks import all_reduces
+from whatif.models.exchange.collective_tasks import all_reduces
 
 
 def test_blueconnect_by_hand() -> None:
@@ -147,7 +147,7 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2"):
         whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
     before = baseline(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
-    with pytest.raises(WhatifError, match="how large its all-reduces are"):
+    with pytest.raises(WhatifError, match="lacks the sizes of its all-reduces"):
         whatif.apply(before, "blueconnect")
     after = whatif.apply(before, "blueconnect:bandwidth=25Gbps")
     for stage in ("reduce-scatter among 4", "reduce-scatter among 2", "all-gather among 2", "all-gather among 4"):

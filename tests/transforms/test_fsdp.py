@@ -23,8 +23,8 @@ from tests.transforms.sharded_steps import (
     training,
 )
 from whatif import TaskGraph, WhatifError, simulate
-from whatif.predict import Baseline
-from whatif.transform import load_transform
+from whatif.prediction.predict import Baseline
+from whatif.prediction.transform import load_transform
 
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
@@ -164,7 +164,7 @@ def test_the_step_is_kept_and_more_bandwidth_is_never_slower(graph: TaskGraph, o
 def test_every_byte_is_gathered_and_scattered(graph: TaskGraph, options: str) -> None:
     changed = apply(graph, f"fsdp:workers=8,bandwidth=100Gbps,{options}")
     steps = np.unique(graph.step)
-    listed = sum(row["bytes"] for row in graph.info.metadata["grad_ready_order"])
+    listed = sum(row.size_bytes or 0 for row in graph.info.recorded.gradients)
     total = 300_000_000 if "gradient_mb" in options else listed
     for step in steps.tolist():
         mine = changed.step == step
@@ -219,8 +219,7 @@ def test_cpu_recordings(own_traces: object, model: str) -> None:
     slow, fast = (whatif.apply(baseline, f"fsdp:workers=2,bandwidth={rate}Gbps") for rate in (1, 10))
     assert slow.baseline_ms < fast.predicted_ms < slow.predicted_ms
     assert slow.low_ms <= slow.predicted_ms <= slow.high_ms
-    rows = baseline.graph.info.metadata["grad_ready_order"]
-    parameters = sum(row["bytes"] for row in rows)
+    parameters = sum(row.size_bytes or 0 for row in baseline.graph.info.recorded.gradients)
     found = sent_bytes(slow.graph, 2)
     assert found[SCATTER] == pytest.approx(parameters / 2, rel=0.01)
     assert parameters / 2 <= found[GATHER] <= parameters

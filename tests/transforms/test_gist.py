@@ -12,7 +12,7 @@ import whatif
 from tests.transforms.layer_graphs import Call, network, times_us, work_order
 from tests.transforms.test_rebatchnorm import layers
 from whatif import DependencyKind, Phase, TaskGraph, WhatifError, load_transform, simulate
-from whatif.memory import LayerMemory, Memory
+from whatif.graph.memory import LayerMemory, Memory
 
 # One map of 1,843,200 fp32 values; an unknown GPU moves 720 bytes a nanosecond, so it is read in 10.24 us.
 MAP = 7_372_800

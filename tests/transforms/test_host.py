@@ -14,7 +14,7 @@ from tests.helpers import id_of, names, starts, step
 from tests.test_edit import reaches, traced
 from tests.transforms.programs import changed, unbounded
 from whatif import TaskGraph, TaskKind, WhatifError, simulate
-from whatif.contract import GOES, STAYS, contract
+from whatif.graph.remove import GOES, STAYS, contract
 
 # -- taking tasks out in bulk -----------------------------------------------------------------------------------------
 

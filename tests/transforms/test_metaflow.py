@@ -18,9 +18,16 @@ import whatif
 from tests.helpers import CPU, STREAM, Build
 from tests.transforms.layer_graphs import Call, network, times_us, work_order
 from tests.transforms.test_rebatchnorm import layers
-from whatif import Phase, TaskGraph, WhatifError, load_transform, simulate, simulator
-from whatif.memory import LayerMemory, Memory
-from whatif.predict import Baseline
+from whatif import (
+    Phase,
+    TaskGraph,
+    WhatifError,
+    load_transform,
+    simulate,
+)
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.prediction.predict import Baseline
+from whatif.simulation import simulator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,8 +96,8 @@ def test_what_lies_inside_a_layer_goes_with_it(own_traces: Path) -> None:
 def test_a_removed_layer_leaves_the_update_where_gradients_are_told(own_traces: Path) -> None:
     path = own_traces / "campaign_cpu" / "vgg19--baseline.trace.json.gz"
     graph = whatif.read(path)
-    rows = {row["name"]: row for row in graph.info.metadata["layers"]}
-    share = rows["classifier.3"]["gradient_bytes"] / sum(row.get("gradient_bytes") or 0 for row in rows.values())
+    rows = {layer.name: layer.gradient_bytes or 0 for layer in graph.info.recorded.layers}
+    share = rows["classifier.3"] / sum(rows.values())
     assert share > 0.05
     without = changed(graph, remove=["classifier.3"])
     before, after = (
@@ -155,7 +162,7 @@ def test_a_search_reads_once_and_simulates_three_times_a_policy(own_traces: Path
         return original(*arguments)
 
     monkeypatch.setattr(simulator, "_swept", counted)
-    monkeypatch.setattr("whatif.models.policy._read", lambda path: pytest.fail(f"a mapping is no file: {path}"))
+    monkeypatch.setattr("whatif.models.layers.policy._read", lambda path: pytest.fail(f"a mapping is no file: {path}"))
     convolutions = [layer for layer in baseline.graph.layers if ".conv" in layer]
     policies: list[Mapping[str, Any]] = [
         {"scale": [{"layers": [layer], "factor": factor}]} for layer in convolutions for factor in (0.5, 0.75, 1.0, 1.5)

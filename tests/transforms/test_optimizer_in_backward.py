@@ -12,17 +12,15 @@ import whatif
 from tests.helpers import CPU, STREAM, id_of, names, step
 from tests.transforms.programs import BACKWARD, GEMM, POINTWISE, UPDATE, Program, changed, said
 from whatif import TaskGraph, TaskKind, WhatifError, simulate
-from whatif.kernels import KernelFamily
-from whatif.memory import LayerMemory, Memory
-from whatif.models.update_in_backward import PIECE_NAME
-from whatif.predict import Baseline
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.models.kernels.update_in_backward import PIECE_NAME
+from whatif.prediction.predict import Baseline
 
 READY = [{"name": "b.weight", "layer": "b", "bytes": 300}, {"name": "a.weight", "layer": "a", "bytes": 100}]
 
 
-def training_step(
-    *, update: str = "upd", between: str = "", memory: Memory | None = None, **metadata: Any
-) -> TaskGraph:
+def training_step(*, update: str = "upd", between: str = "", memory: Memory | None = None, **told: Any) -> TaskGraph:
     """Two layers, and an update of one kernel a parameter.
 
     ::
@@ -31,7 +29,7 @@ def training_step(
         CPU     |bwd b|bwd a|upd b|gap-|upd a|
         stream        ..|b ------|a ------|u-|...|u-|     100 us a layer, 6 us an update; 2 us after their calls
     """
-    build = Program(CPU, STREAM, launch_lag_ns=2_000, metadata={"grad_ready_order": READY, **metadata}, memory=memory)
+    build = Program(CPU, STREAM, launch_lag_ns=2_000, told={"grad_ready_order": READY, **told}, memory=memory)
     build.call("bwd b", 100_000, BACKWARD, layer="b", family=GEMM)
     build.call("bwd a", 100_000, BACKWARD, layer="a", family=GEMM)
     if between:
@@ -71,7 +69,7 @@ def test_each_parameter_is_updated_behind_its_gradient() -> None:
 
 def test_a_multi_tensor_update_is_split_by_bytes_with_a_launch_for_each_operation() -> None:
     """One kernel name: one launch a parameter, 10 us where no forward pass tells what a small operator takes."""
-    build = Program(CPU, STREAM, metadata={"grad_ready_order": READY})
+    build = Program(CPU, STREAM, told={"grad_ready_order": READY})
     build.call("bwd b", 100_000, BACKWARD, layer="b", family=GEMM)
     build.call("bwd a", 100_000, BACKWARD, layer="a", family=GEMM)
     build.call("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 42_000, UPDATE, in_optimizer=True,
@@ -133,7 +131,7 @@ def test_the_update_of_real_steps_moves_as_a_whole(own_traces: Path, name: str) 
     after = whatif.apply(before, "optimizer_in_backward")
     assert not (after.graph.in_optimizer & after.graph.on_cpu).any()
     pieces = after.graph.select(name="^update")
-    n_parameters = len(graph.info.metadata["grad_ready_order"])
+    n_parameters = len(graph.info.recorded.gradients)
     steps = len(np.unique(after.graph.step[pieces]))
     recorded_ns = before.graph.duration_ns[before.graph.in_optimizer & before.graph.on_cpu].sum()
     calls_ns = 110_000 * n_parameters * steps

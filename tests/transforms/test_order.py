@@ -15,10 +15,10 @@ from tests.transforms.test_compile import BLOCK, layer_of
 from tests.transforms.test_optimizer_in_backward import training_step
 from tests.transforms.test_precision import attention_step
 from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.models.launches import GRAPH_LAUNCH_NAME
-from whatif.models.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
-from whatif.predict import Baseline
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
+from whatif.models.kernels.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
+from whatif.prediction.predict import Baseline
 
 LATE_STREAM = dataclasses.replace(STREAM, lag_ns=1_000)
 

@@ -20,7 +20,7 @@ from tests.transforms.communication_graphs import (
     two_layers,
 )
 from whatif import Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.priority import by_priority
+from whatif.models.exchange.priority import by_priority
 
 
 def used(graph: TaskGraph, spec: str) -> dict[str, int]:

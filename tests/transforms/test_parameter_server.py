@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import telling
 from tests.transforms.communication_graphs import SLICED, apply, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 
@@ -66,8 +67,7 @@ def test_gpus_share_the_link_to_their_host() -> None:
 
 def test_a_server_adds_up_what_all_workers_push() -> None:
     """(workers + 1 + 2) accesses at a third of the copy rate: of 400,000 bytes at 2,400 bytes/ns 278 and 389 ns."""
-    graph = on_cpu(2)
-    graph.info.metadata["grad_ready_order"] = rows(400_000, 400_000)
+    graph = telling(on_cpu(2), grad_ready_order=rows(400_000, 400_000))
     for workers, expected in ((2, 278), (4, 389)):
         changed = apply(graph, ALONE.replace("workers=2", f"workers={workers}"))
         assert changed.duration_ns[changed.select(name="^reduce and update$")].tolist() == [expected] * 4
@@ -77,8 +77,7 @@ def test_a_server_adds_up_what_all_workers_push() -> None:
 
 def test_sockets_take_their_time_from_the_core() -> None:
     """Eight copies of what passes either way, where a gradient is done; with a server of one's own 2 (n - 1) / n."""
-    graph = on_cpu(2)
-    graph.info.metadata["grad_ready_order"] = rows(2_400_000, 2_400_000)
+    graph = telling(on_cpu(2), grad_ready_order=rows(2_400_000, 2_400_000))
     changed = apply(graph, ALONE)
     assert changed.duration_ns[changed.select(name="^sending and receiving$")].tolist() == [8_000] * 4
     assert drawn(simulate(changed), "CPU")[2:5] == [

@@ -21,12 +21,19 @@ import whatif
 from tests.helpers import CPU, STREAM
 from tests.transforms.layer_graphs import Call, network
 from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
-from whatif.memory import LayerMemory, Memory, peak
-from whatif.models.pipeline_memory import stage_memories
-from whatif.models.pipeline_schedule import SCHEDULES, Pass, in_possible_order, most_in_flight, needed, order
-from whatif.models.stage_work import at_micro_batch, work_of
-from whatif.models.stages import balanced, model_of
-from whatif.predict import Baseline
+from whatif.graph.memory import LayerMemory, Memory, peak
+from whatif.models.parallel.pipeline_memory import stage_memories
+from whatif.models.parallel.pipeline_schedule import (
+    SCHEDULES,
+    Pass,
+    in_possible_order,
+    most_in_flight,
+    needed,
+    order,
+)
+from whatif.models.parallel.stage_work import at_micro_batch, work_of
+from whatif.models.parallel.stages import balanced, model_of
+from whatif.prediction.predict import Baseline
 
 # A byte a nanosecond and no latency; activations of 200,000 bytes a batch.
 LINK = "bandwidth=1GB/s,latency_us=1,activation_mb=0.2"
@@ -334,7 +341,7 @@ def test_a_container_is_divided_and_its_blocks_are_not() -> None:
     rows = [{"name": name, "type": "Linear"} for name in names]
     rows += [{"name": f"stages.{i}", "type": "Sequential"} for i in range(2)]
     rows += [{"name": name, "type": "Block"} for name in ("stages.0.0", "stages.0.1", "stages.1.0")]
-    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], metadata={"layers": rows})
+    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], told={"layers": rows})
     graph = graph.replace(layers=("", *names))
     assert model_of(graph, "pipeline").part.tolist() == [0, 0, 1, 1, 2, 2]
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, names, step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.kernels import DTYPES, KernelFamily
-from whatif.models.attention import FUSED_NAME, unfused_attention
-from whatif.models.estimator import Source, described, sources
-from whatif.models.fp8 import CAST_NAME, SCALE_NAME
-from whatif.predict import Baseline
-from whatif.transform import load_transform
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.models.durations.estimator import Source, described, sources
+from whatif.models.kernels.attention import FUSED_NAME, unfused_attention
+from whatif.models.kernels.fp8 import CAST_NAME, SCALE_NAME
+from whatif.prediction.predict import Baseline
+from whatif.prediction.transform import load_transform
 
 F = KernelFamily
 US = 1000

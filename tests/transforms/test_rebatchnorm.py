@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.transforms.layer_graphs import Call, network, times_us, work_order
 from whatif import Phase, TaskGraph, load_transform, simulate
-from whatif.kernels import KernelFamily
+from whatif.graph.kernels import KernelFamily
 
 
 def block(**options: bool) -> TaskGraph:

@@ -15,10 +15,10 @@ import whatif
 from tests.helpers import CPU, STREAM, Build, names
 from tests.transforms.layer_graphs import Call, network
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, Thread, ThreadKind, WhatifError, load_transform, simulate
-from whatif.models.replicate import classes, replicate
-from whatif.models.stragglers import slowest_of
-from whatif.predict import Baseline
-from whatif.steps import step_ns
+from whatif.models.exchange.replicate import classes, replicate
+from whatif.models.exchange.stragglers import slowest_of
+from whatif.prediction.predict import Baseline
+from whatif.simulation.steps import step_ns
 
 NCCL = Thread("stream 8", ThreadKind.STREAM, 0, 8)
 
@@ -209,7 +209,7 @@ layers = st.lists(st.tuples(st.integers(2, 40), st.integers(2, 80)), min_size=2,
 def test_classes_of_any_network(drawn: list[tuple[int, int]], factors: list[float], on_cpu: bool) -> None:
     calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
     rows = [{"name": f"{i}", "layer": f"Linear_{i}", "bytes": 400_000} for i in reversed(range(len(drawn)))]
-    graph = network(calls, steps=2, on_cpu=on_cpu, metadata={"grad_ready_order": rows})
+    graph = network(calls, steps=2, on_cpu=on_cpu, told={"grad_ready_order": rows})
     graph = load_transform("distributed:workers=4,bucket_mb=0.5")(graph)
     alone = simulate(graph)
     same = classes(graph, [1.0] * len(factors)).check()
@@ -247,7 +247,7 @@ def test_nonsense_gets_one_sentence(spec: str, sentence: str) -> None:
 
 
 def test_steps_that_do_not_communicate_wait_for_nobody() -> None:
-    with pytest.raises(WhatifError, match=r"^straggler: .* name what makes them communicate first"):
+    with pytest.raises(WhatifError, match=r"^straggler: .* first name a transform that adds communication"):
         load_transform("straggler")(network([Call("Linear_0", 10, 10)]))
 
 

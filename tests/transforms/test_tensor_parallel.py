@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, names
+from tests.helpers import CPU, STREAM, Build, equal, facts_of, names
 from tests.transforms.sharded_steps import V100, drawn, keeps_the_step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.kernels import KernelFamily
-from whatif.memory import LayerMemory, Memory
-from whatif.models.collective_tasks import communicates, of_activations
-from whatif.models.passes import Use
-from whatif.models.transformer_blocks import split_parts
-from whatif.transform import load_transform
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.ingest.recorded import written
+from whatif.models.exchange.collective_tasks import communicates, of_activations
+from whatif.models.parallel.passes import Use
+from whatif.models.parallel.transformer_blocks import split_parts
+from whatif.prediction.transform import load_transform
 
 SUM = "sum of activations"
 # 100 tokens of 1,000 numbers: 400,000 bytes in fp32. Two workers send all of it in a ring: 100 us at 4 bytes/ns.
@@ -64,9 +65,9 @@ def block(*, steps: int = 1, on_gpu: bool = True, **info: Any) -> TaskGraph:
     rows = [
         {"name": f"{name}.{key}", "layer": name, "bytes": 4 * int(np.prod(shape))} for name, key, shape in parameters
     ]
-    metadata = {"layers": PRODUCTS, "grad_ready_order": rows}
+    told = {"layers": PRODUCTS, "grad_ready_order": rows}
     streams = (CPU, STREAM) if on_gpu else (CPU,)
-    build = Build(*streams, metadata=metadata, gpu=V100 if on_gpu else None, n_steps=steps, **info)
+    build = Build(*streams, told=told, gpu=V100 if on_gpu else None, n_steps=steps, **info)
     matrices = {row["name"]: row["shapes"]["weight"] for row in PRODUCTS}
 
     def work(name: str, layer: str, us: int, phase: Phase, step: int) -> None:
@@ -128,14 +129,14 @@ def test_the_sums_carry_an_activation_of_the_stream() -> None:
 
 def test_later_what_ifs_know_the_parameters_that_are_left() -> None:
     graph = apply(block(), f"tensor_parallel:{LINK},workers=4")
-    sizes = {row["name"]: row["bytes"] for row in graph.info.metadata["grad_ready_order"]}
+    sizes = {gradient.name: gradient.size_bytes for gradient in graph.info.recorded.gradients}
     assert sizes["h.0.qkv.weight"] == 4 * 3 * WIDTH * WIDTH / 4
     assert sizes["h.0.qkv.bias"] == 4 * 3 * WIDTH / 4
     assert sizes["h.0.down.bias"] == 4 * WIDTH
-    layers = {row["name"]: row["gradient_bytes"] for row in graph.info.metadata["layers"]}
+    layers = {layer.name: layer.gradient_bytes for layer in graph.info.recorded.layers}
     assert layers["h.0.down"] == 4 * WIDTH * WIDTH + 4 * WIDTH
     # The recording itself is as it was.
-    assert block().info.metadata["layers"] == PRODUCTS
+    assert written(block().info.recorded)["layers"] == PRODUCTS
 
 
 def test_two_dimensions() -> None:
@@ -146,7 +147,7 @@ def test_two_dimensions() -> None:
     assert both.select(name="^all-reduce$").sum() > 0
     assert int(of_activations(both).sum()) == 4
     sent = both.size_bytes[both.select(name="^all-reduce$")].sum()
-    assert sent == sum(row["bytes"] for row in cut.info.metadata["grad_ready_order"])
+    assert sent == sum(gradient.size_bytes or 0 for gradient in cut.info.recorded.gradients)
     for spec in ("zero:stage=2", "fsdp:unit_size=10MB"):
         assert int(of_activations(apply(cut, spec)).sum()) == 4
     with pytest.raises(WhatifError, match="before distributed"):
@@ -159,7 +160,7 @@ def test_two_dimensions() -> None:
 def parts(*products: tuple[str, int, int], attention: str = "") -> list[tuple[list[str], str]]:
     """The parts that are found among linear layers of a block, by their names, outputs and inputs."""
     rows = [linear(f"h.0.{name}", outputs, inputs) for name, outputs, inputs in products]
-    build = Build(CPU, metadata={"layers": rows})
+    build = Build(CPU, told={"layers": rows})
     for name in ("h.0", *(str(row["name"]) for row in rows)):
         build.task(0, 1, layer=name)
     graph = build.graph()
@@ -260,16 +261,16 @@ def test_what_makes_no_sense_is_one_sentence(spec: str, sentence: str) -> None:
 
 def test_sizes_that_nobody_tells_are_one_sentence() -> None:
     graph = block()
-    with pytest.raises(WhatifError, match="how large the activations"):
+    with pytest.raises(WhatifError, match="sizes of the activations"):
         apply(graph.replace(flops=np.full(len(graph), -1)), f"tensor_parallel:{LINK}")
 
 
-@pytest.mark.parametrize("metadata", [{"layers": 3}, {"layers": [{"name": "h.0.up", "type": "Linear", "shapes": 7}]},
+@pytest.mark.parametrize("told", [{"layers": 3}, {"layers": [{"name": "h.0.up", "type": "Linear", "shapes": 7}]},
                                       {"layers": [None, {"name": "h.0.up", "type": "Linear",
                                                          "shapes": {"weight": [10**30, "x"]}}]}])  # fmt: skip
-def test_damaged_metadata_is_no_traceback(metadata: dict[str, Any]) -> None:
+def test_damaged_metadata_is_no_traceback(told: dict[str, Any]) -> None:
     graph = block()
-    damaged = graph.replace(info=whatif.GraphInfo(metadata=metadata))
+    damaged = graph.replace(info=whatif.GraphInfo(recorded=facts_of(told)))
     with pytest.raises(WhatifError, match="tensor_parallel"):
         apply(damaged, f"tensor_parallel:{LINK}")
 

@@ -13,10 +13,10 @@ import whatif
 from tests.transforms.layer_graphs import Call, network
 from tests.transforms.test_rebatchnorm import layers
 from whatif import TaskGraph, Timeline, WhatifError, load_transform, simulate
-from whatif.memory import LayerMemory, Memory, peak
-from whatif.models.feature_maps import input_bytes
-from whatif.models.layer_calls import layer_calls
-from whatif.models.offload import PREFETCH, PREFETCH_NAME, find_prefetch_layer
+from whatif.graph.memory import LayerMemory, Memory, peak
+from whatif.models.layers.feature_maps import input_bytes
+from whatif.models.layers.layer_calls import layer_calls
+from whatif.models.layers.offload import PREFETCH, PREFETCH_NAME, find_prefetch_layer
 
 OFFLOAD, FETCH = "vDNN offload", "vDNN prefetch"
 

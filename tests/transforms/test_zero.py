@@ -10,10 +10,10 @@ import whatif
 from tests.helpers import equal
 from tests.transforms.sharded_steps import LINK, blocks, blocks_on_cpu, drawn, keeps_the_step, sent_bytes, training
 from whatif import GraphInfo, TaskGraph, WhatifError, simulate
-from whatif.memory import LayerMemory, Memory, peak
-from whatif.models.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
-from whatif.predict import Baseline
-from whatif.transform import load_transform
+from whatif.graph.memory import LayerMemory, Memory, peak
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
+from whatif.prediction.predict import Baseline
+from whatif.prediction.transform import load_transform
 
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN = "copy gradients into their buffer"

@@ -9,21 +9,20 @@ from whatif.cli.reading import progress_bar
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif anonymize``."""
-    parser.add_argument("trace", metavar="TRACE", help="a recording or Kineto trace, or a campaign's record (.json)")
+    parser.add_argument("trace", metavar="TRACE", help="a recording, a Kineto trace, or a record of a campaign (.json)")
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        help="the file to write (compressed where its name ends in .gz), or a folder for one of the same name "
-        "(default: TRACE's name with .anonymous before its ending); what is there is replaced only where its name has "
-        ".anonymous in it",
+        help="file to write (compressed if its name ends in .gz), or a folder "
+        "(default: TRACE's name with .anonymous before its suffix); replaces only files with .anonymous in their name",
     )
-    parser.add_argument("--layers", action="store_true", help="replace the words of layer names by numbered ones too")
+    parser.add_argument("--layers", action="store_true", help="also replace the words in layer names by numbers")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the copy and say what was taken out."""
-    from whatif.anonymize import anonymize
+    from whatif.ingest.anonymize.anonymize import anonymize
     from whatif.report.text_anonymize import print_anonymized
 
     with progress_bar("copying", file=args.trace) as progress:

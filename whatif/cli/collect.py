@@ -25,30 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=20,
         metavar="N",
-        help="training steps to time without the profiler, before it starts (default: 20)",
+        help="training steps to time before the profiler starts (default: 20)",
     )
     parser.add_argument(
         "--backend",
         choices=["kineto", "cupti"],
         default="kineto",
-        help="what records: torch's own profiler (default), or CUPTI through cupti-python on an NVIDIA GPU",
+        help="profiler to use: torch's own (default), or CUPTI through cupti-python on an NVIDIA GPU",
     )
-    parser.add_argument("--memory", action="store_true", help="record every allocation as well (larger, slower)")
+    parser.add_argument("--memory", action="store_true", help="also record every allocation (larger file, slower run)")
     parser.add_argument(
         "--measure-operators",
         action="store_true",
-        help="afterwards measure the recorded operators alone, also in bf16, channels-last ..., for better what-ifs",
+        help="after the run, time each operator alone, also in bf16, channels-last, ..., for better predictions",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="the recording to write (default: the script's name with .json.gz); replaces an older recording of that "
-        "name, and no other file",
+        help="the recording to write (default: the script's name with .json.gz); replaces an existing recording, "
+        "but no other file",
     )
-    parser.add_argument("script", metavar="SCRIPT.py", help="a training script, run as `python SCRIPT.py ARGS` runs it")
+    parser.add_argument("script", metavar="SCRIPT.py", help="a training script, run as with `python SCRIPT.py ARGS`")
     own = parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
-    own.required = False  # some versions of argparse count them among what is missing
+    own.required = False  # some versions of argparse report it as missing
 
 
 def run(args: argparse.Namespace) -> int:

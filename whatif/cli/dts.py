@@ -5,50 +5,64 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_json
-from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
+from whatif.cli.reading import print_plot, progress_bar, read_trace, show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif dts``."""
-    parser.add_argument("cluster", metavar="CLUSTER.toml", help="a file with [[processor]] and [[link]] tables")
+    parser.add_argument("cluster", metavar="CLUSTER.toml", help="TOML file with [[processor]] and [[link]] tables")
     parser.add_argument("trace", metavar="TRACE", help="a recording of one worker")
-    parser.add_argument("--clients", type=int, default=3, metavar="N", help="those with data of their own (default: 3)")
     parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="of pipeline learning (default: as few as hold the network)"
+        "--clients", type=int, default=3, metavar="N", help="number of clients, each with its own data (default: 3)"
     )
     parser.add_argument(
-        "--cut", default="", metavar="LAYER", help="a client's last layer, or a number of layers (default: the best)"
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="workers of pipeline learning (default: the fewest that hold the network)",
     )
     parser.add_argument(
-        "--batches", type=int, default=100, metavar="N", help="of an epoch, shared by the clients (default: 100)"
+        "--cut",
+        default="",
+        metavar="LAYER",
+        help="last layer on the client, or the number of its layers (default: the best)",
+    )
+    parser.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="batches per epoch, shared by the clients (default: 100)"
     )
     parser.add_argument(
         "--max-paths", type=int, default=100, metavar="N",
-        help="ways to give out the roles that are tried for each architecture; 0: all (default: 100)",
+        help="assignments of roles to try for each architecture; 0: all (default: 100)",
     )  # fmt: skip
     parser.add_argument(
         "--architecture", action="append", default=[], metavar="NAME|FILE.py",
-        help="only this one; again for more; a file is a script of your own, which is run",
+        help="architecture to rank (repeatable, default: all); FILE.py is a script of your own",
     )  # fmt: skip
-    parser.add_argument("--samples", type=int, default=1000, metavar="N", help="draws of fluctuations (default: 1000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of these draws (default: 0)")
-    parser.add_argument("--plot", metavar="FILE", help="draw epochs and roles into a .png, .svg or .pdf")
-    parser.add_argument("--export", metavar="FILE", help="write the fastest one's roles as .dot, .png, .svg or .pdf")
+    parser.add_argument(
+        "--samples", type=int, default=1000, metavar="N", help="random samples of the fluctuations (default: 1000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of these samples (default: 0)")
+    parser.add_argument("--plot", metavar="FILE", help="plot epochs and roles into a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--export", metavar="FILE", help="write the fastest assignment of roles as .dot, .png, .svg or .pdf"
+    )
     add_calibration(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Rank the architectures."""
-    from whatif.cluster.cluster_file import load_cluster
-    from whatif.dts.architecture import BUILT_IN, load_architecture
-    from whatif.dts.network_graph import check_export, export
-    from whatif.dts.options import cuts_of, machines_of
-    from whatif.dts.plan import Training
-    from whatif.dts.ranking import rank
     from whatif.errors import WhatifError
+    from whatif.hardware.cluster.cluster_file import load_cluster
+    from whatif.models.dts.architecture import load_architecture
+    from whatif.models.dts.built_in import BUILT_IN
+    from whatif.models.dts.options import cuts_of, machines_of
+    from whatif.models.dts.plan import Training
+    from whatif.models.dts.ranking import rank
+    from whatif.report.plot_network import check_export, export
 
-    # What is misspelled is told before a large trace is read.
+    # Checks the options before reading the trace, which may be large.
     cluster = load_cluster(args.cluster)
     machines_of(cluster, tcp=False)
     architectures = [load_architecture(name) for name in args.architecture or BUILT_IN]
@@ -64,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
         from whatif.report.plots import check_plot
 
         check_plot(path, args.trace)
-    from whatif.baseline import Baseline
-    from whatif.dts.dnn import dnn_of
+    from whatif.models.dts.dnn import dnn_of
+    from whatif.prediction.baseline import Baseline
 
     graph = read_trace(args.trace)
     dnn = dnn_of(Baseline.of(graph, calibrated=args.calibrated).graph)
@@ -79,28 +93,18 @@ def run(args: argparse.Namespace) -> int:
         raise WhatifError(ranking.rows[0].reason)
     best = ranking.possible[0].found
     assert best is not None
-    if args.plot:
-        from whatif.report.plot_dts import plot_ranking
-
-        plot_ranking(ranking, args.plot)
     if args.export:
         export(best, args.export)
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json(
-            {
-                "trace": args.trace,
-                "cluster": args.cluster,
-                **ranking.to_dict(),
-                **({"plot": args.plot} if args.plot else {}),
-            }
-        )
-        return 0
+    from whatif.report.plot_dts import ranking_figure
     from whatif.report.text_dts import print_ranking
 
-    print_ranking(ranking)
-    print_plot(args.plot)
-    print_plot(args.export)
-    warn(graph.info.quirks)
+    show(
+        args,
+        lambda: {"trace": args.trace, "cluster": args.cluster, **ranking.to_dict()},
+        lambda: print_ranking(ranking),
+        figure=lambda: ranking_figure(ranking),
+    )
+    if not args.json:
+        print_plot(args.export)
+        warn(graph.info.quirks)
     return 0

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_calibration, add_clock, add_json, add_top, check_plots
+from whatif.cli.options import add_analysis, add_top, check_plots
 from whatif.cli.rank_files import add_traces, read_traces
-from whatif.cli.reading import print_plot, warn
+from whatif.cli.reading import show
 
 if TYPE_CHECKING:
-    from whatif.explain import Explanation
+    from whatif.questions.explain import Explanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sensitivity",
         action="store_true",
-        help="what the step gains if a layer, kernel family, phase or thread were 10, 50, 100 %% faster",
+        help="show the gain if a layer, operator family, phase or thread took 10, 50 or 100 %% less time",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", help="with --sensitivity: draw the gains into a .png, .svg or .pdf file"
+        "--plot", metavar="FILE", help="with --sensitivity: plot the gains into a .png, .svg or .pdf file"
     )
-    add_clock(parser)
-    add_calibration(parser)
-    add_json(parser)
+    add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,49 +36,42 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
         check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces)
-    from whatif.explain import explain
-    from whatif.predict import Baseline
+    from whatif.prediction.predict import Baseline
+    from whatif.questions.explain import explain
 
     explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
     found = None
     if ranks is not None:
-        from whatif.ranks.stragglers import report
+        from whatif.questions.stragglers import report
 
         found = report(ranks, explanation.baseline)
     if args.sensitivity:
         return _sensitivity(explanation, args)
-    if args.json:
-        from whatif.report.as_json import print_json
 
-        print_json({**explanation.to_dict(), **({"ranks": found.to_dict()} if found else {})})
-        return 0
-    from whatif.report.text import print_explanation
+    def print_text() -> None:
+        from whatif.report.text import print_explanation
 
-    print_explanation(explanation)
-    if found is not None:
-        from whatif.report.text_ranks import print_ranks
+        print_explanation(explanation)
+        if found is not None:
+            from whatif.report.text_ranks import print_ranks
 
-        print_ranks(found, top=args.top, has_gpu=bool(graph.on_gpu.any()))
-    warn(explanation.warnings)
-    return 0
+            print_ranks(found, top=args.top, has_gpu=bool(graph.on_gpu.any()))
+
+    ranks_too = {"ranks": found.to_dict()} if found else {}
+    return show(args, lambda: {**explanation.to_dict(), **ranks_too}, print_text, warnings=explanation.warnings)
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
     """Print what the step gains where a part of it is faster, and draw it where that is asked for."""
+    from whatif.questions.sensitivity import sensitivity
     from whatif.report import text_sensitivity
-    from whatif.sensitivity import sensitivity
+    from whatif.report.plot_sensitivity import sensitivity_figure
 
     found = sensitivity(explanation.baseline, top=args.top)
-    if args.plot is not None:
-        from whatif.report.plots import plot_sensitivity
-
-        plot_sensitivity(found, args.plot)
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json({**text_sensitivity.as_dict(found, explanation), **({"plot": args.plot} if args.plot else {})})
-        return 0
-    text_sensitivity.print_sensitivity(found, explanation)
-    print_plot(args.plot)
-    warn(explanation.warnings)
-    return 0
+    return show(
+        args,
+        lambda: text_sensitivity.as_dict(found, explanation),
+        lambda: text_sensitivity.print_sensitivity(found, explanation),
+        figure=lambda: sensitivity_figure(found),
+        warnings=explanation.warnings,
+    )

@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="TRACE [NAME ...]",
-        help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it",
+        help="the trace (or the traces of several ranks, or their folder), then the what-ifs to show next to it",
     )
     parser.add_argument(
         "-o",
         "--output",
         required=True,
         metavar="OUT",
-        help="the file to write, new or an older export; compressed where its name ends in .gz",
+        help="file to write, compressed if its name ends in .gz; replaces an earlier export",
     )
     add_calibration(parser)
 
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
     paths, names = traces_then_names(args.words, "export")
-    from whatif.composition import spelled
     from whatif.ingest.exported import EXPORTED_BEGIN
     from whatif.output_file import file_beside, replaceable_file
-    from whatif.predict import Baseline, apply
+    from whatif.prediction.composition import spelled
+    from whatif.prediction.predict import Baseline, apply
+    from whatif.prediction.transform import load_transform
     from whatif.report.perfetto import write_perfetto
     from whatif.report.printable import printable
-    from whatif.transform import load_transform
 
     for path in paths:
         file_beside(args.output, path)

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def remembered() -> Iterator[Callable[[], bool]]:
-    """Give a function that tells whether Ctrl-C was pressed within the block."""
+    """Return a function that reports whether Ctrl-C was pressed within the block."""
     pressed = False
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -19,7 +19,7 @@ def remembered() -> Iterator[Callable[[], bool]]:
         pressed = True
         signal.default_int_handler(number, frame)
 
-    # Elsewhere somebody else handles it: a notebook, a server; and only the main thread can be asked.
+    # Elsewhere a notebook or a server handles it; and only the main thread may install a handler.
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )

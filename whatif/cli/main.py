@@ -14,36 +14,36 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-import whatif
 from whatif.cli.interrupts import remembered
 from whatif.errors import WhatifError
+from whatif.output_file import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {
-    "collect": "record a run: trace, layers, untraced step time -> recording",
-    "info": "what is in a trace, quirks met, replay error",
-    "explain": "where the step goes, what it waits for, the layers that matter",
-    "apply": "predict the step under one or several what-ifs",
-    "advise": "every what-if that applies, ranked, and how they go together",
-    "sweep": "a what-if at many values of its options: a table, a plot",
-    "scaling": "the step on more and more workers, and up to how many it pays",
-    "memory": "peak memory: its parts, what what-ifs make of it, what fits",
-    "predict": "a step from a model alone: no GPU at hand, no recording",
-    "recommend": "devices ranked by the step's time and cost on each, and what fits",
-    "compare": "two recordings part by part, and which what-if lies between them",
-    "check": "a gate for CI: fails where a step became longer than is allowed",
-    "report": "one HTML page with everything: verdict, tables, charts, timeline",
-    "export": "write a timeline that Perfetto opens, baseline beside predicted",
-    "validate": "predictions beside what was measured, for pairs of runs",
-    "anonymize": "a copy of a trace without paths, names of hosts and users, stacks",
-    "opdb": "measured times of operators: import, look up, share, evaluate",
-    "dts": "pipeline, federated and split learning ranked on your machines",
-    "transforms": "list the what-ifs, or the options, source and model of one",
-    "completion": "a script that lets your shell complete commands, what-ifs, files",
+    "collect": "record a training run: trace, layers, step time without profiler",
+    "info": "show what a trace contains, its quirks and its replay error",
+    "explain": "show where the step time goes, by critical path, phase and layer",
+    "apply": "predict the step time under one or more what-ifs",
+    "advise": "rank all what-ifs that apply, alone and in combination",
+    "sweep": "predict a what-if at many values of its options",
+    "scaling": "predict step time and throughput for growing numbers of workers",
+    "memory": "show peak memory, its parts, and the effect of what-ifs on it",
+    "predict": "predict a step from model code alone, without GPU or recording",
+    "recommend": "rank devices by predicted step time, cost and memory",
+    "compare": "compare two recordings, and find the what-if that explains them",
+    "check": "fail in CI if a step became slower than allowed",
+    "report": "write an HTML page: verdict, tables, charts, timeline",
+    "export": "write a timeline for Perfetto, baseline next to prediction",
+    "validate": "compare predictions with measurements, for pairs of runs",
+    "anonymize": "copy a trace without paths, host names, user names and stacks",
+    "opdb": "manage the op database: import, query, share, evaluate",
+    "dts": "rank pipeline, federated and split learning on your machines",
+    "transforms": "list the what-ifs, or show the options and model of one",
+    "completion": "print a script that adds completion to your shell",
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
-# What stands before or behind any command.
+# Flags allowed before and after any command.
 FLAGS = ("--debug", "--quiet")
 
 
@@ -59,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; gives 0, 1 (could not do it), 2 (usage) or 130 (interrupted)."""
+    """Run one command; return 0, 1 (failed), 2 (usage error) or 130 (interrupted)."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if sys.stderr is None:  # closed: without this, messages would end up in the output
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -97,7 +97,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
             raise
         return _fail("interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read the output has had enough; the interpreter's own flush at exit must not complain either.
+        # The reader closed the pipe; the interpreter's own flush at exit must not fail either.
         _drop_stdout()
         return COULD_NOT
     except OSError as error:
@@ -119,14 +119,14 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
-    """The command, which FLAGS stand before it, and what stands behind it; None where nothing is left to run."""
+    """Split into the command, the FLAGS before it and the words after it; the command is None if nothing is to run."""
     flags: set[str] = set()
     for place, word in enumerate(arguments):
         if word in ("-h", "--help", "help"):
             print(_help())
             return None, flags, []
         if word in ("-V", "--version"):
-            print(f"whatif {whatif.__version__}")
+            print(f"whatif {VERSION}")
             return None, flags, []
         if word in FLAGS:
             flags.add(word)
@@ -152,19 +152,24 @@ def _closest(word: str) -> str:
 
 
 def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
-    """Give the parser of a command, with the flags that every command takes."""
+    """Return the parser of a command, with the flags that every command takes."""
     # Options are spelled out: an abbreviation that works today is ambiguous tomorrow.
     parser = _Parser(prog=f"whatif {command}", description=_sentence(COMMANDS[command]), allow_abbrev=False)
     module.add_arguments(parser)
-    parser.add_argument("--quiet", action="store_true", help="no warnings and no progress on stderr")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_flags(parser)
     return parser
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the FLAGS."""
+    parser.add_argument("--quiet", action="store_true", help="print no warnings or progress to stderr")
+    parser.add_argument("--debug", action="store_true", help="show the traceback if an error occurs")
 
 
 def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
     """The command's arguments; None where help was asked for."""
     parser = parser_of(command, module)
-    # Options may stand between the names and the trace, except where the rest belongs to another program.
+    # Options may come between the names and the trace, unless the rest belongs to another program.
     parse = parser.parse_args if getattr(module, "REST_IS_FOREIGN", False) else parser.parse_intermixed_args
     try:
         return parse(rest)
@@ -177,14 +182,14 @@ def _help() -> str:
     lines = [
         "usage: whatif COMMAND ... [--json] [--quiet] [--debug]",
         "",
-        "Says what a change would do to your DNN training before you make it.",
+        "Predicts what a change would do to your DNN training, before you make it.",
         "",
         *(f"  {name:<{width}}   {summary}" for name, summary in COMMANDS.items()),
         "",
-        "  whatif COMMAND --help   the options of one command",
-        "  whatif --version        the version",
+        "  whatif COMMAND --help   show the options of a command",
+        "  whatif --version        show the version",
         "",
-        "For example:",
+        "Examples:",
         "  whatif collect train.py",
         "  whatif explain train.json.gz",
         "  whatif apply scale:kind=gpu,factor=0.5 train.json.gz",
@@ -204,7 +209,7 @@ def _unexpected(error: Exception) -> int:
 def _fail(sentence: str, status: int) -> int:
     from whatif.report.printable import printable
 
-    # Neither stream need take writing; a message that nobody can get is no reason to fail in another way.
+    # Either stream may be closed; a message that cannot be written is no reason for another failure.
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -218,7 +223,7 @@ def _fail(sentence: str, status: int) -> int:
 
 
 def _never_fail_on_a_character() -> None:
-    """Let a terminal that lacks a character show a question mark instead of failing the command."""
+    """Print a question mark for a character that the terminal cannot encode, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -230,6 +235,6 @@ def _drop_stdout() -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Send what the stream still holds nowhere, so that the interpreter's own flush at exit does not fail too."""
+    """Discard what the stream still buffers, so that the interpreter's flush at exit does not fail too."""
     with suppress(OSError, ValueError):  # no file descriptor: a notebook, a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

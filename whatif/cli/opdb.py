@@ -37,66 +37,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json(sub)
         return sub
 
-    importing = command("import", _import, "bring measurements of others into the database")
-    importing.add_argument("kind", choices=_KINDS, metavar="KIND", help=f"what is read: {', '.join(_KINDS)}")
-    importing.add_argument("path", metavar="PATH")
-    importing.add_argument("--device", help="the device, where the source does not name it")
+    importing = command("import", _import, "add measurements from other sources")
+    importing.add_argument("kind", choices=_KINDS, metavar="KIND", help=f"format of the file: {', '.join(_KINDS)}")
+    importing.add_argument("path", metavar="PATH", help="the file or folder to import")
+    importing.add_argument("--device", help="the device, if the file does not name it")
     importing.add_argument(
-        "--operator", metavar="NAME", help="the collective, where nccl-tests' output does not name it"
+        "--operator", metavar="NAME", help="the collective, if the output of nccl-tests does not name it"
     )
-    importing.add_argument("--author", help="who measured")
-    importing.add_argument("--licence", help="the licence of the measurements (csv)")
-    importing.add_argument("--method", metavar="NAME", help="how the times were taken (csv)")
+    importing.add_argument("--author", help="author of the measurements")
+    importing.add_argument("--licence", help="licence of the measurements (csv)")
+    importing.add_argument("--method", metavar="NAME", help="how the times were measured (csv)")
     importing.add_argument("--cache", choices=("hot", "cold"), help="the state of the cache (csv)")
     importing.add_argument("--launch", choices=("included", "excluded"), help="whether launches are in the times (csv)")
 
-    query = command("query", _query, "one operator's time on a device, with its range and who says so")
+    query = command("query", _query, "show the time of an operator on a device, with its range and source")
     query.add_argument("operator", metavar="OPERATOR", help="for example linear:m=512,n=1024,k=1024,dtype=fp16")
-    query.add_argument("--device", required=True)
-    query.add_argument("--method", metavar="NAME", help="answer only from times that were taken so")
-    query.add_argument("--framework", metavar="NAME", help="answer only from times of this framework")
-    query.add_argument("--launch", action="store_true", help="an analytic answer holds the launch as well")
+    query.add_argument("--device", required=True, help="the device to answer for")
+    query.add_argument("--method", metavar="NAME", help="use only times measured by this method")
+    query.add_argument("--framework", metavar="NAME", help="use only times measured in this framework")
+    query.add_argument("--launch", action="store_true", help="include the launch in an analytic answer")
 
-    listing = command("list", _list, "what was measured, by device and family")
+    listing = command("list", _list, "list the measurements by device and family")
     _add_filters(listing)
 
-    export = command("export", _export, "copy contributions into another database, or one family into a CSV table")
-    export.add_argument("target", metavar="FOLDER|FILE.csv")
+    export = command("export", _export, "copy contributions to another database, or one family to a CSV table")
+    export.add_argument("target", metavar="FOLDER|FILE.csv", help="the database or table to write")
     _add_filters(export)
 
-    merge = command("merge", _merge, "take over what another database has")
-    merge.add_argument("source", metavar="FOLDER")
+    merge = command("merge", _merge, "add the contributions of another database")
+    merge.add_argument("source", metavar="FOLDER", help="the database to read")
     _add_filters(merge)
 
-    pushing = command("push", _push, "bring what this database has to one in an object store or on another machine")
-    pulling = command("pull", _pull, "take over what a database in an object store or on another machine has")
+    pushing = command("push", _push, "copy this database to an object store or another machine")
+    pulling = command("pull", _pull, "add the contributions of a database in an object store or on another machine")
     for sharing in (pushing, pulling):
-        sharing.add_argument("url", metavar="URL", help="s3://…, gs://…, ssh://…, file://…: whatever fsspec reaches")
+        sharing.add_argument(
+            "url", metavar="URL", help="s3://…, gs://…, ssh://…, file://…, or any other address that fsspec supports"
+        )
         _add_filters(sharing)
 
-    compare = command("diff", _diff, "what this database and another one have, and how their times differ")
-    compare.add_argument("other", metavar="FOLDER")
+    compare = command("diff", _diff, "show what only one of two databases has, and how their times differ")
+    compare.add_argument("other", metavar="FOLDER", help="the other database")
 
-    command("check", _check, "read and verify everything; exit 1 where something is damaged")
+    command("check", _check, "verify the whole database; exit status 1 if something is damaged")
 
-    evaluate = command("evaluate", _evaluate, "hold out operators and compare their times with the estimators'")
-    evaluate.add_argument("--device", help="only this one")
-    evaluate.add_argument("--seed", type=_natural, help="of the split (default: 2026)")
-    evaluate.add_argument("--share", type=_share, help="of the operators that is held out (default: 0.1)")
+    evaluate = command("evaluate", _evaluate, "measure the error of the estimators on held-out operators")
+    evaluate.add_argument("--device", help="only this device")
+    evaluate.add_argument("--seed", type=_natural, help="seed of the split (default: 2026)")
+    evaluate.add_argument("--share", type=_share, help="share of operators to hold out (default: 0.1)")
     evaluate.add_argument(
-        "--unseen-device", action="store_true", help="hold out whole devices, each in its turn, instead of operators"
+        "--unseen-device", action="store_true", help="hold out whole devices, one at a time, instead of operators"
     )
-    evaluate.add_argument("--fit", action="store_true", help="learn from the rest as well (minutes, scikit-learn)")
     evaluate.add_argument(
-        "--rung", action="append", choices=_RUNGS, metavar="RUNG",
-        help=f"only these estimators (may be repeated): {', '.join(_RUNGS)}",
+        "--fit", action="store_true", help="also fit models to the rest (takes minutes, needs scikit-learn)"
+    )
+    evaluate.add_argument(
+        "--rung", action="append", choices=_RUNGS, metavar="SOURCE",
+        help=f"evaluate only this source (repeatable): {', '.join(_RUNGS)}",
     )  # fmt: skip
 
     from whatif.cli.opdb_fit import add_fit_arguments, run_fit
     from whatif.cli.opdb_profile import add_profile_arguments, run_profile
 
     add_profile_arguments(command("profile", run_profile, "measure operators on this machine"))
-    add_fit_arguments(command("fit", run_fit, "learn models from what was measured, for what was not"))
+    add_fit_arguments(command("fit", run_fit, "fit models to the measurements, for operators not measured"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="only this one")
+    parser.add_argument("--device", help="only this device")
     parser.add_argument("--family", help="only this family of operators")
 
 
@@ -140,7 +144,7 @@ def _device(name: str | None) -> str | None:
 
 def _family(name: str | None) -> str | None:
     from whatif.errors import WhatifError
-    from whatif.opdb.schema import FAMILIES
+    from whatif.graph.described import FAMILIES
 
     if name is not None and name not in FAMILIES:
         raise WhatifError(f"opdb: expected a family ({', '.join(FAMILIES)}), got {name!r}.")
@@ -182,7 +186,7 @@ def _method(args: argparse.Namespace) -> Method | None:
 
 def _query(args: argparse.Namespace) -> int:
     from whatif.errors import WhatifError
-    from whatif.hardware import gpu_asked_for
+    from whatif.hardware.gpu import gpu_asked_for
     from whatif.opdb.asking import ask, parse_operator
     from whatif.opdb.default import opened
     from whatif.opdb.devices import facts

@@ -1,4 +1,4 @@
-"""``whatif opdb fit``: learn models from what a database holds; they lie beside it, or in a folder to share."""
+"""``whatif opdb fit``: fit models to the measurements of a database."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ TRAINING = "whatif.instrumentation.estimators.models"
 
 def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``whatif opdb fit``."""
-    parser.add_argument("--device", help="only from what was measured on this one")
-    parser.add_argument("--family", help="only of this family of operators")
-    parser.add_argument("--across", action="store_true", help="models for devices that were not measured as well")
-    parser.add_argument("--out", metavar="FOLDER", help="where the models go (default: models, in the database)")
+    parser.add_argument("--device", help="fit only to measurements of this device")
+    parser.add_argument("--family", help="fit only models of this family of operators")
+    parser.add_argument("--across", action="store_true", help="also fit models for devices that were not measured")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder to write the models to (default: models, in the database)"
+    )
 
 
 def training() -> Any:
-    """Give the module that trains. Raises WhatifError where scikit-learn is missing."""
+    """Return the module that trains. Raises WhatifError where scikit-learn is missing."""
     try:
         importlib.import_module("sklearn.ensemble")
         return importlib.import_module(TRAINING)
@@ -34,7 +36,7 @@ def training() -> Any:
 
 
 def run_fit(args: argparse.Namespace) -> int:
-    """Learn, write, and tell how far each model missed."""
+    """Fit the models, write them, and report the error of each."""
     from whatif.cli.opdb import _device, _family, _store
     from whatif.cli.reading import progress_bar, warn
     from whatif.opdb.default import MODELS
@@ -62,7 +64,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
 
 def _counted(progress: Callable[[int, int], None] | None) -> Callable[[str], None]:
-    """Count the models that are begun; how many there will be is not known before."""
+    """Count the models as they begin; their total is not known in advance."""
     begun = 0
 
     def say(_: str) -> None:

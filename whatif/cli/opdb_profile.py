@@ -19,15 +19,19 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``whatif opdb profile``."""
     parser.add_argument(
         "operations", metavar="OPERATION[,...]", nargs="?", default="",
-        help="add, mm, conv2d_wgrad, softmax, all_reduce ...; all: the nine of Tianshu",
+        help="add, mm, conv2d_wgrad, softmax, all_reduce, ...; all: the nine operations of Tianshu",
     )  # fmt: skip
-    parser.add_argument("--from", dest="recording", metavar="TRACE", help="the operators of a recording instead")
     parser.add_argument(
-        "--shapes", type=_between(1, _MOST_SHAPES), default=100, metavar="N", help="of each operation (default: 100)"
+        "--from", dest="recording", metavar="TRACE", help="measure the operators of a recording instead"
     )
-    parser.add_argument("--design", choices=("random", "grid"), default="random", help="how sizes are chosen")
     parser.add_argument(
-        "--seed", type=_between(0, 1 << 60), default=0, metavar="N", help="of random sizes (default: 0)"
+        "--shapes", type=_between(1, _MOST_SHAPES), default=100, metavar="N", help="shapes per operation (default: 100)"
+    )
+    parser.add_argument(
+        "--design", choices=("random", "grid"), default="random", help="how to choose sizes (default: random)"
+    )
+    parser.add_argument(
+        "--seed", type=_between(0, 1 << 60), default=0, metavar="N", help="seed of random sizes (default: 0)"
     )
     parser.add_argument(
         "--dtype",
@@ -36,40 +40,48 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="fp32, tf32, bf16, fp16 (default: fp32, or as recorded)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU where there is one)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="device to measure (default: the GPU, if there is one)"
+    )
     parser.add_argument(
         "--threads",
         type=_between(1, _MOST_THREADS),
         default=1,
         metavar="N",
-        help="of a CPU (default: 1, by its own clock)",
+        help="CPU threads (default: 1, timed by the thread's CPU clock)",
     )
-    parser.add_argument("--cache", choices=("hot", "cold"), help="where inputs are found (default: hot; --from: cold)")
     parser.add_argument(
-        "--method", choices=("chain_difference", "graph_replay"), help="graph_replay: chains as CUDA graphs"
+        "--cache", choices=("hot", "cold"), help="state of the cache for inputs (default: hot; cold with --from)"
+    )
+    parser.add_argument(
+        "--method",
+        choices=("chain_difference", "graph_replay"),
+        help="how to time; graph_replay runs chains as CUDA graphs",
     )
     parser.add_argument(
         "--ranks",
         type=_integers(2, 4096),
         default=(2,),
         metavar="LIST",
-        help="sizes of groups of collectives (default: 2)",
+        help="numbers of ranks for collectives (default: 2)",
     )
     parser.add_argument(
         "--sizes", type=_integers(1, _MOST_BYTES), metavar="LIST",
-        help="bytes of collectives' whole buffers (default: octaves from 1 KiB to 64 MiB)",
+        help="buffer sizes of collectives in bytes (default: powers of 2 from 1 KiB to 64 MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--within", type=_percent, default=3.0, metavar="PERCENT",
-        help="half of the 90 %% interval of each time, at which an operator is visited no more (default: 3)",
+        help="stop measuring an operator when half of its 90 %% interval is this small (default: 3)",
     )  # fmt: skip
-    parser.add_argument("--budget-s", type=_seconds, default=math.inf, metavar="S", help="end after about so long")
-    parser.add_argument("--author", help="who measured")
-    parser.add_argument("--licence", help="the licence of the measurements")
+    parser.add_argument(
+        "--budget-s", type=_seconds, default=math.inf, metavar="S", help="stop after about this many seconds"
+    )
+    parser.add_argument("--author", help="author of the measurements")
+    parser.add_argument("--licence", help="licence of the measurements")
 
 
 def run_profile(args: argparse.Namespace) -> int:
-    """Measure, and say what was measured and what was not."""
+    """Measure, and report what was and was not measured."""
     from whatif.cli.main import INTERRUPTED
     from whatif.cli.opdb import _store
     from whatif.cli.reading import progress_bar, warn
@@ -83,7 +95,7 @@ def run_profile(args: argparse.Namespace) -> int:
         cache=args.cache, method=args.method, ranks=args.ranks, wanted=args.within / 100, budget_s=args.budget_s,
         author=args.author, licence=args.licence, **wanted,
     )  # fmt: skip
-    device = asked.device_name(request)  # an option that does not fit is told before a folder is made
+    device = asked.device_name(request)  # checks the options before making a folder
     store = _store(args, create=True)
     with progress_bar("measuring") as progress:
         done = asked.run_request(request, store, progress)
@@ -140,7 +152,7 @@ def _positive(text: str, what: str) -> float:
 
 
 def _percent(text: str) -> float:
-    return _positive(text, "a number of percent")
+    return _positive(text, "a percentage")
 
 
 def _seconds(text: str) -> float:

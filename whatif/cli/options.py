@@ -18,11 +18,11 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 
 
-def add_top(parser: argparse.ArgumentParser, what: str = "rows of each table") -> None:
-    """Add --top, how many of ``what`` are shown."""
+def add_top(parser: argparse.ArgumentParser, what: str = "number of rows in each table") -> None:
+    """Add --top, with ``what`` as its help."""
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help=f"{what} (default: 10)")
 
 
@@ -38,7 +38,7 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock",
         choices=("gpu", "mark", "span"),
-        help="what a step is: ends of the GPU's work, profiler marks, the whole span (default: what the trace allows)",
+        help="boundaries of a step: end of its GPU work, profiler marks, or the whole span (default: by trace)",
     )
 
 
@@ -48,17 +48,24 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
         "--no-calibration",
         dest="calibrated",
         action="store_false",
-        help="leave the profiler's own cost in: all times as recorded",
+        help="keep the profiler's overhead: use all times as recorded",
     )
+
+
+def add_analysis(parser: argparse.ArgumentParser) -> None:
+    """Add --clock, --no-calibration and --json, which every command that simulates a recording takes."""
+    add_clock(parser)
+    add_calibration(parser)
+    add_json(parser)
 
 
 def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --plot, which draws ``what`` into a file."""
-    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file, new or an older one")
+    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
 
 
 def check_plots(plot: str | None, paths: Sequence[str]) -> None:
-    """Raise an error where --plot names what cannot be written, or one of the files that are read."""
+    """Raise an error if --plot names a file that cannot be written, or one that is an input."""
     if plot is None:
         return
     if not plot:
@@ -70,13 +77,15 @@ def check_plots(plot: str | None, paths: Sequence[str]) -> None:
 
 
 def add_spreading(parser: argparse.ArgumentParser) -> None:
-    """Add --jobs and --backend: where predictions run that cannot be simulated at once."""
+    """Add --jobs and --backend, for predictions that cannot be simulated together."""
     parser.add_argument(
-        "--jobs", type=_positive, default=1, metavar="N", help="processes for what is predicted one by one (default: 1)"
+        "--jobs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="processes for predictions that cannot be simulated together (default: 1)",
     )
-    parser.add_argument(
-        "--backend", choices=("dask", "ray"), help="predict on a cluster that runs already, through joblib"
-    )
+    parser.add_argument("--backend", choices=("dask", "ray"), help="predict on a running cluster, through joblib")
 
 
 def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str], str]:
@@ -129,7 +138,7 @@ def _is_trace(word: str) -> bool:
 def _is_transform(word: str) -> bool:
     if os.path.exists(word):
         return word.endswith(".py")
-    from whatif.transform import built_in_names, plug_in_names
+    from whatif.prediction.transform import built_in_names, plug_in_names
 
     name = word.partition(":")[0]
     return name.endswith(".py") or name in built_in_names() or name in plug_in_names()

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_json, add_plot, check_plots
-from whatif.cli.reading import print_plot, warn
+from whatif.cli.reading import show
 from whatif.errors import WhatifError
 
 if TYPE_CHECKING:
-    from whatif.hardware import Gpu
-    from whatif.operator_graph.operations import OperatorGraph
+    from whatif.from_module.operations import OperatorGraph
+    from whatif.hardware.gpu import Gpu
 
 _DTYPES = ("fp32", "fp64", "fp16", "bf16")
-# Half of the machines that train have it, and its measurements are the most complete.
+# A common training GPU with the most complete measurements.
 _DEVICE = "A100-SXM-80"
 _SUFFIXES = (".json", ".json.gz", ".onnx")
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="MODEL [NAME ...]",
-        help="module:Model or file.py:Model, a torch.nn.Module or what returns one (alone or with its inputs); or a "
+        help="module:Model or file.py:Model (a torch.nn.Module, or a function that returns one, also with inputs), a "
         ".onnx file, or a Chakra execution trace (.json); then what-ifs",
     )
     parser.add_argument(
@@ -40,57 +40,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SHAPE",
-        help="an input, as 64,3,224,224 or input_ids=8,512:int64; once for each",
+        help="shape of an input, such as 64,3,224,224 or input_ids=8,512:int64 (repeatable)",
     )
-    parser.add_argument("--input-dtype", metavar="TYPE", help="of the inputs that do not say theirs (default: --dtype)")
-    parser.add_argument("--device", default=_DEVICE, metavar="GPU", help=f"a GPU, or cpu (default: {_DEVICE})")
-    parser.add_argument("--dtype", choices=_DTYPES, default="fp32", help="of the parameters (default: fp32)")
+    parser.add_argument("--input-dtype", metavar="TYPE", help="type of inputs given without one (default: --dtype)")
+    parser.add_argument("--device", default=_DEVICE, metavar="GPU", help=f"a GPU's name, or cpu (default: {_DEVICE})")
+    parser.add_argument("--dtype", choices=_DTYPES, default="fp32", help="type of the parameters (default: fp32)")
     parser.add_argument(
         "--optimizer",
         default="adam",
         metavar="NAME[:HOW]",
-        help="sgd, momentum, adam, adamw, adagrad, rmsprop or none, foreach, fused or for-loop (default: adam)",
+        help="sgd, momentum, adam, adamw, adagrad, rmsprop or none; HOW: foreach, fused or for-loop (default: adam)",
     )
-    parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), default="auto", help="where a "
-                        "model returns none (default: auto)")  # fmt: skip
-    parser.add_argument("--attention", metavar="KIND", help="of a model of transformers: eager or sdpa")
-    parser.add_argument("--inference", action="store_true", help="the forward pass alone, in evaluation mode")
+    parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), default="auto", help="loss "
+                        "if the model returns none (default: auto)")  # fmt: skip
+    parser.add_argument("--attention", metavar="KIND", help="attention of a transformers model: eager or sdpa")
+    parser.add_argument("--inference", action="store_true", help="predict the forward pass only, in evaluation mode")
     parser.add_argument(
         "--tf32",
         choices=("none", "conv", "all"),
         default="conv",
-        help="which fp32 products may run in TF32 (default: conv, as PyTorch)",
+        help="fp32 operations that may use TF32 (default: conv, as in PyTorch)",
     )
-    parser.add_argument("--kwargs", metavar="JSON", help='what MODEL is called with, as {"layers": 12}')
+    parser.add_argument("--kwargs", metavar="JSON", help='arguments to call MODEL with, such as {"layers": 12}')
     parser.add_argument("--db", metavar="FOLDER", help="the op database (default: $WHATIF_OPDB, else your own)")
-    parser.add_argument("--measure", action="store_true", help="measure what the database lacks, on this machine")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure operators that the database lacks, on this machine"
+    )
     parser.add_argument(
         "--save",
         metavar="FILE",
-        help="write the step as a recording that all commands read, new or in place of another such one",
+        help="write the step as a recording that all commands read; replaces an earlier one",
     )
-    add_plot(parser, "draw the parts of the step")
+    add_plot(parser, "plot the parts of the step")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the predicted step."""
     target, *names = args.words
-    # What is spelled wrongly is told before a model is built.
+    # Checks the options before building the model.
     inputs = [_input(text, args.input_dtype) for text in args.input]
     keywords = _keywords(args.kwargs)
-    from whatif.transform import load_transform
+    from whatif.prediction.transform import load_transform
 
     transforms = [load_transform(name) for name in names]
     device, gpu = _device(args.device)
     if args.save is not None:
-        from whatif.operator_graph.recording import is_predicted
+        from whatif.from_module.recording import is_predicted
         from whatif.output_file import replaceable_file
 
         replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])
     graph = _graph(target, args, inputs, keywords, gpu)
-    from whatif.operator_graph.predict_step import predict_step
+    from whatif.from_module.predict_step import predict_step
 
     if args.measure:
         _measure(graph, device, args.db, on_host=gpu is None)
@@ -100,21 +102,16 @@ def run(args: argparse.Namespace) -> int:
         graph, estimator(device, database=args.db), gpu, dtype=args.dtype, tf32=args.tf32, transforms=transforms,
         save=None if args.save is None else Path(args.save),
     )  # fmt: skip
-    if args.plot is not None:
-        from whatif.report.plot_predict import plot_predicted
-
-        plot_predicted(predicted, args.plot)
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json({**predicted.to_dict(), **({"plot": args.plot} if args.plot else {})})
-        return 0
+    from whatif.report.plot_predict import predicted_figure
     from whatif.report.text_predict import print_predicted
 
-    print_predicted(predicted)
-    print_plot(args.plot)
-    warn(sentence for sentence in predicted.warnings if sentence != predicted.prediction.verdict)
-    return 0
+    return show(
+        args,
+        predicted.to_dict,
+        lambda: print_predicted(predicted),
+        figure=lambda: predicted_figure(predicted),
+        warnings=(sentence for sentence in predicted.warnings if sentence != predicted.prediction.verdict),
+    )
 
 
 def _input(text: str, dtype: str | None) -> tuple[str, tuple[int, ...], str]:
@@ -142,7 +139,7 @@ def _keywords(text: str | None) -> dict[str, Any]:
 
 def _device(told: str) -> tuple[str, Gpu | None]:
     """The database's name of a device, and its data sheet where it is a GPU."""
-    from whatif.hardware import gpu_asked_for
+    from whatif.hardware.gpu import gpu_asked_for
 
     if told != "cpu" and not told.startswith("cpu:"):
         gpu = gpu_asked_for(told)
@@ -171,7 +168,7 @@ def _graph(
     wanted = step.Wanted(
         target, inputs, keywords, args.dtype, args.optimizer, args.loss, args.attention, args.inference, capability
     )
-    from whatif.operator_graph.operations import OperatorGraph
+    from whatif.from_module.operations import OperatorGraph
 
     found = step.take_down_step(wanted)
     assert isinstance(found, OperatorGraph)  # the module is found by its name
@@ -180,10 +177,10 @@ def _graph(
 
 def _read_graph(path: str) -> OperatorGraph:
     if path.endswith(".onnx"):
-        from whatif.operator_graph.onnx_file import read_onnx
+        from whatif.from_module.onnx_file import read_onnx
 
         return read_onnx(Path(path))
-    from whatif.operator_graph.chakra import read_chakra
+    from whatif.from_module.chakra import read_chakra
 
     return read_chakra(Path(path))
 
@@ -203,8 +200,8 @@ def _online() -> Any:
 
 def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host: bool) -> None:
     """Measure the operators of a step that the database lacks, and insert them."""
+    from whatif.from_module.durations import families_of
     from whatif.opdb.location import default_database
-    from whatif.operator_graph.durations import families_of
 
     online = _online()
     for ops in families_of(graph, on_host=on_host):

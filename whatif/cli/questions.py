@@ -1,4 +1,4 @@
-"""What ``whatif`` alone prints: the five questions that people have, and the command for each."""
+"""The text of ``whatif`` without a command: five questions, and the commands that answer them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def page() -> str:
-    """Give the questions as text of at most 80 columns."""
-    lines = ["Says what a change would do to your DNN training before you make it.", ""]
+    """Return the questions as text of at most 80 columns."""
+    lines = ["Predicts what a change would do to your DNN training, before you make it.", ""]
     for place, (question, commands) in enumerate(QUESTIONS, 1):
         lines += [f"  {place}. {question}", *(f"       {command}" for command in commands)]
     lines += [

@@ -12,8 +12,8 @@ from whatif.cli.options import names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace
 
 if TYPE_CHECKING:
-    from whatif.graph import TaskGraph
-    from whatif.ranks.read import Ranks
+    from whatif.graph.task_graph import TaskGraph
+    from whatif.ingest.ranks.read import Ranks
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def traces_then_names(words: Sequence[str], command: str) -> tuple[list[str], li
     """Split ``TRACE [TRACE ...] [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
     others = 0
     if _is_recording(words[0]):
-        # A folder behind the first word may be meant as a what-if; the files of several ranks stand together.
+        # A folder after the first word may mean a what-if; the files of several ranks are adjacent.
         while others + 1 < len(words) and os.path.isfile(words[others + 1]) and _is_recording(words[others + 1]):
             others += 1
     trace, names = trace_then_names([words[0], *words[1 + others :]], command)
@@ -61,17 +61,17 @@ def _is_recording(word: str) -> bool:
 
 
 def _is_name(word: str) -> bool:
-    """Whether a word that is a folder here is meant as a what-if: without a slash, and there is one of that name."""
-    from whatif.transform import built_in_names, plug_in_names
+    """Whether a word that is also a folder means a what-if: it has no slash, and a what-if has that name."""
+    from whatif.prediction.transform import built_in_names, plug_in_names
 
     return os.sep not in word and (word in built_in_names() or word in plug_in_names())
 
 
 def read_traces(paths: Sequence[str]) -> tuple[TaskGraph, Ranks | None]:
-    """Give the graph of a recording, or that of several ranks and what was found about them."""
+    """Return the graph of a recording, or that of several ranks with the findings about them."""
     if len(paths) == 1 and not os.path.isdir(paths[0]):
         return read_trace(paths[0]), None
-    from whatif.ranks.read import read_ranks
+    from whatif.ingest.ranks.read import read_ranks
 
     with progress_bar("reading ranks") as progress:
         ranks = read_ranks(paths, progress=progress)

@@ -5,30 +5,34 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whatif.graph import TaskGraph
+    import argparse
 
-# Whether only results and errors are wanted; the command line says so once a run.
+    from matplotlib.figure import Figure
+
+    from whatif.graph.task_graph import TaskGraph
+
+# Whether to print only results and errors; set once per run by the command line.
 _quiet = False
 
-# Smaller files are read before a progress bar could be read.
+# Smaller files load too fast for a progress bar.
 PROGRESS_BYTES = 20_000_000
-# People wonder whether anything happens after some seconds.
+# Seconds after which people wonder whether the program hangs.
 PATIENCE_S = 2.0
 
 
 def be_quiet(quiet: bool) -> None:
-    """Leave warnings and progress out from now on, or no longer."""
+    """Switch warnings and progress off, or on again."""
     global _quiet
     _quiet = quiet
 
 
 def read_trace(path: str) -> TaskGraph:
-    """Give the task graph of a trace, with a progress bar on a terminal's stderr where the file is large."""
+    """Return the task graph of a trace, with a progress bar on a terminal's stderr where the file is large."""
     from whatif.ingest.read import read
 
     with progress_bar("reading", file=path) as progress:
@@ -36,13 +40,13 @@ def read_trace(path: str) -> TaskGraph:
 
 
 def _watched() -> bool:
-    """Whether somebody sees what moves on stderr: a dumb terminal cannot take a line back."""
+    """Whether stderr can show a progress bar: a dumb terminal cannot rewrite a line."""
     return not _quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a function that shows (done, total) as a bar on a terminal's stderr; None where nobody would see or need it.
+    """Return a function that shows (done, total) as a bar on stderr; None if no terminal shows it or the work is short.
 
     It counts the bytes of ``file`` where that is large, and things where no file is named.
     """
@@ -62,7 +66,7 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr that something takes long, and since when: how long it will take nobody knows."""
+    """Show elapsed time on a terminal's stderr during long work of unknown length."""
     if not _watched():
         yield
         return
@@ -80,7 +84,7 @@ def patience(what: str) -> Iterator[None]:
                 shown.add_task(what, total=None)
                 shown.start()
 
-    # Most is done before anybody wonders, and costs nothing then.
+    # Most work ends before this, and then nothing is shown.
     timer = threading.Timer(PATIENCE_S, show)
     timer.daemon = True
     timer.start()
@@ -94,8 +98,36 @@ def patience(what: str) -> Iterator[None]:
                 shown.stop()
 
 
+def show(
+    args: argparse.Namespace,
+    as_dict: Callable[[], Mapping[str, Any]],
+    print_text: Callable[[], None],
+    *,
+    figure: Callable[[], Figure] | None = None,
+    warnings: Iterable[str] = (),
+) -> int:
+    """Show what a command found: the plot into its file, then one JSON object, or the text and its warnings.
+
+    Returns the exit status.
+    """
+    plot = getattr(args, "plot", None)
+    if plot and figure is not None:
+        from whatif.report.plots import save
+
+        save(figure(), plot)
+    if args.json:
+        from whatif.report.as_json import print_json
+
+        print_json({**as_dict(), **({"plot": plot} if plot else {})})
+        return 0
+    print_text()
+    print_plot(plot)
+    warn(warnings)
+    return 0
+
+
 def print_plot(path: str | None) -> None:
-    """Say at the end of a report where its plot is, if one was asked for."""
+    """Print the plot's file name at the end of a report, if a plot was requested."""
     if path is None:
         return
     from whatif.report.printable import printable
@@ -104,11 +136,11 @@ def print_plot(path: str | None) -> None:
 
 
 def warn(sentences: Iterable[str], kind: str = "warning") -> None:
-    """Print each sentence to stderr as a warning, or as another ``kind`` of remark, unless told to be quiet."""
+    """Print each sentence to stderr as a warning, or as another ``kind`` of remark, unless --quiet is set."""
     if _quiet:
         return
     from whatif.report.printable import printable
 
-    sys.stdout.flush()  # the result comes first where both go to one terminal
+    sys.stdout.flush()  # the result comes first if both go to one terminal
     for sentence in sentences:
         print(f"whatif: {kind}: {printable(sentence)}", file=sys.stderr)

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock, add_json, add_plot, add_top, check_plots, trace_then_names
-from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
+from whatif.cli.options import add_analysis, add_plot, add_top, check_plots, trace_then_names
+from whatif.cli.reading import progress_bar, read_trace, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif recommend``."""
     parser.usage = "whatif recommend TRACE [NAME[:options] ...] [--prices FILE] [OPTIONS]"
     parser.add_argument(
-        "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs that go with each device"
+        "words", nargs="+", metavar="TRACE [NAME ...]", help="the trace, then what-ifs to apply on each device"
     )
     parser.add_argument(
-        "--devices", metavar="GPU,GPU", help="which, as A100-SXM-80,L40S (default: those with a price, else all known)"
+        "--devices",
+        metavar="GPU,GPU",
+        help="devices to rank, such as A100-SXM-80,L40S (default: those with a price, or all)",
     )
-    parser.add_argument("--prices", metavar="FILE", help="a TOML file: currency, and [per_hour] with a line a device")
-    parser.add_argument("--by", choices=("time", "cost"), help="the order (default: cost where there are prices)")
+    parser.add_argument("--prices", metavar="FILE", help="TOML file with currency and [per_hour], one line per device")
+    parser.add_argument("--by", choices=("time", "cost"), help="sort order (default: cost if prices are given)")
     parser.add_argument(
-        "--epoch-samples", type=int, metavar="N", help="how many samples an epoch has: its hours and its cost"
+        "--epoch-samples", type=int, metavar="N", help="samples per epoch, to report hours and cost of an epoch"
     )
-    add_top(parser, "devices to list")
-    add_plot(parser, "draw the step on each device")
-    add_clock(parser)
-    add_calibration(parser)
-    add_json(parser)
+    add_top(parser, "number of devices to list")
+    add_plot(parser, "plot the step time on each device")
+    add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices, the best first."""
     path, names = trace_then_names(args.words, "recommend")
     from whatif.errors import WhatifError
-    from whatif.hardware import gpu_asked_for
-    from whatif.recommend.prices import read_prices
-    from whatif.transform import load_transform
+    from whatif.hardware.gpu import gpu_asked_for
+    from whatif.prediction.transform import load_transform
+    from whatif.questions.recommend.prices import read_prices
 
-    # Misspelled names and prices are told before a large trace is read.
+    # Checks names and prices before reading the trace, which may be large.
     transforms = [load_transform(name) for name in names]
     devices = [gpu_asked_for(name.strip()).name for name in (args.devices or "").split(",") if name.strip()]
     if args.devices is not None and not devices:
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.epoch_samples is not None and args.epoch_samples < 1:
         raise WhatifError(f"recommend: expected --epoch-samples of 1 or more, got {args.epoch_samples}.")
     check_plots(args.plot, [path])
-    from whatif.baseline import Baseline
-    from whatif.recommend.ranking import recommend
+    from whatif.prediction.baseline import Baseline
+    from whatif.questions.recommend.ranking import recommend
 
     baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)
     with progress_bar("predicting") as progress:
@@ -57,18 +57,13 @@ def run(args: argparse.Namespace) -> int:
             baseline, transforms, devices, prices=prices, by=args.by, epoch_samples=args.epoch_samples,
             progress=progress,
         )  # fmt: skip
-    if args.plot is not None:
-        from whatif.report.plot_recommend import plot_recommendation
-
-        plot_recommendation(found, args.plot, args.top)
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json({**found.to_dict(), **({"plot": args.plot} if args.plot else {})})
-        return 0
+    from whatif.report.plot_recommend import recommendation_figure
     from whatif.report.text_recommend import print_ranking
 
-    print_ranking(found, args.top)
-    print_plot(args.plot)
-    warn(baseline.graph.info.quirks)
-    return 0
+    return show(
+        args,
+        found.to_dict,
+        lambda: print_ranking(found, args.top),
+        figure=lambda: recommendation_figure(found, args.top),
+        warnings=baseline.graph.info.quirks,
+    )

@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="TRACE [NAME ...]",
-        help="the trace, or those of several ranks of a run, or their folder; then the what-ifs to show beside it "
-        "(default: what to do first)",
+        help="the trace (or the traces of several ranks, or their folder), then the what-ifs to show next to it "
+        "(default: the best single change)",
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="OUT", help="the .html file to write, new or an older report"
+        "-o", "--output", required=True, metavar="OUT", help="the .html file to write; replaces an earlier report"
     )
     add_clock(parser)
     add_calibration(parser)
@@ -30,15 +30,15 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     paths, names = traces_then_names(args.words, "report")
     from whatif.output_file import file_beside, replaceable_file
+    from whatif.prediction.transform import load_transform
     from whatif.report.printable import printable
-    from whatif.transform import load_transform
 
-    # A file that cannot be written and a misspelled name are told before a large trace is read.
+    # Checks the output file and the names before reading the trace, which may be large.
     for path in paths:
         file_beside(args.output, path)
     replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
     asked = [load_transform(name) for name in names]
-    from whatif.baseline import Baseline
+    from whatif.prediction.baseline import Baseline
     from whatif.report.html.facts import gather, without_folders
     from whatif.report.html.page import write_page
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import (
-    add_calibration,
-    add_clock,
-    add_json,
-    add_plot,
-    add_spreading,
-    check_plots,
-    names_then_trace,
-)
-from whatif.cli.reading import print_plot, progress_bar, read_trace, warn
+from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots, names_then_trace
+from whatif.cli.reading import progress_bar, read_trace, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vary",
         action="append",
         metavar="OPTION=VALUES",
-        help="the values of an option: bandwidth=10Gbps,25Gbps or bandwidth=1Gbps..400Gbps:100 (100 values, each the "
-        "same multiple of the one before); NAME.OPTION for that of one what-if; again for every combination",
+        help="values of an option: bandwidth=10Gbps,25Gbps, or bandwidth=1Gbps..400Gbps:100 for 100 values with equal "
+        "ratios; NAME.OPTION selects one what-if; repeat --vary to try every combination",
     )
-    add_plot(parser, "draw the step over the values")
+    add_plot(parser, "plot the step time over the values")
     add_spreading(parser)
-    add_clock(parser)
-    add_calibration(parser)
-    add_json(parser)
+    add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,31 +35,26 @@ def run(args: argparse.Namespace) -> int:
     names, path = names_then_trace(args.words, "sweep")
     if not args.vary:
         raise UsageError("sweep: expected --vary OPTION=a,b,c; `whatif transforms NAME` lists a what-if's options.")
-    from whatif.sweep.values import parse_vary
-    from whatif.transform import load_transform
+    from whatif.prediction.transform import load_transform
+    from whatif.questions.sweep.values import parse_vary
 
-    # Misspelled names and values are told before a large trace is read.
+    # Checks names and values before reading the trace, which may be large.
     transforms = [load_transform(name) for name in names]
     varied = [parse_vary(text, transforms) for text in args.vary]
     check_plots(args.plot, [path])
-    from whatif.baseline import Baseline
-    from whatif.sweep.sweep import sweep
+    from whatif.prediction.baseline import Baseline
+    from whatif.questions.sweep.sweep import sweep
 
     baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)
     with progress_bar("predicting") as progress:
         found = sweep(baseline, transforms, varied, jobs=args.jobs, backend=args.backend, progress=progress)
-    if args.plot is not None:
-        from whatif.report.plot_sweep import plot_sweep
-
-        plot_sweep(found, args.plot)
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json({**found.to_dict(), **({"plot": args.plot} if args.plot else {})})
-        return 0
+    from whatif.report.plot_sweep import sweep_figure
     from whatif.report.text_sweep import print_sweep
 
-    print_sweep(found)
-    print_plot(args.plot)
-    warn([*baseline.graph.info.quirks, *found.notes])
-    return 0
+    return show(
+        args,
+        found.to_dict,
+        lambda: print_sweep(found),
+        figure=lambda: sweep_figure(found),
+        warnings=[*baseline.graph.info.quirks, *found.notes],
+    )

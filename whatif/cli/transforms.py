@@ -7,12 +7,13 @@ import shlex
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_json
+from whatif.cli.reading import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif transforms``."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a transform's name or the path of a .py file")
-    parser.add_argument("--new", metavar="FILE.py", help="write a working, commented transform to begin with")
+    parser.add_argument("--new", metavar="FILE.py", help="write a commented transform to start from")
     add_json(parser)
 
 
@@ -21,41 +22,33 @@ def run(args: argparse.Namespace) -> int:
     if args.new is not None:
         if args.name is not None:
             raise UsageError(f"transforms: expected NAME or --new FILE.py, got both ({args.name!r} and {args.new!r}).")
-        return _write_new(args.new, as_json=args.json)
+        return _write_new(args)
     from whatif.report import transforms_text as report
 
     if args.name is not None:
-        from whatif.transform import load_transform
+        from whatif.prediction.transform import load_transform
 
         described = report.describe(load_transform(args.name))
-        show = report.print_transform
+        print_it = report.print_transform
     else:
         described = report.listing()
-        show = report.print_listing
-    if args.json:
-        from whatif.report.as_json import print_json
-
-        print_json(described)
-    else:
-        show(described)
-    return 0
+        print_it = report.print_listing
+    return show(args, lambda: described, lambda: print_it(described))
 
 
-def _write_new(path: str, *, as_json: bool) -> int:
+def _write_new(args: argparse.Namespace) -> int:
     """Write a new script and say what to do with it."""
-    from whatif.new_transform import write_new
+    from whatif.prediction.new_transform import write_new
     from whatif.report.printable import printable
 
-    script = str(write_new(path))
-    # A name that looks like an option has to be told from one.
+    script = str(write_new(args.new))
+    # A name that begins with "-" would be parsed as an option.
     quoted = shlex.quote(script if not script.startswith("-") else f"./{script}")
     commands = (f"whatif transforms {quoted}", f"whatif apply {quoted} TRACE")
-    if as_json:
-        from whatif.report.as_json import print_json
 
-        print_json({"written": script, "next": list(commands)})
-        return 0
-    print(f"{printable(script)}: written; it works as it is. Change it, and try:")
-    for command in commands:
-        print(f"  {printable(command)}")
-    return 0
+    def print_text() -> None:
+        print(f"{printable(script)}: written; it works as it is. Change it, and try:")
+        for command in commands:
+            print(f"  {printable(command)}")
+
+    return show(args, lambda: {"written": script, "next": list(commands)}, print_text)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from whatif.cli.options import add_calibration, add_json, add_plot, check_plots
-from whatif.cli.reading import print_plot, progress_bar
+from whatif.cli.reading import progress_bar, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,13 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=["."],
         metavar="FOLDER|FILE",
-        help="folders of recorded pairs, searched recursively, or a file of named pairs (default: this folder)",
+        help="folders of recorded pairs, searched recursively, or a file that lists pairs (default: this folder)",
     )
     add_json(parser)
     parser.add_argument(
-        "--markdown", metavar="FILE", help="write the tables into a Markdown file instead, new or an older page"
+        "--markdown", metavar="FILE", help="write the tables into a Markdown file instead; replaces an earlier one"
     )
-    add_plot(parser, "draw predictions beside what was measured")
+    add_plot(parser, "plot predictions next to measurements")
     add_calibration(parser)
 
 
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the comparison."""
     from whatif.errors import WhatifError
     from whatif.output_file import replaceable_file, replacing
-    from whatif.validate import validate
+    from whatif.questions.validate.validate import validate
 
     if args.markdown:
-        # An impossible name is told before the work.
+        # Checks the output's name before the work.
         replaceable_file(args.markdown, "page of whatif validate", lambda start: start.startswith(b"# Validation\n"))
     check_plots(args.plot, args.paths)
     with progress_bar("validating") as progress:
@@ -43,24 +43,17 @@ def run(args: argparse.Namespace) -> int:
 
         with replacing(args.markdown) as part:
             part.write_text(page(validation), encoding="utf-8")
-    if args.plot is not None:
-        from whatif.report.plot_validate import plot_validation
+    from whatif.report.plot_validate import validation_figure
+    from whatif.report.printable import printable
+    from whatif.report.text_validate import headline, print_validation
 
-        plot_validation(validation, args.plot)
-    if args.json:
-        from whatif.report.as_json import print_json
+    def print_text() -> None:
+        if args.markdown:
+            print(f"{printable(args.markdown)}: written; {headline(validation)}")
+        else:
+            print_validation(validation)
 
-        print_json({**validation.to_dict(), **({"plot": args.plot} if args.plot else {})})
-    elif args.markdown:
-        from whatif.report.printable import printable
-        from whatif.report.text_validate import headline
-
-        print(f"{printable(args.markdown)}: written; {headline(validation)}")
-    else:
-        from whatif.report.text_validate import print_validation
-
-        print_validation(validation)
-        print_plot(args.plot)
+    show(args, validation.to_dict, print_text, figure=lambda: validation_figure(validation))
     if not validation.outcomes:
         where = ", ".join(args.paths)
         raise WhatifError(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.types import Bool, Int64
 from whatif.ingest.events import Allocations, Events
-from whatif.ingest.resident import MOST_BYTES, Resident
+from whatif.ingest.recorded import MOST_BYTES
+from whatif.ingest.resident import Resident
 from whatif.ingest.step_rows import StepRows
-from whatif.memory import LayerMemory, Memory
-from whatif.types import Bool, Int64
 
 # c10's number of CUDA and HIP devices.
 GPU_DEVICE = 1

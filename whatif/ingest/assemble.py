@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from whatif.graph import GraphInfo, TaskGraph
-from whatif.ingest import connect
-from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
-from whatif.ingest.called import called_operators, find_calls_of_tasks
-from whatif.ingest.costs import task_costs
-from whatif.ingest.events import MISSING, Events
-from whatif.ingest.measured import measured_rows
-from whatif.ingest.rows import Role, Rows, rows_of_calls
-from whatif.ingest.waiting import ONE_TASK
-from whatif.kernels import DTYPES, KernelFamily, classify_kernel, collective_of
-from whatif.operators import classify_operator
-from whatif.types import (
+from whatif.graph.columns import filled
+from whatif.graph.kernels import (
+    DTYPES,
+    KernelFamily,
+    classify_kernel,
+    classify_operator,
+    collective_of,
+)
+from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.types import (
     BEFORE_NAME,
     HANDOFF_NAME,
     IDLE_NAME,
@@ -31,6 +29,14 @@ from whatif.types import (
     Waits,
     among,
 )
+from whatif.ingest import connect
+from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
+from whatif.ingest.called import called_operators, find_calls_of_tasks
+from whatif.ingest.costs import task_costs
+from whatif.ingest.events import MISSING, Events
+from whatif.ingest.measured import measured_rows
+from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, wait_rows
+from whatif.ingest.waiting import ONE_TASK
 
 
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
@@ -72,27 +78,19 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         for told in (events.warps, events.registers)
     )  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
-    dtype = np.where(dtype > 0, dtype, op_dtype).astype(np.int8)
+    given = {
+        **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "profiler_events")},
+        "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
+        "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": parts.steps.of(launch_time_ns),
+        "measured": measured_rows(events, columns["operator"], info.recorded), "called": called,
+        "correlation_id": correlation, "family": family, "dtype": np.where(dtype > 0, dtype, op_dtype),
+        "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
+    }  # fmt: skip
     graph = TaskGraph(
-        name=name, kind=kind, thread=columns["thread"].astype(np.int32), duration_ns=duration_ns,
-        low_ns=np.where(unexplained, 0, duration_ns), high_ns=duration_ns,
-        start_ns=(columns["start_ns"] - origin_ns).astype(np.int64), layer=columns["layer"].astype(np.int32),
-        operator=columns["operator"].astype(np.int32), in_optimizer=columns["in_optimizer"].astype(np.bool_),
-        measured=measured_rows(events, columns["operator"], info.metadata), called=called,
-        profiler_events=columns["profiler_events"].astype(np.int32),
-        phase=columns["phase"].astype(np.int8), step=parts.steps.of(launch_time_ns).astype(np.int32),
-        correlation_id=correlation.astype(np.int64), family=family, dtype=dtype,
-        size_bytes=size_bytes, flops=flops, warps=warps.astype(np.int64),
-        registers=registers.astype(np.int32), dependencies=dependencies, waits=wait_table, names=names,
+        **filled(len(name), given), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
-    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + _base_ns(events), operators=operators)))
-
-
-def _base_ns(events: Events) -> int:
-    """What the times of a trace count from: some are small, beside one large number in the header."""
-    told = events.header.get("baseTimeNanoseconds")
-    return told if type(told) is int and 0 <= told < 2**62 else 0
+    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + events.base_ns, operators=operators)))
 
 
 def _no_rows() -> Rows:
@@ -106,19 +104,11 @@ def _stream_wait_rows(gpu: Rows, waits: connect.StreamWaits) -> Rows:
     blocks = []
     for held_ns, role in ((waits.unexplained_ns, Role.UNEXPLAINED), (waits.lead_in_ns, Role.LEAD_IN)):
         at = np.flatnonzero(held_ns > 0)
-        rows = {key: column[at] for key, column in gpu.columns.items()}
-        rows |= {
-            "duration_ns": held_ns[at],
-            "start_ns": rows["start_ns"] - held_ns[at],
-            "kind": np.full(len(at), TaskKind.WAIT),
-            "name": np.full(len(at), -role),
-            "event": np.full(len(at), MISSING),
-            "role": np.full(len(at), role),
-            # Right ahead of the task that it holds back.
-            "sequence": rows["sequence"] - 0.5,
-        }
-        blocks.append(rows)
-    return Rows({name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]})
+        start_ns = gpu.columns["start_ns"][at] - held_ns[at]
+        # Right ahead of the task that it holds back.
+        sequence = gpu.columns["sequence"][at] - 0.5
+        blocks.append(wait_rows(gpu.columns, at, role, duration_ns=held_ns[at], start_ns=start_ns, sequence=sequence))
+    return joined(blocks)
 
 
 def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
@@ -135,19 +125,11 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
         if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
             rows.append(first)
     at = np.array(rows, dtype=np.int64)
-    columns = {key: column[at] for key, column in cpu.columns.items()}
-    columns |= {
-        "duration_ns": columns["start_ns"] - origin_ns,
-        "start_ns": np.full(len(at), origin_ns),
-        "key_ns": np.full(len(at), origin_ns),
-        "profiler_events": np.zeros(len(at), dtype=np.int64),
-        "kind": np.full(len(at), TaskKind.WAIT),
-        "name": np.full(len(at), -Role.LEAD_IN),
-        "event": np.full(len(at), MISSING),
-        "role": np.full(len(at), Role.LEAD_IN),
-        "sequence": columns["sequence"] - 0.5,
-    }
-    return Rows(columns)
+    begin_ns = np.full(len(at), origin_ns)
+    return wait_rows(
+        cpu.columns, at, Role.LEAD_IN, duration_ns=cpu.columns["start_ns"][at] - origin_ns, start_ns=begin_ns,
+        key_ns=begin_ns, profiler_events=np.zeros(len(at), dtype=np.int64), sequence=cpu.columns["sequence"][at] - 0.5,
+    )  # fmt: skip
 
 
 def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:

@@ -6,6 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from whatif.graph.types import (
+    Array,
+    Int64,
+    Phase,
+    TaskKind,
+    Thread,
+    ThreadKind,
+)
 from whatif.ingest.cpu_side import (
     CpuTasks,
     count_profiler_events,
@@ -20,9 +28,9 @@ from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
-from whatif.ingest.rows import Role, Rows, rows_of_calls, running_maximum
+from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
-from whatif.types import Array, Int64, Phase, TaskKind, Thread, ThreadKind
+from whatif.simulation.intervals import interval_of
 
 
 @dataclass
@@ -91,7 +99,7 @@ def cpu_rows(parts: Parts) -> Rows:
         if code:
             _mark_idle(rows.columns, handoff_of.get(track))
         blocks.append(rows)
-    return _concatenated(blocks)
+    return joined(blocks)
 
 
 def _mark_idle(columns: dict[str, Array], handoffs: Handoffs | None) -> None:
@@ -101,8 +109,7 @@ def _mark_idle(columns: dict[str, Array], handoffs: Handoffs | None) -> None:
     """
     idle = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
     if handoffs is not None and len(handoffs.start_ns):
-        burst = np.searchsorted(handoffs.start_ns, columns["start_ns"], side="right") - 1
-        idle &= (burst < 0) | (columns["start_ns"] >= handoffs.end_ns[np.maximum(burst, 0)])
+        idle &= interval_of(columns["start_ns"], handoffs.start_ns, handoffs.end_ns) < 0
     columns["kind"][idle] = TaskKind.WAIT
     columns["role"][idle] = Role.IDLE
     columns["name"][idle] = -Role.IDLE
@@ -167,26 +174,17 @@ def _thread_rows(
         blocks.append(
             _wait_rows(columns, np.maximum(behind, 0), handoffs[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
         )
-    return _concatenated(blocks)
+    return joined(blocks)
 
 
 def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns: Int64, role: Role) -> Rows:
     """Waits behind the tasks ``at``, of a call or of a hand-off."""
-    rows = {name: column[at] for name, column in columns.items()}
     n = len(at)
-    rows |= {
-        "key_ns": time_ns,
-        "start_ns": time_ns,
-        "duration_ns": duration_ns,
-        "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
-        "name": np.full(n, -role),
-        "event": np.full(n, MISSING),
-        "role": np.full(n, role, dtype=np.int8),
-        "landmark": np.zeros(n, dtype=np.bool_),
-        "profiler_events": np.zeros(n, dtype=np.int64),
-        "sequence": rows["sequence"] + 0.5,
-    }
-    return Rows(rows)
+    return wait_rows(
+        columns, at, role, key_ns=time_ns, start_ns=time_ns, duration_ns=duration_ns,
+        landmark=np.zeros(n, dtype=np.bool_), profiler_events=np.zeros(n, dtype=np.int64),
+        sequence=columns["sequence"][at] + 0.5,
+    )  # fmt: skip
 
 
 def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
@@ -249,10 +247,6 @@ def _inherited(launch_row: Array, stream: Array) -> Array:
     known = np.maximum.accumulate(np.where(launch_row >= 0, position, -1))
     usable = (known >= 0) & (stream[np.maximum(known, 0)] == stream)
     return np.where(usable, launch_row[np.maximum(known, 0)], -1)
-
-
-def _concatenated(blocks: list[Rows]) -> Rows:
-    return Rows({name: np.concatenate([b.columns[name] for b in blocks]) for name in blocks[0].columns})
 
 
 def finish_phases(rows: Rows, parts: Parts) -> None:

@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from whatif.graph.described import Described
+from whatif.graph.types import (
+    Array,
+    Int32,
+    Int64,
+    TaskKind,
+    among,
+)
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.opdb.importers.torch_operators import Described, describe, describe_other
-from whatif.types import Array, Int32, Int64, TaskKind, among
+from whatif.ingest.operator_calls import describe, describe_other
+from whatif.simulation.intervals import interval_of
 
 # The two halves of a convolution's gradient in PyTorch before 1.11: neither tells all three shapes, what encloses both
 # does (native_functions.yaml of 1.10).
@@ -94,10 +102,9 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
         mine, own = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
         if not len(mine):
             continue
-        at = np.maximum(np.searchsorted(events.start_ns[mine], events.start_ns[inner[own]], side="right") - 1, 0)
-        end_ns = events.start_ns[mine[at]] + events.duration_ns[mine[at]]
-        inside = (events.start_ns[mine[at]] <= events.start_ns[inner[own]]) & (events.start_ns[inner[own]] < end_ns)
-        enclosing[own] = np.where(inside, mine[at], MISSING)
+        end_ns = events.start_ns[mine] + events.duration_ns[mine]
+        at = interval_of(events.start_ns[inner[own]], events.start_ns[mine], end_ns)
+        enclosing[own] = np.where(at >= 0, mine[at], MISSING)
     members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))
     key = events.name[inner].astype(np.int64) * len(events.shapes) + events.shape[enclosing]
     for code in np.unique(key).tolist():

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from whatif.types import Int8
+from whatif.graph.types import Int8
 
 
 class CallKind(IntEnum):

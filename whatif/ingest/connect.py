@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import Int64
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, launch_order, of_calls
 from whatif.ingest.sync_records import recorded_sources
 from whatif.ingest.waiting import CallTimes
-from whatif.types import Int64
 
 # A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
 EVENT_EARLY_NS = 3_000

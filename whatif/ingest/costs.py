@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES
+from whatif.graph.types import (
+    Array,
+    Int8,
+    Int64,
+    among,
+)
 from whatif.ingest.called import Calls
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.op_cost import input_dtype, op_cost
-from whatif.kernels import DTYPES, MATRIX_FAMILIES
-from whatif.types import Array, Int8, Int64, among
 
 
 def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: Calls) -> tuple[Int64, Int64, Int8]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.handoff import Handoffs, find_handoffs
 from whatif.ingest.marks import NameMarks
-from whatif.types import Bool, Int64, among
+from whatif.simulation.intervals import interval_of
 
 CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
 
@@ -101,8 +102,8 @@ def cut_thread(
     points = np.sort(np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64), kind="stable")
     points = points[np.append(True, points[1:] != points[:-1])]
     piece_start_ns, piece_end_ns = points[:-1], points[1:]
-    between = ~_covered(piece_start_ns, call_start_ns, call_end_ns)
-    between &= ~_covered(piece_start_ns, *left_out)
+    between = interval_of(piece_start_ns, call_start_ns, call_end_ns) < 0
+    between &= interval_of(piece_start_ns, *left_out) < 0
     piece_start_ns, piece_end_ns = piece_start_ns[between], piece_end_ns[between]
     start_ns = np.concatenate([call_start_ns, piece_start_ns])
     end_ns = np.concatenate([call_end_ns, piece_end_ns])
@@ -135,18 +136,8 @@ def _outside_calls(cuts: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Move cuts that fall inside a call to its end: a call is never cut."""
     if not len(start_ns):
         return cuts
-    at = np.searchsorted(start_ns, cuts, side="right") - 1
-    inside = (at >= 0) & (cuts > start_ns[np.maximum(at, 0)]) & (cuts < end_ns[np.maximum(at, 0)])
-    return np.where(inside, end_ns[np.maximum(at, 0)], cuts)
-
-
-def _covered(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
-    """Which times lie in [start, end) of one of the disjoint, sorted intervals."""
-    if not len(start_ns):
-        return np.zeros(len(time_ns), dtype=np.bool_)
-    at = np.searchsorted(start_ns, time_ns, side="right") - 1
-    # Empty calls may share their start with a longer one: then the longer one decides.
-    return (at >= 0) & (time_ns < end_ns[np.maximum(at, 0)])
+    at = interval_of(cuts, start_ns + 1, end_ns)
+    return np.where(at >= 0, end_ns[at], cuts)
 
 
 def idle_between(handoffs: Handoffs) -> tuple[Int64, Int64]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
-from whatif.types import Int8, Int32, Int64
+import numpy as np
+
+from whatif.graph.types import Array, Int8, Int32, Int64
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1
@@ -91,3 +93,35 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def base_ns(self) -> int:
+        """What the times of a trace count from: some are small, beside one large number in the header."""
+        told = self.header.get("baseTimeNanoseconds")
+        return told if type(told) is int and 0 <= told < 2**62 else 0
+
+
+# The columns of ``Events`` and their types, as its annotations tell them.
+COLUMN_DTYPES = {
+    each.name: np.dtype(str(each.type).split()[0].lower())
+    for each in fields(Events)
+    if str(each.type).startswith("Int")
+}
+
+DROPPED_FAR = "more than 13 days from the rest of the trace"
+FAR_NS = 2**50
+
+
+def put_in_order(columns: dict[str, Array], dropped: Counter[str]) -> None:
+    """Sort the rows by (start_ns, -duration_ns), stable; those that are days away from the rest are left out."""
+    start_ns = columns["start_ns"].astype(np.float64)
+    if not len(start_ns):
+        return
+    # A damaged clock: sums of such times do not fit in an int64.
+    far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
+    if far.any():
+        dropped[DROPPED_FAR] += int(far.sum())
+    order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
+    order = order[~far[order]]
+    for name in columns:  # one after the other: the columns of a long trace are large
+        columns[name] = columns[name][order]

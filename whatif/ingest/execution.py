@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 
+from whatif.graph.recorded import Execution, Recorded
+from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
-from whatif.intervals import union
-from whatif.types import Array, Bool, Int64
+from whatif.simulation.intervals import interval_of, union
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
 _INDUCTOR_KERNEL = re.compile(r"triton_(poi|red|per|tem|for|mm|bmm|split_scan)_|triton__\d+d|cpp_fused_")
@@ -19,18 +19,17 @@ _INDUCTOR_KERNEL = re.compile(r"triton_(poi|red|per|tem|for|mm|bmm|split_scan)_|
 _WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
 
 
-def find_execution(parts: Parts, metadata: dict[str, Any]) -> tuple[tuple[str, ...], list[str]]:
+def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], list[str]]:
     """Give the ways of execution ("eager" alone, else "compiled", "cuda_graph") and a sentence on each special one.
 
-    ``metadata`` is the recorder's; it knows of compiled modules that a recording without operators does not show.
+    ``recorded`` knows of compiled modules that a recording without operators does not show.
     """
-    told = metadata.get("execution")
-    told = told if isinstance(told, dict) else {}
+    told = recorded.execution or Execution()
     compiled, launched = _compiled(parts), _graph_launches(parts)
     ways = []
-    if told.get("compiled") is True or compiled:
+    if told.compiled or compiled:
         ways.append("compiled")
-    if told.get("cuda_graph") is True or launched:
+    if told.cuda_graph or launched:
         ways.append("cuda_graph")
     return tuple(ways) or ("eager",), [*compiled, *launched]
 
@@ -88,8 +87,7 @@ def _launched_inside(parts: Parts, by_compiler: Bool) -> Bool:
     for track in np.unique(events.track[by_compiler]).tolist():
         mine = np.flatnonzero(calls.track == track)
         start_ns, end_ns = _union(events, by_compiler & (events.track == track))
-        at = np.searchsorted(start_ns, calls.start_ns[mine], side="right") - 1
-        inside[mine] = (at >= 0) & (calls.start_ns[mine] < end_ns[np.maximum(at, 0)])
+        inside[mine] = interval_of(calls.start_ns[mine], start_ns, end_ns) >= 0
     return _of_calls(parts, inside)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whatif.errors import WhatifError
-from whatif.graph import TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.file_bytes import FileBytes
-from whatif.saved_graph import GRAPH_FIELD, graph_of_text
+from whatif.ingest.saved_graph import GRAPH_FIELD, graph_of_text
 
 # How every such file begins, and where the graph begins in it.
 EXPORTED_BEGIN = b'{"displayTimeUnit":"ms","otherData":{"tool": "whatif",'

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import Bool, Int64
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks
-from whatif.types import Bool, Int64
 
 # A period explains a trace when this share of the kernels equals the one a period later.
 REPEATS = 0.97

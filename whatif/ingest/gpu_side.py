@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int8,
+    Int32,
+    Int64,
+    among,
+)
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.intervals import group_overlapping
-from whatif.types import Array, Bool, Int8, Int32, Int64, among
+from whatif.simulation.intervals import group_overlapping
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
 

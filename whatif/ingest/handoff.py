@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import Bool, Int64
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.intervals import union
-from whatif.types import Bool, Int64
+from whatif.simulation.intervals import union
 
 # Clocks of two threads are read at slightly different moments.
 TOLERANCE_NS = 2_000

@@ -46,6 +46,7 @@ class HasPhase(Protocol):
 
 
 E = TypeVar("E", bound=HasPhase)
+T = TypeVar("T")
 
 
 class _Tolerated(NamedTuple, Generic[E]):
@@ -128,7 +129,8 @@ class EventArray(Generic[E]):
         while True:
             buffer, exhausted = self._fill(buffer, wanted_bytes)
             cut = _last_boundary(buffer)
-            if cut is not None and (events := self._decode(buffer[: cut.start() + 1])) is not None:
+            whole = b"[" + buffer[: cut.start() + 1] + b"]" if cut else b""
+            if cut is not None and (events := decoded(self._decode_list, whole)) is not None:
                 yield events
                 buffer = buffer[cut.end() :]
                 wanted_bytes = CHUNK_BYTES
@@ -163,18 +165,6 @@ class EventArray(Generic[E]):
             size_bytes += len(piece)
         return b"".join(parts), False
 
-    def _decode(self, events: bytes) -> list[E] | None:
-        try:
-            return self._decode_list.decode(b"[" + events + b"]")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
-
-    def _decode_event(self, event: bytes) -> E | None:
-        try:
-            return self._decode_one.decode(event)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
-
     def _tolerate(self, buffer: bytes, final: bool) -> _Tolerated[E]:
         """Decode event by event what does not decode as a whole, in linear time.
 
@@ -189,14 +179,14 @@ class EventArray(Generic[E]):
         ends.append(len(buffer))
         index = 0
         while index < len(starts):
-            event = self._decode_event(buffer[starts[index] : ends[index]])
+            event = decoded(self._decode_one, buffer[starts[index] : ends[index]])
             if event is not None:
                 events.append(event)
                 index += 1
                 continue
             after = index + 1
             while after < len(starts):
-                event = self._decode_event(buffer[starts[after] : ends[after]])
+                event = decoded(self._decode_one, buffer[starts[after] : ends[after]])
                 if event is not None and isinstance(event.ph, str):
                     break
                 after += 1
@@ -239,7 +229,7 @@ class EventArray(Generic[E]):
                 if end is None:
                     return _Tolerated(events, token.start(), False)
                 position = end
-                event = self._decode_event(region[token.start() : end])
+                event = decoded(self._decode_one, region[token.start() : end])
                 if event is not None:
                     events.append(event)
                     in_junk = in_junk and not isinstance(event.ph, str)
@@ -272,11 +262,11 @@ class EventArray(Generic[E]):
         return b"".join(parts) if size_bytes <= _MAX_HEADER_BYTES else b""
 
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
-        whole = _decode_object(head + b'"traceEvents":0' + tail)
+        whole = decoded(_OBJECT, head + b'"traceEvents":0' + tail)
         if whole is None:
             # Truncated or damaged: either half may still be sound.
-            before = _decode_object(head.rstrip(_SEPARATORS) + b"}")
-            after = _decode_object(b"{" + tail.lstrip(_SEPARATORS)) if tail else {}
+            before = decoded(_OBJECT, head.rstrip(_SEPARATORS) + b"}")
+            after = decoded(_OBJECT, b"{" + tail.lstrip(_SEPARATORS)) if tail else {}
             if before is None or after is None:
                 self._dropped["damaged header"] += 1
             whole = (before or {}) | (after or {})
@@ -284,9 +274,13 @@ class EventArray(Generic[E]):
         return whole
 
 
-def _decode_object(text: bytes) -> dict[str, Any] | None:
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
+    """Give what ``decoder`` makes of a text; None where it is damaged."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.types import Int64
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
-from whatif.ingest.events import MISSING, Allocations, EventCategory, Events, Flows
+from whatif.ingest.events import COLUMN_DTYPES, MISSING, Allocations, EventCategory, Events, Flows, put_in_order
+from whatif.ingest.json_chunks import decoded
 from whatif.ingest.kineto_fields import (
     ALLOCATION,
     CATEGORIES,
@@ -30,7 +32,6 @@ from whatif.ingest.kineto_fields import (
     as_text,
     dtype_bytes,
 )
-from whatif.types import Int64
 
 DROPPED_TIMESTAMP = {
     TimeStatus.ABSENT: "no timestamp",
@@ -42,8 +43,6 @@ DROPPED_DURATION = {
     TimeStatus.UNREADABLE: "unreadable duration",
     TimeStatus.OUT_OF_RANGE: "duration out of range",
 }
-DROPPED_FAR = "more than 13 days from the rest of the trace"
-FAR_NS = 2**50
 DROPPED_NEGATIVE = "negative duration"
 DROPPED_ALLOCATION = "allocation with an unreadable time or size"
 DROPPED_BEGIN = "begin without duration"  # ph "B", whose end is another event
@@ -244,12 +243,9 @@ class ColumnBuilder:
         """Return the columns sorted by (start_ns, -duration_ns), stable."""
         columns: dict[str, npt.NDArray[Any]] = {
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
-            for field, dtype in _DTYPES.items()
+            for field, dtype in COLUMN_DTYPES.items()
         }
-        self._drop_far_ones(columns)
-        order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
-        for field in columns:
-            columns[field] = columns[field][order]
+        put_in_order(columns, self._dropped)
         layer = np.array([name.startswith(LAYER_ANNOTATION) for name in self._names], dtype=np.bool_)
         if layer.any():
             columns["category"][layer[columns["name"]]] = EventCategory.ANNOTATION
@@ -264,17 +260,6 @@ class ColumnBuilder:
             dropped=self._dropped,
             allocations=self._build_allocations(),
         )
-
-    def _drop_far_ones(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Leave out events days away from the rest: a damaged clock, and sums of such times do not fit in an int64."""
-        start_ns = columns["start_ns"].astype(np.float64)
-        if not len(start_ns):
-            return
-        far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
-        if far.any():
-            self._dropped[DROPPED_FAR] += int(far.sum())
-            for field in columns:
-                columns[field] = columns[field][~far]
 
     def _build_allocations(self) -> Allocations | None:
         if not self._allocations:
@@ -291,30 +276,6 @@ class ColumnBuilder:
         arrows = sorted(sources[key] + targets[key] for key in sources.keys() & targets.keys())
         table = np.array(arrows, np.int64).reshape(-1, 4)
         return Flows(table[:, 0].copy(), table[:, 1].astype(np.int32), table[:, 2].copy(), table[:, 3].astype(np.int32))
-
-
-_DTYPES: dict[str, type[np.signedinteger[Any]]] = {
-    "category": np.int8,
-    "name": np.int32,
-    "start_ns": np.int64,
-    "duration_ns": np.int64,
-    "track": np.int32,
-    "correlation": np.int64,
-    "external_id": np.int64,
-    "device": np.int32,
-    "stream": np.int32,
-    "sequence": np.int64,
-    "forward_thread": np.int32,
-    "size_bytes": np.int64,
-    "warps": np.int64,
-    "registers": np.int32,
-    "group_size": np.int32,
-    "group": np.int32,
-    "shape": np.int32,
-    "detail": np.int32,
-    "wait_stream": np.int32,
-    "wait_correlation": np.int64,
-}
 
 
 class _Codes(dict[str, int]):
@@ -372,11 +333,11 @@ def _product(dimensions: Any) -> int:
     return math.prod(counts) if len(counts) == 3 and min(counts) > 0 else MISSING
 
 
+_ANYTHING = msgspec.json.Decoder()
+
+
 def _decode_or_none(raw: bytes) -> Any:
-    try:
-        return msgspec.json.decode(raw) if raw else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # skipping it read less closely than this
-        return None
+    return decoded(_ANYTHING, raw) if raw else None  # skipping it read less closely than this
 
 
 def _int64_or_missing(value: Any) -> int:

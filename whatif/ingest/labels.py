@@ -10,10 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int8,
+    Int32,
+    Int64,
+    Phase,
+    among,
+)
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest
-from whatif.types import Array, Bool, Int8, Int32, Int64, Phase, among
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.types import Bool
+from whatif.graph.types import Bool
 
 STEP = re.compile(r"^ProfilerStep#\d+$")
 OPTIMIZER = re.compile(r"^Optimizer\.step#")

@@ -1,4 +1,4 @@
-"""Which task is part of which operator that was measured alone (see ``whatif.models.measured``)."""
+"""Which task is part of which operator that was measured alone (see ``whatif.models.durations.measured``)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from whatif.graph.recorded import Recorded
+from whatif.graph.types import Array, Int32, Int64
 from whatif.ingest.events import EventCategory, Events
-from whatif.types import Array, Int32, Int64
+from whatif.simulation.intervals import interval_of
 
 
-def measured_rows(events: Events, operator: Array, metadata: dict[str, Any]) -> Int32:
+def measured_rows(events: Events, operator: Array, recorded: Recorded) -> Int32:
     """Give the row of "operator_times" for each task, shape (n_tasks,), -1 where its operator was not measured.
 
     ``operator`` is the row of the innermost operator of each task, -1 where there is none. What was measured are
     outermost ``aten::`` operators: those that no other one of the same thread encloses.
     """
     rows = np.full(len(operator), -1, dtype=np.int32)
-    known = _row_of_signature(metadata)
+    known = _row_of_signature(recorded)
     tasks = np.flatnonzero(operator >= 0)
     if not known or not len(tasks):
         return rows
@@ -38,14 +40,9 @@ def measured_rows(events: Events, operator: Array, metadata: dict[str, Any]) -> 
     return rows
 
 
-def _row_of_signature(metadata: dict[str, Any]) -> dict[bytes, int]:
-    table = metadata.get("operator_times")
-    rows = enumerate(table) if isinstance(table, list) else ()
-    return {
-        _signature(row.get("op"), row.get("dims"), row.get("types"), row.get("concrete")): number
-        for number, row in rows
-        if isinstance(row, dict)
-    }
+def _row_of_signature(recorded: Recorded) -> dict[bytes, int]:
+    rows = enumerate(recorded.operator_times)
+    return {_signature(row.op, row.dims, row.types, row.concrete): number for number, row in rows}
 
 
 def _signature(op: Any, dims: Any, types: Any, concrete: Any) -> bytes:
@@ -67,7 +64,6 @@ def _outermost(events: Events) -> Int64:
         reach_ns = np.maximum.accumulate(end_ns)
         outer = np.append(True, events.start_ns[aten][1:] >= reach_ns[:-1])
         roots, root_end_ns = aten[outer], end_ns[outer]
-        at = np.searchsorted(events.start_ns[roots], events.start_ns[mine], side="right") - 1
-        inside = (at >= 0) & (events.start_ns[mine] < root_end_ns[np.maximum(at, 0)])
-        result[mine] = np.where(inside, roots[np.maximum(at, 0)], -1)
+        at = interval_of(events.start_ns[mine], events.start_ns[roots], root_end_ns)
+        result[mine] = np.where(at >= 0, roots[at], -1)
     return result

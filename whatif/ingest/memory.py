@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph import GraphInfo
+from whatif.graph.memory import Memory, recomputed, update_workspace
+from whatif.graph.recorded import Optimizer
+from whatif.graph.task_graph import GraphInfo
 from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
 from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows, find_step_rows
-from whatif.memory import Memory
-from whatif.models.memory_effects import recomputed, update_workspace
 
 # Fewer tensors that are set to zero before the backward pass may be the user's own.
 FEWEST_PARAMETERS = 8
@@ -22,7 +22,7 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
     rows = find_step_rows(parts)
     if rows is None or not len(rows.forward):
         return None
-    told = resident(info.metadata)
+    told = resident(info.recorded)
     # Of a compiled step the operators tell some of what it keeps, and nobody knows how much.
     shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, told)
     if not layer_rows_told(info):
@@ -47,7 +47,7 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
 
 def layer_rows_told(info: GraphInfo) -> bool:
     """Whether the recorder wrote down the layers' parameters."""
-    return bool(info.metadata.get("layers"))
+    return bool(info.recorded.layers)
 
 
 def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
@@ -76,10 +76,9 @@ def _memory_of_shapes(parts: Parts, rows: StepRows, shapes: list[RowShapes], tol
     gradients = np.array([row.weights + row.tables for row in shapes], dtype=np.int64)
     if layer_rows_told(info):
         gradients = first_of_name(rows.names, told.gradients)
-    optimizer = info.metadata.get("optimizer")
-    flags = optimizer if isinstance(optimizer, dict) else {}
-    foreach = flags.get("foreach")
-    kind = "fused" if flags.get("fused") else "foreach" if foreach or (foreach is None and info.gpu) else "for_loop"
+    flags = info.recorded.optimizer or Optimizer()
+    foreach = flags.foreach
+    kind = "fused" if flags.fused else "foreach" if foreach or (foreach is None and info.gpu) else "for_loop"
     memory = Memory(
         parameters=told.parameters,
         optimizer_state=told.optimizer_state,
@@ -87,7 +86,7 @@ def _memory_of_shapes(parts: Parts, rows: StepRows, shapes: list[RowShapes], tol
         buffers=told.buffers,
         layers=as_layers(rows, shapes, gradients),
         update_workspace=update_workspace(
-            info.optimizer or str(flags.get("type")), kind, told.parameters, int(max(told.sizes, default=0))
+            info.optimizer or str(flags.type), kind, told.parameters, int(max(told.sizes, default=0))
         ),
         gradients_stay=rows.passes > 1 or _zeroed_in_place(parts, rows),
         source="shapes",

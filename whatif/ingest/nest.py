@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.types import Int64
+from whatif.graph.types import Int64
 
 
 class Nest:

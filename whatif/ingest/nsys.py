@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.ingest.events import MISSING, Events, Flows
-from whatif.ingest.kineto_columns import DROPPED_FAR, FAR_NS
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int32,
+    Int64,
+)
+from whatif.ingest.events import COLUMN_DTYPES, MISSING, Events, Flows, put_in_order
 from whatif.ingest.nsys_database import ABSENT, Database
 from whatif.ingest.nsys_ranges import read_ranges
 from whatif.ingest.nsys_tables import (
@@ -26,10 +31,7 @@ from whatif.ingest.nsys_tables import (
     read_memsets,
     read_syncs,
 )
-from whatif.types import Array, Bool, Int32, Int64
 
-_INT32 = ("device", "stream", "forward_thread", "registers", "group_size", "shape", "detail", "wait_stream")
-_INT64 = ("correlation", "external_id", "sequence", "size_bytes", "warps", "wait_correlation")
 _GPU_READERS = (read_kernels, read_copies, read_memsets, read_graphs)
 _THREAD_BITS = 24
 
@@ -140,17 +142,16 @@ def _events(
         "start_ns": np.concatenate([block.start_ns for block in blocks]),
         "duration_ns": np.concatenate([block.duration_ns for block in blocks]),
         "track": track,
+        "detail": detail,
     }
-    for key in (*_INT32, *_INT64):
-        values = np.concatenate([block.columns.get(key, np.full(len(block), MISSING)) for block in blocks])
-        if key in _INT32:
-            values = np.where(np.abs(values) < 2**31, values, MISSING).astype(np.int32)
-        columns[key] = values
-    columns["detail"] = detail
-    near = _near(columns, dropped)
-    order = near[np.lexsort((-columns["duration_ns"][near], columns["start_ns"][near]))]
+    for key, dtype in COLUMN_DTYPES.items():
+        if key not in columns:
+            values = np.concatenate([block.columns.get(key, np.full(len(block), MISSING)) for block in blocks])
+            most = np.iinfo(dtype).max
+            columns[key] = np.where(np.abs(values) <= most, values, MISSING).astype(dtype)
+    put_in_order(columns, dropped)
+    ordered: dict[str, Any] = columns
     none = np.empty(0, dtype=np.int64)
-    ordered: dict[str, Any] = {key: column[order] for key, column in columns.items()}
     return Events(
         **ordered,
         names=names,
@@ -161,15 +162,6 @@ def _events(
         header=header,
         dropped=dropped,
     )
-
-
-def _near(columns: dict[str, Array], dropped: Counter[str]) -> Int64:
-    """The rows that are not days away from the rest, as the reader of Kineto traces leaves those out."""
-    start_ns = columns["start_ns"].astype(np.float64)
-    far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
-    if far.any():
-        dropped[DROPPED_FAR] += int(far.sum())
-    return np.flatnonzero(~far)
 
 
 def _one_table(tables: list[list[str]], codes: list[Array]) -> tuple[list[str], Int32]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
+from whatif.graph.types import Int64
 from whatif.ingest.file_bytes import TRUNCATED
-from whatif.types import Int64
 
 # Stands for NULL, for a column that the report's version lacks and for a value that is no integer.
 ABSENT = int(np.iinfo(np.int64).min)
@@ -40,15 +40,11 @@ class Database:
     def __init__(self, path: Path, dropped: Counter[str]) -> None:
         """Open the database. Raises WhatifError where it is damaged or another tool's."""
         self._dropped = dropped
-        try:
+        again = f"; export it again with {_EXPORT}"
+        with expecting(f"{path}: expected a readable SQLite export of Nsight Systems", *_DAMAGE, OSError, hint=again):
             # Immutable: no lock, no journal, nothing is written beside the file.
             self._connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             self._columns = self._readable_tables()
-        except (*_DAMAGE, OSError) as error:
-            raise WhatifError(
-                f"{path}: expected a readable SQLite export of Nsight Systems, got '{_one_line(error)}'; export it "
-                f"again with {_EXPORT}."
-            ) from error
         if _ends_early(path):
             dropped[TRUNCATED] += 1
         if STRINGS not in self._columns or not any(name.startswith(_FAMILIES) for name in self._columns):

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.events import MISSING, EventCategory
 from whatif.ingest.kineto_fields import LAYER_ANNOTATION
 from whatif.ingest.nsys_database import ABSENT, Database
 from whatif.ingest.nsys_names import RangeKind, RangeText, is_backward, is_profiler_step, read_text, without_number
 from whatif.ingest.nsys_tables import Block, process_of, timed
-from whatif.intervals import union
-from whatif.types import Array, Bool, Int64
+from whatif.simulation.intervals import interval_of, union
 
 RANGES = "NVTX_EVENTS"
 # ENUM_NSYS_EVENT_TYPE: ranges of one thread, which nest, and ranges that may end on another thread.
@@ -189,8 +189,7 @@ def _elsewhere(ranges: _Ranges) -> Bool:
     for thread in np.unique(ranges.thread[around]).tolist():
         mine = ranges.thread == thread
         start_ns, end_ns = union(ranges.start_ns[around & mine], ranges.end_ns[around & mine])
-        at = np.searchsorted(start_ns, ranges.start_ns[mine], side="right") - 1
-        inside[mine] = (at >= 0) & (ranges.start_ns[mine] < end_ns[np.maximum(at, 0)])
+        inside[mine] = interval_of(ranges.start_ns[mine], start_ns, end_ns) >= 0
     return inside
 
 

@@ -9,12 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int32,
+    Int64,
+)
 from whatif.ingest.decimal_ns import TimeStatus
 from whatif.ingest.events import MISSING, EventCategory
 from whatif.ingest.kineto_columns import DROPPED_DURATION, DROPPED_NEGATIVE, DROPPED_TIMESTAMP
 from whatif.ingest.kineto_fields import THREADS_PER_WARP
 from whatif.ingest.nsys_database import ABSENT, Database
-from whatif.types import Array, Bool, Int32, Int64
 
 _TABLE = "CUPTI_ACTIVITY_KIND_"
 KERNELS, COPIES, MEMSETS, GRAPHS = f"{_TABLE}KERNEL", f"{_TABLE}MEMCPY", f"{_TABLE}MEMSET", f"{_TABLE}GRAPH_TRACE"

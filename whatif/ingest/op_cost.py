@@ -186,25 +186,31 @@ def _matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
 
 
 # Where stride, padding and dilation stand among an operator's concrete inputs: native_functions.yaml of PyTorch.
-_CONVOLUTION_OPTIONS = {
+CONVOLUTION_OPTIONS = {
     "cudnn_convolution": (3, 2, 4),
     "miopen_convolution": (4, 3, 5),
     "miopen_depthwise_convolution": (4, 3, 5),
+    "mkldnn_convolution": (4, 3, 5),
+    "convolution_backward": (4, 5, 6),
 }
 
 
-def _text(concrete: list[Any], position: int) -> str:
+def text_of(concrete: list[Any], position: int) -> str:
+    """Give a concrete input as the trace spells it; "" where it is no text."""
     text = concrete[position] if position < len(concrete) else ""
     return text if isinstance(text, str) else ""
 
 
-def _integers(concrete: list[Any], position: int, rank: int) -> list[int] | None:
-    text = _text(concrete, position)
+def integers_of(concrete: list[Any], position: int, rank: int) -> list[int]:
+    """Give a concrete input of ``rank`` integers; one stands for all. Raises ValueError where it is none."""
+    text = text_of(concrete, position)
     if not re.fullmatch(r"\[\d{1,9}(, \d{1,9})*\]", text, re.ASCII):
-        return None
+        raise ValueError("no list of integers")
     values = [int(value) for value in re.findall(r"\d+", text)]
     values = values * rank if len(values) == 1 else values
-    return values if len(values) == rank else None
+    if len(values) != rank:
+        raise ValueError("another number of axes")
+    return values
 
 
 def _convolution(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
@@ -212,13 +218,10 @@ def _convolution(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | Non
     rank = len(weight.shape) - 2
     if rank < 1 or len(x.shape) != rank + 2 or x.shape[1] % weight.shape[1]:
         return None
-    where = _CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
-    options = [_integers(concrete, position, rank) for position in where]
-    # `convolution` and `_convolution` say whether they are transposed behind these three.
-    transposed = name in ("convolution", "_convolution") and _text(concrete, 6) == "True"
-    if transposed or any(option is None for option in options):
+    if name in ("convolution", "_convolution") and text_of(concrete, 6) == "True":  # transposed
         return None
-    stride, padding, dilation = (option or [] for option in options)
+    where = CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
+    stride, padding, dilation = (integers_of(concrete, position, rank) for position in where)
     spatial = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
         for size, kernel, step, pad, spread in zip(
@@ -244,7 +247,7 @@ def _convolution_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpC
         products = x.elements * prod(weight.shape[1:])
     else:
         return None
-    mask = _text(concrete, 10) if name == "convolution_backward" else ""
+    mask = text_of(concrete, 10) if name == "convolution_backward" else ""
     wanted = [flag == "True" for flag in re.findall("True|False", mask)[:2]]
     if len(wanted) != 2:
         wanted = [True, True]

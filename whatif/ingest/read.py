@@ -3,205 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
 
-import numpy as np
-
-from whatif.errors import WhatifError
-from whatif.graph import GraphInfo, TaskGraph
-from whatif.ingest.assemble import assemble
-from whatif.ingest.build import Parts, find_parts
-from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.execution import find_execution
+from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.exported import is_exported, read_exported
-from whatif.ingest.find_steps import steady_range
-from whatif.ingest.kineto import read_kineto
-from whatif.ingest.memory import find_memory
-from whatif.steps import step_times_ns
-from whatif.types import Bool
+from whatif.ingest.graph_of_events import graph_of_events
+from whatif.ingest.ranks.read import read_ranks
+from whatif.ingest.read_events import read_events
 
 Progress = Callable[[int, int], None]
-SQLITE_MAGIC = b"SQLite format 3\0"
-# What the tool calls its own format, which only its exporter reads.
-NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
-    """Give the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
+    """Return the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
-    Of a timeline that ``whatif export`` wrote the graph of its prediction, or of its baseline where it has none.
-    Of a folder with the recordings of a run's ranks that of all of them (``whatif.ranks``).
-    ``progress(done_bytes, total_bytes)`` is called now and then. Raises WhatifError, one sentence, where the file
+    For a timeline that ``whatif export`` wrote, return the graph of its prediction, or of its baseline without one.
+    For a folder with the recordings of a run's ranks, return one graph of all ranks (``whatif.ingest.ranks``).
+    ``progress(done_bytes, total_bytes)`` is called periodically. Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     path = Path(path)
     if path.is_dir():
-        from whatif.ranks.read import read_ranks  # it reads each file with this module
-
         return read_ranks([path]).graph
-    if is_sqlite(path):
-        from whatif.ingest.nsys import read_nsys  # sqlite3 is loaded for those who need it
-
-        return graph_of_events(read_nsys(path, progress=progress), str(path))
     if is_exported(path):
         return read_exported(path, progress)
-    try:
-        events = read_kineto(path, progress=progress)
-    except WhatifError as error:
-        if path.suffix in NSYS_SUFFIXES and path.is_file():
-            raise WhatifError(
-                f"{path}: expected a trace or a SQLite export, got a report of Nsight Systems as it was recorded; "
-                "export it first with `nsys export --type sqlite report.nsys-rep`."
-            ) from error
-        raise
-    return graph_of_events(events, str(path))
-
-
-def is_sqlite(path: Path) -> bool:
-    """Say whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    except (OSError, ValueError):  # the reader of traces says what is wrong with it
-        return False
-
-
-def graph_of_events(events: Events, path: str) -> TaskGraph:
-    """Give the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
-    refuse_what_has_no_work(events, path)
-    info = _recording_info(events, path)
-    parts = find_parts(events, is_amd=_is_amd(info, events))
-    execution, told = find_execution(parts, info.metadata)
-    edges_ns = parts.steps.edges_ns
-    n_steps = max(len(edges_ns) - 1, 0)
-    info = replace(
-        info,
-        n_steps=n_steps,
-        step_source=parts.steps.source,
-        steady=steady_range(n_steps, n_steps > 0),
-        optimizer=_optimizer(parts.marks.optimizer, events),
-        launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
-        queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
-        execution=execution,
-        quirks=(*info.quirks, *told),
-    )
-    info = replace(info, memory=find_memory(parts, info))
-    graph = assemble(parts, info).check()
-    graph = _with_measured_steps(graph, parts)
-    if "predicted" in info.metadata:  # a step that nobody ran: `whatif predict --save`
-        from whatif.operator_graph.ranges import with_ranges
-
-        return with_ranges(graph)
-    return graph
-
-
-def refuse_what_has_no_work(events: Events, path: str) -> None:
-    """Raise WhatifError, one sentence, for a file that says nothing about training or inference work."""
-    categories = np.bincount(events.category, minlength=len(EventCategory)) if len(events) else np.zeros(16, int)
-    kernels = categories[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET]].sum()
-    foreign = events.header.get("_whatif_foreign_categories") or {}
-    devices = sorted({str(name).split("_")[0] for name in foreign if _is_accelerator(str(name))})
-    if devices and not kernels:
-        raise WhatifError(
-            f"{path}: expected CUDA or HIP kernels or a CPU-only recording, got events of the unsupported device "
-            f"{', '.join(devices)!r}; record on an NVIDIA or AMD GPU or on a CPU."
-        )
-    if kernels:
-        return
-    lost = sum(events.dropped.values())
-    path = f"{path} ({lost} of its events could not be read)" if lost else path
-    if categories[EventCategory.RUNTIME]:
-        raise WhatifError(
-            f"{path}: expected GPU kernels, got {categories[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
-            "so the recording lost its GPU half; record again with ProfilerActivity.CUDA (and permission for CUPTI)."
-        )
-    if not categories[EventCategory.CPU_OP]:
-        what = "no event at all" if not len(events) and not foreign else "only events of another tool"
-        raise WhatifError(
-            f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {what}; "
-            "record with torch.profiler or with `whatif collect`."
-        )
-
-
-def _is_accelerator(category: str) -> bool:
-    return any(part in category for part in ("_runtime", "_ccp", "mtia", "xpu", "hpu", "privateuse"))
-
-
-def _recording_info(events: Events, path: str) -> GraphInfo:
-    header = events.header
-    metadata = header.get("whatif")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    device = recorded_device(header, metadata)
-    quirks = [
-        f"{count} {'event was' if count == 1 else 'events were'} not read: {reason}"
-        for reason, count in sorted(events.dropped.items())
-    ]
-    untraced_ms = metadata.get("untraced_step_ms")
-    median_ms = untraced_ms.get("median") if isinstance(untraced_ms, dict) else None
-    batch = metadata.get("batch_size")
-    version, known_version = metadata.get("version", 1), 1
-    if version != known_version:
-        named = version if isinstance(version, int) else "unknown"
-        quirks.append(
-            f"the recording's metadata has version {named}, and this whatif knows {known_version}: what it says beside "
-            "the events may be misread"
-        )
-    return GraphInfo(
-        path=path,
-        gpu=device[0],
-        gpu_memory_bytes=device[1] if 0 < (device[1] or 0) < 2**53 else None,
-        untraced_step_ns=round(median_ms * 1e6) if _positive(median_ms) else None,
-        batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
-        workers=_workers(header),
-        quirks=tuple(quirks),
-        metadata=metadata,
-    )
-
-
-def _workers(header: dict[str, Any]) -> int | None:
-    """The number of ranks that torch.profiler tells in a trace's header."""
-    told = header.get("distributedInfo")
-    size = told.get("world_size") if isinstance(told, dict) else None
-    return size if type(size) is int and 1 <= size < 10**6 else None
-
-
-def _optimizer(is_step: Bool, events: Events) -> str | None:
-    """The class in "Optimizer.step#Adam.step"."""
-    names = [name for name, step in zip(events.names, is_step.tolist(), strict=True) if step]
-    return names[0].partition("#")[2].removesuffix(".step") or None if names else None
-
-
-def _positive(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
-
-
-def recorded_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
-    """Give what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
-    devices = header.get("deviceProperties")
-    for device in devices if isinstance(devices, list) else []:
-        if isinstance(device, dict) and isinstance(device.get("name"), str):
-            memory = device.get("totalGlobalMem")
-            return device["name"], memory if isinstance(memory, int) else None
-    gpu = metadata.get("gpu")
-    return (gpu if isinstance(gpu, str) else None), None
-
-
-def _is_amd(info: GraphInfo, events: Events) -> bool:
-    named = (info.gpu or "").lower()
-    return "amd" in named or "instinct" in named or any(name.startswith("hip") for name in events.names)
-
-
-def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
-    """Write down the measured time of every step by each clock, from the recorded starts and ends."""
-    end_ns = graph.start_ns + graph.duration_ns
-    clocks = ("gpu", "mark", "span") if graph.on_gpu.any() else ("mark", "span")
-    measured = {}
-    for clock in clocks:
-        times = step_times_ns(graph, graph.start_ns, end_ns, clock)
-        if times:
-            measured[clock] = times
-    return graph.replace(info=replace(graph.info, measured_step_ns=measured))
+    return graph_of_events(read_events(path, progress), str(path))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from whatif.graph.types import Array, Int64, TaskKind
 from whatif.ingest.events import MISSING
-from whatif.types import Array, Int64
 
 
 class Role(IntEnum):
@@ -30,6 +31,23 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.columns["key_ns"])
+
+
+def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array) -> Rows:
+    """Give waits like the rows ``at``, but for what waits have in common and for the columns ``changed``."""
+    n = len(at)
+    common = {
+        "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
+        "name": np.full(n, -role),
+        "event": np.full(n, MISSING),
+        "role": np.full(n, role, dtype=np.int8),
+    }
+    return Rows({name: column[at] for name, column in columns.items()} | common | changed)
+
+
+def joined(blocks: Sequence[Rows]) -> Rows:
+    """Give the rows of all blocks, which have the same columns."""
+    return Rows({name: np.concatenate([b.columns[name] for b in blocks]) for name in blocks[0].columns})
 
 
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from whatif.graph.memory import LayerMemory
+from whatif.graph.types import Int64
 from whatif.ingest.events import Events
 from whatif.ingest.kept_tensors import Kept, has_rule, kept_by
 from whatif.ingest.op_cost import input_tensors
 from whatif.ingest.resident import Resident
 from whatif.ingest.step_rows import StepRows
-from whatif.memory import LayerMemory
-from whatif.types import Int64
 
 # So many of one size are looked through: a step of a hundred thousand operators takes no more time for each.
 SEARCHED_TENSORS = 200

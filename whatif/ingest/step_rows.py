@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
-from whatif.types import Array, Bool, Int64
+from whatif.simulation.intervals import interval_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,7 @@ def _within(parts: Parts, rows: Int64, backward: Int64) -> Bool:
     """Which of ``rows`` run while an operator of the backward pass does, shape of ``rows``."""
     events = parts.events
     reach_ns = np.maximum.accumulate(events.start_ns[backward] + events.duration_ns[backward])
-    before = np.searchsorted(events.start_ns[backward], events.start_ns[rows], side="right") - 1
-    return (before >= 0) & (reach_ns[np.maximum(before, 0)] > events.start_ns[rows])
+    return interval_of(events.start_ns[rows], events.start_ns[backward], reach_ns) >= 0
 
 
 def _runs(

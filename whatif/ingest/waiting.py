@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.insert import RETURN_NS
+from whatif.graph.types import (
+    ALL_STREAMS,
+    Array,
+    Bool,
+    Int8,
+    Int64,
+    among,
+)
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, launch_order
 from whatif.ingest.sync_records import recorded_sources
-from whatif.synchronize import RETURN_NS
-from whatif.types import ALL_STREAMS, Array, Bool, Int8, Int64, among
 
 # A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
 EARLY_NS = 3_000

@@ -1,1 +1,113 @@
-"""What optimizations have in common: the models that transform scripts are written with."""
+"""What optimizations have in common: the names that transform scripts import.
+
+    from whatif.models import KernelFamily, change_memory, step_kernels
+
+They load on first use, so that ``import whatif.models`` costs nothing. ``docs/writing-a-transform.md`` shows them in
+use. Durations and collectives are not here yet: scripts import them from ``whatif.models.durations`` and
+``whatif.models.exchange``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whatif.graph.kernels import KernelFamily
+    from whatif.graph.memory import peak
+    from whatif.models.kernels.batch import at_batch, batch_tasks, launches_kernels, with_batch_size
+    from whatif.models.kernels.launches import capture, note_start_up
+    from whatif.models.kernels.update_in_backward import needs_all_gradients, update_in_pieces
+    from whatif.models.layers.change_layers import merge_layers, remove_layers, resize_layers, scale_layers
+    from whatif.models.layers.gradients import add_gradients, backward_ends, gradients
+    from whatif.models.layers.layer_calls import CallRole, layer_calls
+    from whatif.models.layers.layer_facts import gradient_bytes, in_layers
+    from whatif.models.layers.memory_effects import (
+        accumulated,
+        change_memory,
+        checkpointed,
+        in_half,
+        not_modelled,
+        updated_as,
+        updated_in_backward,
+        with_batch,
+        without_scores,
+    )
+    from whatif.models.layers.segments import are_classes, recompute, segments
+    from whatif.models.layers.update_tasks import implementation, step_kernels
+    from whatif.models.layers.weight_gradients import weight_gradients
+    from whatif.simulation.steps import step_ns
+    from whatif.units import Bandwidth, Size
+
+_HOME = {
+    "Bandwidth": "whatif.units",
+    "Size": "whatif.units",
+    "KernelFamily": "whatif.graph.kernels",
+    "in_layers": "whatif.models.layers.layer_facts",
+    "weight_gradients": "whatif.models.layers.weight_gradients",
+    "batch_tasks": "whatif.models.kernels.batch",
+    "launches_kernels": "whatif.models.kernels.batch",
+    "at_batch": "whatif.models.kernels.batch",
+    "with_batch_size": "whatif.models.kernels.batch",
+    "capture": "whatif.models.kernels.launches",
+    "note_start_up": "whatif.models.kernels.launches",
+    "layer_calls": "whatif.models.layers.layer_calls",
+    "CallRole": "whatif.models.layers.layer_calls",
+    "gradient_bytes": "whatif.models.layers.layer_facts",
+    "gradients": "whatif.models.layers.gradients",
+    "add_gradients": "whatif.models.layers.gradients",
+    "backward_ends": "whatif.models.layers.gradients",
+    "segments": "whatif.models.layers.segments",
+    "are_classes": "whatif.models.layers.segments",
+    "recompute": "whatif.models.layers.segments",
+    "remove_layers": "whatif.models.layers.change_layers",
+    "scale_layers": "whatif.models.layers.change_layers",
+    "resize_layers": "whatif.models.layers.change_layers",
+    "merge_layers": "whatif.models.layers.change_layers",
+    "change_memory": "whatif.models.layers.memory_effects",
+    "not_modelled": "whatif.models.layers.memory_effects",
+    "accumulated": "whatif.models.layers.memory_effects",
+    "checkpointed": "whatif.models.layers.memory_effects",
+    "in_half": "whatif.models.layers.memory_effects",
+    "updated_as": "whatif.models.layers.memory_effects",
+    "updated_in_backward": "whatif.models.layers.memory_effects",
+    "with_batch": "whatif.models.layers.memory_effects",
+    "without_scores": "whatif.models.layers.memory_effects",
+    "peak": "whatif.graph.memory",
+    "step_kernels": "whatif.models.layers.update_tasks",
+    "implementation": "whatif.models.layers.update_tasks",
+    "needs_all_gradients": "whatif.models.kernels.update_in_backward",
+    "update_in_pieces": "whatif.models.kernels.update_in_backward",
+    "step_ns": "whatif.simulation.steps",
+}
+
+__all__ = [
+    # Option types: parameters of transform() with a unit.
+    "Bandwidth", "Size",
+    # Selection of work: what a kernel does, which layer it belongs to, what grows with the batch.
+    "KernelFamily", "in_layers", "weight_gradients", "batch_tasks", "launches_kernels",
+    # Batch: durations at another batch size.
+    "at_batch", "with_batch_size",
+    # Launches: CUDA graphs.
+    "capture", "note_start_up",
+    # Layers: their calls and gradients; recompute, remove, resize or merge them.
+    "layer_calls", "CallRole", "gradient_bytes", "gradients", "add_gradients", "backward_ends", "segments",
+    "are_classes", "recompute", "remove_layers", "scale_layers", "resize_layers", "merge_layers",
+    # Memory: change what a step keeps on the device; the functions behind the first two are effects.
+    "change_memory", "not_modelled", "accumulated", "checkpointed", "in_half", "updated_as", "updated_in_backward",
+    "with_batch", "without_scores", "peak",
+    # Optimizer: the weight update.
+    "step_kernels", "implementation", "needs_all_gradients", "update_in_pieces",
+    # Steps.
+    "step_ns",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'whatif.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""The last rung of the chain: what a data sheet alone says of operators, family by family, with a range.
+"""The last source of the chain: what a data sheet alone says of operators, family by family, with a range.
 
 - convolutions in fp32 and fp64: Pei et al.'s abstract instruction queue, the faster of im2col and FFT
   (``whatif.opdb.queue_layers``); on NeuSight's convolutions it misses less than the roofline law on each of five GPUs
@@ -13,16 +13,14 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb import roofline
 from whatif.opdb.collective_law import answers_collective, collective_analytic
 from whatif.opdb.queue_layers import queue_s
 from whatif.opdb.rows import Operators
-from whatif.types import Bool
 
-Float64 = npt.NDArray[np.float64]
 ConvLaw = Literal["queue", "roofline"]
 
 # The queue's nominal 90 % range: 5 and 95 % of measured over estimated time on a V100 (NeuSight's convolutions), whose

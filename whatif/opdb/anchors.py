@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Float64
 from whatif.opdb.interpolate import COVERAGE
-
-Float64 = npt.NDArray[np.float64]
 
 FEWEST_ANCHORS, FEWEST_THAT_TELL = 5, 10
 # So many measurements weigh as much as the belief that the model is right: as to its level, and as to its slope.

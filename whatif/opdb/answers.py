@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Float64, Int8, Int32, Int64
 from whatif.opdb.model_answers import Told
 from whatif.opdb.provenance import Basis
-from whatif.types import Int8, Int32, Int64
-
-Float64 = npt.NDArray[np.float64]
 
 
 class Rung(IntEnum):

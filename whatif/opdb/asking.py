@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.opdb.chain import Estimator, Rung
-from whatif.opdb.index import Index
-from whatif.opdb.learned import LearnedModel
-from whatif.opdb.merging import described
-from whatif.opdb.provenance import Basis
-from whatif.opdb.quarantine import Aside
-from whatif.opdb.rows import Operators, operators
-from whatif.opdb.schema import (
+from whatif.graph.described import (
     DTYPES,
     FAMILIES,
     FAMILY_OF_NAME,
@@ -25,6 +18,13 @@ from whatif.opdb.schema import (
     TWO_TENSORS,
     default_of,
 )
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.index import Index
+from whatif.opdb.learned import LearnedModel
+from whatif.opdb.merging import described
+from whatif.opdb.provenance import Basis
+from whatif.opdb.quarantine import Aside
+from whatif.opdb.rows import Operators, operators
 from whatif.opdb.work import work
 
 _TEXTS = ("dtype", "phase", "layout")

@@ -9,7 +9,7 @@
 5. learned_across: a model of several devices' measurements, for those of the same vendor.
 6. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
-Nothing falls back in silence: what nobody can answer is NaN, with the rung NONE.
+Nothing falls back in silence: what nobody can answer is NaN, with the source NONE.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64, Int64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_RUNGS, Answers, Rung, unanswered
@@ -39,11 +39,9 @@ from whatif.opdb.roofline import answers_analytically
 from whatif.opdb.rows import Operators
 from whatif.opdb.same_shape import Transfer, fit_transfer, of_sizes
 from whatif.opdb.work import work
-from whatif.types import Bool, Int64
 
 __all__ = ["ALL_RUNGS", "Answers", "Estimator", "Rung"]
 
-Float64 = npt.NDArray[np.float64]
 
 # Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
 # which is what a task of a trace is.
@@ -242,10 +240,8 @@ class Estimator:
                 return
             part = asked.take(rows)
             known, spoken, extra = model.covers(part)
-            keys, measured = (
-                np.where(known, asked.group_keys[rows], np.uint64(0)),
-                self._measured_groups(asked.family, rank),
-            )
+            keys = np.where(known, asked.group_keys[rows], np.uint64(0))
+            measured = _keys(self._measured(asked.family, range(rank, rank + 1)))
             for key in (np.uint64(0), *measured):
                 # Key 0 stands for all that was not measured here.
                 of_key = known & (~np.isin(keys, measured) if not key else keys == key)
@@ -267,11 +263,10 @@ class Estimator:
         ranked = [(m, self.bases.index(m.facts.measured_as)) for m in able]
         return sorted(ranked, key=lambda pair: (pair[1], pair[0].name))
 
-    def _measured_groups(self, family: str, rank: int) -> UInt64:
-        """The keys of the groups that this device was measured of in the way of ``rank``."""
+    def _measured(self, family: str, ranks: range) -> list[GroupInfo]:
+        """The groups that this device was measured of in the ways of ``ranks``."""
         groups = self.index.groups.get(family, [])
-        keys = [g.key for g, r in zip(groups, self._ranks(groups).tolist(), strict=True) if r == rank]
-        return np.array(keys, dtype=np.uint64)
+        return [group for group, rank in zip(groups, self._ranks(groups).tolist(), strict=True) if rank in ranks]
 
     def _told(self, model: LearnedModel, ops: Operators, extra: Float64, anchors: Anchors | None = None) -> Told:
         return ask_model(
@@ -286,11 +281,8 @@ class Estimator:
             return None
         if place not in self._anchored:
             self._anchored[place] = None
-            groups = self.index.groups[like.family]
-            mine = [
-                (g.key, r) == (int(place[1]), rank) for g, r in zip(groups, self._ranks(groups).tolist(), strict=True)
-            ]
-            for number in np.flatnonzero(mine).tolist():
+            measured = self._measured(like.family, range(rank, rank + 1))
+            for number in (group.number for group in measured if group.key == int(place[1])):
                 rows = told.rows_of(number)
                 rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
                 rows = rows[:: max(len(rows) // ENOUGH_TO_LEARN, 1)]  # sorted by key: a fair sample
@@ -300,9 +292,7 @@ class Estimator:
 
     def _measured_better(self, asked: Operators, rank: int) -> Bool:
         """Mask, shape (n,), of the operators whose like were measured here in a way that comes before ``rank``."""
-        groups = self.index.groups.get(asked.family, [])
-        keys = [g.key for g, r in zip(groups, self._ranks(groups).tolist(), strict=True) if 0 <= r < rank]
-        return np.isin(asked.group_keys, np.array(keys, dtype=np.uint64))
+        return np.isin(asked.group_keys, _keys(self._measured(asked.family, range(rank))))
 
     def _analytic(self, asked: Operators, answers: Answers) -> None:
         rows = np.flatnonzero((answers.rung == Rung.NONE) & analytic.answers_analytically(self.gpu, asked))
@@ -311,6 +301,10 @@ class Estimator:
         t, low, high = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
         answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
         answers.rung[rows] = Rung.ANALYTIC
+
+
+def _keys(groups: list[GroupInfo]) -> UInt64:
+    return np.array([group.key for group in groups], dtype=np.uint64)
 
 
 def _in_order(rows: Counter[Basis]) -> list[Basis]:

@@ -1,22 +1,25 @@
 """Collectives without a measured one: NCCL's own tuner on the links that a device's data sheet tells of.
 
 Within one machine alone: nothing in a device's facts says what joins two machines. All ranks are joined by NVLink where
-the device has it (two at the most where it is a bridge), else by PCI Express. ``whatif.cluster.nccl`` has the tuner.
+the device has it (two at the most where it is a bridge), else by PCI Express. ``whatif.hardware.cluster.nccl`` has the
+tuner.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.cluster.links import Link
-from whatif.cluster.nccl import COLLECTIVES, knows, nccl_cost, step_us
-from whatif.cluster.network import MOST_WORKERS, Level, Network
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.nccl import (
+    COLLECTIVES,
+    knows,
+    nccl_cost,
+    step_us,
+)
+from whatif.hardware.cluster.network import MOST_WORKERS, Level, Network
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.rows import Operators
-from whatif.types import Bool
-
-Float64 = npt.NDArray[np.float64]
 
 # What NCCL counts of a link, over what its data sheet says, GB/s each: NCCL 2.30, topo.h (18 of NVLink 1's 20, 20 of 25
 # of NVLink 2 and 3, 12 of GA102's 14.06, 20.6 of 25 of Hopper's, 40.1 of 50 of Blackwell's).

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 
 from whatif.errors import WhatifError
-from whatif.hardware import gpu_names
-from whatif.opdb.chain import ALL_RUNGS, Estimator, Rung
+from whatif.hardware.gpu import gpu_names
+from whatif.opdb.chain import Estimator
 from whatif.opdb.devices import device_called
 from whatif.opdb.index import Index, Progress, open_index
 from whatif.opdb.learned import LearnedModel, models_in, shipped_models
@@ -19,29 +18,17 @@ from whatif.opdb.store import MARKER, Store
 MODELS = "models"
 
 
-def estimator(
-    device: str,
-    *,
-    database: str | Path | None = None,
-    rungs: Sequence[Rung] = ALL_RUNGS,
-    method: str | None = None,
-    framework: str | None = None,
-    launch: bool = False,
-    kernels_alone: bool = True,
-) -> Estimator:
+def estimator(device: str, *, database: str | Path | None = None) -> Estimator:
     """Give the chain for ``device``, whatever it is called: a database, own models, shipped models, the data sheet.
 
-    Without a database (or without pyarrow to index one) the models and the data sheet answer. With ``kernels_alone``,
-    as tasks of a trace are, launches are taken out of what models learned of times with launches. Raises WhatifError
-    where ``database`` is named and is none.
+    Without a database (or without pyarrow to index one) the models and the data sheet answer. Kernels are
+    meant alone, as tasks of a trace are: launches are taken out of what models learned of times with launches. Raises
+    WhatifError where ``database`` is named and is none.
     """
     index, own = opened(database)
     # Recordings call one die what we call the board (MI250X): a name of ours is not looked up among theirs.
     name = device if device in gpu_names() else device_called(device).name
-    return Estimator(
-        index, name, rungs, method, framework, launch, models=(*own, *shipped_models()),
-        kernels_alone=kernels_alone,
-    )  # fmt: skip
+    return Estimator(index, name, models=(*own, *shipped_models()), kernels_alone=True)
 
 
 def opened(database: str | Path | None = None, *, progress: Progress = None) -> tuple[Index, list[LearnedModel]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from whatif.errors import WhatifError
-from whatif.hardware import Gpu, find_gpu, load_gpu
+from whatif.hardware.gpu import Gpu, find_gpu, load_gpu
 from whatif.opdb.provenance import Device
 
 CPU_PREFIX = "cpu:"

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
+from whatif.graph.types import Float64
 from whatif.opdb.chain import ALL_RUNGS, Answers, Estimator, Rung
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
@@ -25,7 +26,6 @@ from whatif.opdb.published import UNSEEN_DEVICES, UNSEEN_SHAPES, Published
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
 
-Float64 = npt.NDArray[np.float64]
 # Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
 Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None
 

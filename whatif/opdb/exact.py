@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.types import Int64
-
-Float64 = npt.NDArray[np.float64]
+from whatif.graph.types import Float64, Int64
 
 # A measurement that tells no spread: what library versions move the same shape by (1 to 5 % at the median).
 UNKNOWN_SIGMA = 0.05

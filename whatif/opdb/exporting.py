@@ -7,8 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from whatif.errors import WhatifError
+from whatif.graph.described import FAMILIES
 from whatif.opdb.rows import Rows
-from whatif.opdb.schema import FAMILIES, TEXTS, TIMES
+from whatif.opdb.schema import TEXTS, TIMES
 from whatif.opdb.store import Store
 from whatif.output_file import replaceable_file, replacing
 

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.types import (
+    Array,
+    Float64,
+    Int8,
+    Int32,
+    Int64,
+)
 from whatif.opdb import devices
 from whatif.opdb.keys import UInt64
 from whatif.opdb.provenance import Basis, Provenance
@@ -14,9 +21,6 @@ from whatif.opdb.quarantine import log_sizes, set_aside
 from whatif.opdb.rows import Operators, Rows, Texts, joined
 from whatif.opdb.schema import TIMES
 from whatif.opdb.work import work
-from whatif.types import Array, Int8, Int32, Int64
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

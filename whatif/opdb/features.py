@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.described import DTYPES, FAMILIES
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.roofline import reached_tflops
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import DTYPES, FAMILIES
 from whatif.opdb.work import output_size, work
 
-Float64 = npt.NDArray[np.float64]
 _Columns = dict[str, Float64]
 
 # Raised when a feature or the reference changes its meaning: models of another version are refused.

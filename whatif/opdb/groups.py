@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64, Int64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import Group, Measured
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.roofline import analytic_s, answers_analytically, bound_s, compute_s, memory_s
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
-from whatif.types import Bool, Int64
-
-Float64 = npt.NDArray[np.float64]
 
 # An operator that moves as often the bytes of the second-level cache runs from memory.
 _CLEARLY_OUTSIDE = 4.0

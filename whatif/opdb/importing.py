@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,16 @@ from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Method
 from whatif.opdb.store import Store, in_shards
 
-# What `whatif opdb import` reads.
-KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
+# What `whatif opdb import` reads: the importer's module, its function, and the options that it takes.
+_IMPORTERS = {
+    "neusight": ("neusight", "read_neusight", ("author",)),
+    "nccl-tests": ("nccl_tests", "read_nccl_tests", ("operator", "device", "author")),
+    "recording": ("recording", "read_recording", ("device", "author")),
+    "csv": ("generic_csv", "read_csv", ("device", "method", "author", "licence")),
+    "aiconfigurator": ("aiconfigurator", "read_aiconfigurator", ("author",)),
+    "deepbench": ("deepbench", "read_deepbench", ("device", "author")),
+}
+KINDS = tuple(_IMPORTERS)
 
 
 def read_foreign(
@@ -30,17 +39,13 @@ def read_foreign(
         raise WhatifError(f"{path}: expected measurements to import, got no such file or folder.")
     if not path.is_file() and not path.is_dir():  # a pipe or a device may never end
         raise WhatifError(f"{path}: expected a file or folder of measurements, got something else; copy it to a file.")
+    told = {"device": device, "operator": operator, "method": method, "author": author, "licence": licence}
     for text in (device, operator, author, licence):
         _check_text(text)
-    readers: dict[str, Callable[[], Found]] = {
-        "neusight": lambda: _neusight(path, author),
-        "nccl-tests": lambda: _nccl_tests(path, operator, device, author),
-        "recording": lambda: _recording(path, device, author),
-        "csv": lambda: _csv(path, device, method, author, licence),
-        "aiconfigurator": lambda: _aiconfigurator(path, author),
-        "deepbench": lambda: _deepbench(path, device, author),
-    }
-    found = readers[kind]()
+    module, function, options = _IMPORTERS[kind]
+    # Imported when it is asked for: an importer may need pandas or pyarrow.
+    read = getattr(importlib.import_module(f"whatif.opdb.importers.{module}"), function)
+    found: Found = read(path, **{name: told[name] for name in options})
     if not found.contributions:
         said = "; ".join(found.warnings()) or "it is empty"
         raise WhatifError(f"{path}: expected measurements that can be kept, got none: {said}.")
@@ -67,39 +72,3 @@ def _check_text(text: str | None) -> None:
         (text or "").encode()
     except UnicodeEncodeError as error:
         raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error
-
-
-def _neusight(path: Path, author: str | None) -> Found:
-    from whatif.opdb.importers.neusight import read_neusight
-
-    return read_neusight(path, author=author)
-
-
-def _nccl_tests(path: Path, operator: str | None, device: str | None, author: str | None) -> Found:
-    from whatif.opdb.importers.nccl_tests import read_nccl_tests
-
-    return read_nccl_tests(path, operator=operator, device=device, author=author)
-
-
-def _recording(path: Path, device: str | None, author: str | None) -> Found:
-    from whatif.opdb.importers.recording import read_recording
-
-    return read_recording(path, device=device, author=author)
-
-
-def _csv(path: Path, device: str | None, method: Method | None, author: str | None, licence: str | None) -> Found:
-    from whatif.opdb.importers.generic_csv import read_csv
-
-    return read_csv(path, device=device, method=method, author=author, licence=licence)
-
-
-def _aiconfigurator(path: Path, author: str | None) -> Found:
-    from whatif.opdb.importers.aiconfigurator import read_aiconfigurator
-
-    return read_aiconfigurator(path, author=author)
-
-
-def _deepbench(path: Path, device: str | None, author: str | None) -> Found:
-    from whatif.opdb.importers.deepbench import read_deepbench
-
-    return read_deepbench(path, device=device, author=author)

@@ -1,4 +1,4 @@
-"""The index of a database: its rows sorted by operator, as arrays that are mapped into memory, and SQLite for the rest.
+"""The index of a database: rows sorted by operator, as arrays mapped into memory, and one JSON file for the rest.
 
 It is built from the shards, kept in the user's cache, and built again when a shard comes or goes. No server, no lock:
 an index is written under another name and renamed when it is whole.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,30 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import FAMILIES
 from whatif.opdb.family_index import FamilyIndex, GroupInfo, family_index
 from whatif.opdb.location import cache_folder
 from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows, sound_part
-from whatif.opdb.schema import FAMILIES, TIMES
+from whatif.opdb.schema import TIMES
 from whatif.opdb.shard import parquet
 from whatif.opdb.store import Store
 
 Progress = Callable[[int, int], None] | None
 
 # Raised when what an index holds changes; another one is then built.
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 _COLUMNS = ("keys", *TIMES, "contribution", "aside", "group", "log_sizes", "flops", "moved_bytes", "by_group", "starts")
-DATABASE = "provenance.sqlite"
+CATALOGUE = "catalogue.json"
+
+
+class _Catalogue(msgspec.Struct, frozen=True):
+    """What an index holds beside its arrays."""
+
+    groups: dict[str, list[GroupInfo]]
+    contributions: tuple[Provenance, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def open_index(store: Store, *, progress: Progress = None) -> Index:
         _build(store, place, folder, progress)
     try:
         return _load(folder)
-    except (OSError, ValueError, KeyError, sqlite3.Error, msgspec.DecodeError):
+    except (OSError, ValueError, KeyError, msgspec.DecodeError):
         # Cut short by a full disk, or touched: it can be built again.
         shutil.rmtree(folder, ignore_errors=True)
         _build(store, place, folder, progress)
@@ -123,14 +131,10 @@ def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tu
 def _build(store: Store, place: Path, folder: Path, progress: Progress) -> None:
     parquet()  # without the package every shard would seem damaged, and an empty index would be kept
     index = index_of(*read_contributions(store, progress))
-    try:
+    another = "; name another with the environment variable XDG_CACHE_HOME"
+    with expecting(f"{place}: expected a folder to keep the database's index in", OSError, hint=another):
         place.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=place))
-    except OSError as error:
-        raise WhatifError(
-            f"{place}: expected a folder to keep the database's index in, got '{error.strerror or error}'; name "
-            "another with the environment variable XDG_CACHE_HOME."
-        ) from error
     try:
         _write(index, part)
         with suppress(OSError):  # another process was faster; its index is the same
@@ -157,43 +161,15 @@ def _write(index: Index, folder: Path) -> None:
     for family, told in index.families.items():
         for name in _COLUMNS:
             np.save(folder / f"{family}.{name}.npy", getattr(told, name), allow_pickle=False)
-    with closing(sqlite3.connect(folder / DATABASE)) as database, database:
-        database.execute(
-            "CREATE TABLE contribution (number INTEGER PRIMARY KEY, id TEXT, device TEXT, family TEXT, rows INTEGER, "
-            "method TEXT, environment TEXT, author TEXT, licence TEXT, sidecar BLOB)"
-        )
-        database.executemany(
-            "INSERT INTO contribution VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    n, c.contribution, c.origin.device.name, c.family, c.rows, c.origin.method.name,
-                    c.origin.environment_id, c.origin.source.author, c.origin.source.licence, msgspec.json.encode(c),
-                )
-                for n, c in enumerate(index.contributions)
-            ],
-        )  # fmt: skip
-        database.execute("CREATE TABLE family (name TEXT PRIMARY KEY, groups BLOB)")
-        database.executemany(
-            "INSERT INTO family VALUES (?, ?)", [(f, msgspec.json.encode(g)) for f, g in index.groups.items()]
-        )
-        database.execute("CREATE TABLE warning (sentence TEXT)")
-        database.executemany("INSERT INTO warning VALUES (?)", [(sentence,) for sentence in index.warnings])
+    catalogue = _Catalogue(index.groups, index.contributions, index.warnings)
+    (folder / CATALOGUE).write_bytes(msgspec.json.encode(catalogue))
 
 
 def _load(folder: Path) -> Index:
-    with closing(sqlite3.connect(f"{(folder / DATABASE).as_uri()}?mode=ro", uri=True)) as database:
-        contributions = [
-            msgspec.json.decode(row[0], type=Provenance)
-            for row in database.execute("SELECT sidecar FROM contribution ORDER BY number")
-        ]
-        groups = {
-            name: msgspec.json.decode(blob, type=list[GroupInfo])
-            for name, blob in database.execute("SELECT name, groups FROM family")
-        }
-        warnings = [row[0] for row in database.execute("SELECT sentence FROM warning")]
+    found = msgspec.json.decode((folder / CATALOGUE).read_bytes(), type=_Catalogue)
 
     def column(family: str, name: str) -> Any:
         return np.load(folder / f"{family}.{name}.npy", mmap_mode="r", allow_pickle=False)
 
-    families = {name: FamilyIndex(*(column(name, c) for c in _COLUMNS)) for name in groups}
-    return Index(families, groups, tuple(contributions), tuple(warnings))
+    families = {name: FamilyIndex(*(column(name, c) for c in _COLUMNS)) for name in found.groups}
+    return Index(families, found.groups, found.contributions, found.warnings)

@@ -28,11 +28,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
-
-Float64 = npt.NDArray[np.float64]
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import Gpu
 
 # Of 1.0, 0.9, 0.8, 0.7 and 0.6 what suits NeuSight's convolutions on a V100 best (mean absolute percentage error): the
 # paper's ideal.

@@ -11,13 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Float64, Int64
 from whatif.opdb.law import Law, fit_law
 from whatif.opdb.neighbours import nearest
-from whatif.types import Int64
-
-Float64 = npt.NDArray[np.float64]
 
 NEIGHBOURS = 16
 # Fewer measured operators make no plane.

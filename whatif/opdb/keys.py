@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from whatif.types import Int64
+from whatif.graph.types import Int64
 
 UInt64 = npt.NDArray[np.uint64]
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from whatif.graph.types import Float64
 
 _ROUNDS = 40
 # Residuals below this count as equal: a median would chase noise.

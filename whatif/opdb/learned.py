@@ -23,25 +23,25 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
-from whatif.hardware import Gpu
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import FAMILIES
+from whatif.graph.types import Bool, Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.devices import facts as known_facts
 from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, reference_s, sheet_of
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import FAMILIES
 from whatif.opdb.stand_ins import stand_ins
 from whatif.opdb.trees import forest_of
 from whatif.output_file import replacing
-from whatif.types import Bool
 
-Float64 = npt.NDArray[np.float64]
 # What a model gives for n operators on a device: log of seconds, shape (n,).
 LogTime = Callable[[Operators, Gpu | None], Float64]
 
 MODEL_VERSION = 1
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
 # Other kinds than trees: the module whose ``log_time_of(facts, arrays, where)`` gives a ``LogTime``.
+_AGAIN = "; fit or fetch it again"
 _OTHER_KINDS = {"network": "whatif.opdb.network_model"}
 
 
@@ -179,20 +179,14 @@ def read_model(
 ) -> LearnedModel:
     """Read a model. Raises WhatifError, one sentence, where it is none of this version; its arrays are read later."""
     where = str(json_file)
-    try:
-        with json_file.open("rb") as file:
-            text = file.read(_LARGEST_JSON_BYTES + 1)
-    except OSError as error:
-        raise WhatifError(f"{where}: expected a readable model, got '{error.strerror or error}'.") from error
-    try:
+    with expecting(f"{where}: expected a readable model", OSError), json_file.open("rb") as file:
+        text = file.read(_LARGEST_JSON_BYTES + 1)
+    damage = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+    with expecting(f"{where}: expected a learned model", *damage, hint=_AGAIN):
         if len(text) > _LARGEST_JSON_BYTES:
             raise ValueError("a file of over a megabyte")
         facts = msgspec.json.decode(text, type=ModelFacts)
         _check(facts)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise WhatifError(
-            f"{where}: expected a learned model, got '{str(error)[:120]}'; fit or fetch it again."
-        ) from error
     return LearnedModel(where, facts, lambda: _read_arrays(arrays_file, facts.arrays_sha256), shipped)
 
 
@@ -214,7 +208,8 @@ def _check(facts: ModelFacts) -> None:
 
 def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray[Any]]:
     """Read NAME.npz: only the arrays whose hash NAME.json tells are unfolded."""
-    try:
+    damage = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+    with expecting(f"{file}: expected the arrays of a model", *damage, hint=_AGAIN):
         with file.open("rb") as opened:
             content = opened.read(_LARGEST_ARRAYS_BYTES + 1)
         if len(content) > _LARGEST_ARRAYS_BYTES or hashlib.sha256(content).hexdigest() != sha256:
@@ -224,10 +219,6 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
                 raise ValueError("arrays that unfold into more than a model has")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise WhatifError(
-            f"{file}: expected the arrays of a model, got '{str(error)[:120]}'; fit or fetch it again."
-        ) from error
 
 
 def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.opdb.provenance import Basis, Provenance
+from whatif.opdb.rows import Rows
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
 
 Progress = Callable[[int, int], None] | None
@@ -61,18 +63,36 @@ def merge(
     """
     contributions, wrong = source.contributions()
     chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
+    return take_over([(c.provenance, c.read) for c in chosen], wrong, target, source.folder, progress)
+
+
+def take_over(
+    chosen: Sequence[tuple[Provenance, Callable[[], Rows]]],
+    wrong: Sequence[str],
+    target: Store,
+    where: Path | str,
+    progress: Progress,
+    own: Container[str] = (),
+) -> Merged:
+    """Add contributions to ``target``, each read when its turn comes; those in ``own`` are there already.
+
+    Raises WhatifError where all of them are refused, or ``where`` has none that fits.
+    """
     done = Merged(refused=list(wrong))
     known = target.devices_by_times()
-    for place, contribution in enumerate(chosen):
+    for place, (said, read) in enumerate(chosen):
         if progress:
             progress(place, len(chosen))
+        if said.contribution in own:
+            done.keep(said.contribution, Outcome.PRESENT, said.rows)
+            continue
         with done.refusing():
-            rows = contribution.read()
-            outcome, name = target.add(rows, contribution.provenance.origin, known=known)
+            rows = read()
+            outcome, name = target.add(rows, said.origin, known=known)
             done.keep(name, outcome, len(rows))
     done.check()
     if not done.added and not done.present:
-        raise WhatifError(f"{source.folder}: expected contributions to take over, got none that fits.")
+        raise WhatifError(f"{where}: expected contributions to take over, got none that fits.")
     return done
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.anchors import Anchors, fit_anchors
 from whatif.opdb.features import reference_s, sheet_of
 from whatif.opdb.learned import LearnedModel
 from whatif.opdb.roofline import FLOOR_S, analytic_s, answers_analytically, bound_s
 from whatif.opdb.rows import Operators
-from whatif.types import Bool
-
-Float64 = npt.NDArray[np.float64]
 
 
 def anchors_of(model: LearnedModel, ops: Operators, t_s: Float64, gpu: Gpu) -> Anchors | None:

@@ -6,11 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.types import Int64
-
-Float64 = npt.NDArray[np.float64]
+from whatif.graph.types import Float64, Int64
 
 # Fewer pairs than this are compared before the compiler is loaded.
 _PLAIN_PAIRS = 30_000_000
@@ -48,7 +45,7 @@ def _plain(measured: Float64, asked: Float64, count: int, banned: Int64) -> tupl
 
 @lru_cache(maxsize=1)
 def _compiled() -> Any:
-    from whatif.compiled import jit  # loads the compiler
+    from whatif.graph.compiled import jit  # loads the compiler
 
     return jit(_nearest_loop)
 

@@ -2,7 +2,7 @@
 
 A model holds one network for each *mode* (an operator's name, and the values of the attributes that choose an
 implementation). Its inputs are the other attributes, as they are or as logarithms, and the principal component: their
-product by ``exponents``, which all modes share. Training lives in ``instrumentation/estimators/principal``.
+product by ``exponents``, which all modes share. Training lives in ``benchmarks/principal``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
-from whatif.hardware import Gpu
+from whatif.graph.described import FAMILIES
+from whatif.graph.types import Float64, Int64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import FAMILIES
-from whatif.types import Int64
 
 if TYPE_CHECKING:
     from whatif.opdb.learned import LogTime, ModelFacts
 
-Float64 = npt.NDArray[np.float64]
 
 # The arrays of a file: the type and the number of dimensions of each. k modes, d attributes that are inputs, q that
 # are modes, e inputs of a network (d, and one more where there is a principal component).

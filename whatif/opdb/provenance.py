@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from whatif.errors import WhatifError
-from whatif.opdb.schema import CACHE_STATES, FAMILIES, METHODS, SCHEMA_VERSION
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import FAMILIES
+from whatif.opdb.schema import CACHE_STATES, METHODS, SCHEMA_VERSION
 
 # A sidecar is a page of text; more is not one.
 LARGEST_SIDECAR_BYTES = 1_000_000
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What was measured: its name in ``whatif/gpus`` (or ``cpu:…``), and what the source called it."""
+    """What was measured: its name in ``whatif/hardware/gpus`` (or ``cpu:…``), and what the source called it."""
 
     name: str
     told: str = ""
@@ -118,26 +119,20 @@ def encode(provenance: Provenance) -> bytes:
 
 def read_sidecar(path: Path) -> Provenance:
     """Read a sidecar. Raises WhatifError, one sentence, where it is none of this version, or damaged."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_SIDECAR_BYTES + 1)
-    except OSError as error:
-        raise WhatifError(f"{path}: expected a readable sidecar, got '{error.strerror or error}'.") from error
+    with expecting(f"{path}: expected a readable sidecar", OSError), path.open("rb") as file:
+        text = file.read(LARGEST_SIDECAR_BYTES + 1)
     if len(text) > LARGEST_SIDECAR_BYTES:
         raise WhatifError(f"{path}: expected the sidecar of a shard, got a file of over a megabyte; remove it.")
-    try:
+    damage = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+    with expecting(f"{path}: expected the sidecar of a shard", *damage, hint="; remove it"):
         version = msgspec.json.decode(text, type=_Version).schema_version
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WhatifError(f"{path}: expected the sidecar of a shard, got {_said(error)}; remove it.") from error
     if version != SCHEMA_VERSION:
         raise WhatifError(
             f"{path}: expected version {SCHEMA_VERSION} of the op database, got version {version}; "
             "use the program that wrote it."
         )
-    try:
+    with expecting(f"{path}: expected the sidecar of a shard", *damage, hint="; remove it"):
         found = msgspec.json.decode(text, type=Provenance)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WhatifError(f"{path}: expected the sidecar of a shard, got {_said(error)}; remove it.") from error
     wrong = _first_wrong(found)
     if wrong:
         raise WhatifError(f"{path}: expected {wrong}; remove it.")
@@ -167,7 +162,3 @@ def _first_wrong(found: Provenance) -> str | None:
 
 def _canonical(facts: msgspec.Struct) -> bytes:
     return msgspec.json.encode(facts, order="sorted")
-
-
-def _said(error: Exception) -> str:
-    return f"'{str(error)[:120]}'"

@@ -10,16 +10,14 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.described import FAMILIES
+from whatif.graph.types import Float64, Int8, Int64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.interpolate import left_out
 from whatif.opdb.law import fit_law
 from whatif.opdb.roofline import bound_s
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import FAMILIES
 from whatif.opdb.work import work
-from whatif.types import Int8, Int64
-
-Float64 = npt.NDArray[np.float64]
 
 
 class Aside(IntEnum):

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.described import DTYPE_BYTES
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.instruction_queue import Units, product_s, stream_s, units_of
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import DTYPE_BYTES
 from whatif.opdb.work import output_size, work
 
-Float64 = npt.NDArray[np.float64]
 Columns = Mapping[str, Float64]
 
 # What the model's SP units multiply. With a tensor core's rate in their place it is further from the truth than a

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.types import Bool, Float64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
-from whatif.types import Bool
-
-Float64 = npt.NDArray[np.float64]
 
 # Winograd's F(4x4, 3x3) multiplies a quarter as often (Lavin and Gray, "Fast Algorithms for Convolutional Neural
 # Networks", CVPR 2016, section 4.2); larger tiles lose too many digits to be used.

@@ -11,11 +11,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.described import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_TEXT
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Int32,
+    Int64,
+)
 from whatif.opdb.keys import UInt64, mixed, op_keys, text_code
-from whatif.opdb.schema import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_S, LONGEST_TEXT, SHORTEST_S, TEXTS, TIMES
-from whatif.types import Array, Bool, Int32, Int64
-
-Float64 = npt.NDArray[np.float64]
+from whatif.opdb.schema import LONGEST_S, SHORTEST_S, TEXTS, TIMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.hardware import Gpu
+from whatif.graph.described import FAMILIES
+from whatif.graph.types import Float64, Int64
+from whatif.hardware.gpu import Gpu
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.roofline import analytic_s, bound_s
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import FAMILIES
-from whatif.types import Int64
-
-Float64 = npt.NDArray[np.float64]
 
 # One device alone says as much of itself as of the operator.
 FEWEST_DEVICES = 2

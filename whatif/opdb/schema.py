@@ -1,21 +1,10 @@
-"""What the op database calls things: families of operators, their attributes, number formats, versions.
-
-An operator is told apart by its family, name, phase, number format and layout, and by the integers of its family: one
-column each. Units stand in the names (`bytes`); what has none counts elements or tensors.
-"""
+"""The op database's columns beside those of an operator (`whatif.graph.described`), their bounds, and its version."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 # Raised when a column or the meaning of one changes; a database of another version is refused, not guessed at.
 SCHEMA_VERSION = 1
 
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int", "unknown")
-DTYPE_BYTES = {
-    "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int": 8.0,
-}  # fmt: skip
-PHASES = ("fwd", "dgrad", "wgrad", "bwd", "update")
 # How a time was taken. Times taken in different ways are never mixed: launches and caches make them other quantities.
 METHODS = ("event_pair", "graph_replay", "kernel", "chain_difference", "trace", "wall", "unknown")
 CACHE_STATES = ("hot", "cold", "unknown")
@@ -26,87 +15,7 @@ TEXTS = ("name", "phase", "dtype", "layout")
 TIMES = ("t_s", "t_low_s", "t_high_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A family of operators whose times follow one law.
-
-    `sizes` are what an interpolation moves along, `modes` what has to be equal; together they are the attributes.
-    """
-
-    name: str
-    sizes: tuple[str, ...]
-    modes: tuple[str, ...] = ()
-
-    @property
-    def attributes(self) -> tuple[str, ...]:
-        """The integers of an operator, in the order in which they are written."""
-        return self.sizes + self.modes
-
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        # out (batch, m, n) = left (batch, m, k) times right (batch, k, n)
-        Family("matmul", ("batch", "m", "n", "k")),
-        Family(
-            "conv",
-            ("batch", "in_channels", "out_channels", "in_h", "in_w"),
-            ("kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w",
-             "groups"),
-        ),
-        # `tensors` of `elements` each are read, one is written.
-        Family("elementwise", ("elements",), ("tensors",)),
-        # Each of `rows` is normalized over its `columns`: softmax, layer norm.
-        Family("normalization", ("rows", "columns")),
-        Family(
-            "attention",
-            ("batch", "query_length", "key_length", "heads"),
-            ("kv_heads", "head_size", "causal"),
-        ),
-        # `bytes` as nccl-tests counts them: the whole buffer, of all-gather and reduce-scatter as well.
-        Family("collective", ("bytes",), ("ranks", "nodes")),
-        # Anything else: its layout is what a recording says of its inputs, as JSON. It is looked up, never estimated.
-        Family("other", ()),
-    )
-}  # fmt: skip
-
-# Which family an operator's name belongs to, where a person asks by name.
-FAMILY_OF_NAME = {
-    **dict.fromkeys(("mm", "bmm", "linear", "matmul"), "matmul"),
-    "conv2d": "conv",
-    **dict.fromkeys(
-        ("add", "sub", "mul", "div", "pow", "add_scalar", "mul_scalar", "div_scalar", "pow_scalar", "relu", "gelu",
-         "tanh", "sigmoid", "silu", "exp", "copy"),
-        "elementwise",
-    ),
-    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm"), "normalization"),
-    **dict.fromkeys(("attention",), "attention"),
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"), "collective"
-    ),
-}  # fmt: skip
-# What most operators are, where a person does not say it: a number, or the attribute that stands in for it (squares are
-# asked for by one side).
-_DEFAULTS: dict[str, int | str] = {
-    "batch": 1, "stride_h": 1, "padding_h": 0, "dilation_h": 1, "groups": 1, "causal": 0, "nodes": 1,
-    "kernel_w": "kernel_h", "stride_w": "stride_h", "padding_w": "padding_h", "dilation_w": "dilation_h",
-    "in_w": "in_h", "kv_heads": "heads", "key_length": "query_length",
-}  # fmt: skip
-
-
-def default_of(attribute: str) -> int | str | None:
-    """Give what an attribute is where nobody tells: a number, the name of another attribute, or None: it is needed."""
-    return _DEFAULTS.get(attribute)
-
-
-# Elementwise operators that read two tensors.
-TWO_TENSORS = frozenset(("add", "sub", "mul", "div", "pow"))
-
-# Larger numbers are damage or malice: no device holds a tensor of 2**44 elements.
-LARGEST_ATTRIBUTE = 2**44
 # No operator of a step takes longer than an hour, none less than a nanosecond.
 SHORTEST_S, LONGEST_S = 1e-9, 3600.0
-# A text column says a few different things; a shard with more of them is no table of measurements.
-LONGEST_TEXT = 4096
 # A shard holds at most this many rows, so that a small file cannot unfold into more memory than a machine has.
 MOST_ROWS = 4_000_000

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import FAMILIES
 from whatif.opdb.rows import Operators, Rows, Texts
-from whatif.opdb.schema import FAMILIES, MOST_ROWS, TEXTS, TIMES
+from whatif.opdb.schema import MOST_ROWS, TEXTS, TIMES
 
 # Compressed text unfolds ten-thousandfold: what a file says that it unfolds to is checked before it is.
 LARGEST_SHARD_BYTES = 2_000_000_000
@@ -62,7 +63,8 @@ def read_shard(path: Path, family: str) -> Rows:
     file_format = parquet()
     import pyarrow as pa
 
-    try:
+    damage = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)
+    with expecting(f"{path}: expected a Parquet file of measurements", *damage, hint="; fetch it again"):
         with path.open("rb") as source:
             with file_format.ParquetFile(source) as file:
                 _check_size(path, file.metadata)
@@ -75,9 +77,6 @@ def read_shard(path: Path, family: str) -> Rows:
                 table = file.read(use_threads=False)
         table.validate(full=True)  # codes beyond their table would be read from foreign memory
         return _rows(path, family, table)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
-        what = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise WhatifError(f"{path}: expected a Parquet file of measurements, got '{what}'; fetch it again.") from error
 
 
 def _check_size(path: Path, metadata: Any) -> None:

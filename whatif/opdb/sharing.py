@@ -5,8 +5,10 @@ Both ways are a union of contributions: nothing is overwritten, and the same aga
 
 from __future__ import annotations
 
+from functools import partial
+
 from whatif.errors import WhatifError
-from whatif.opdb.merging import Merged, Progress, is_chosen
+from whatif.opdb.merging import Merged, Progress, is_chosen, take_over
 from whatif.opdb.remote import Remote
 from whatif.opdb.store import Outcome, Store, check_device_of_times, is_sound
 
@@ -59,21 +61,10 @@ def pull(
     remote = Remote.open(url)
     there, wrong = remote.contributions()
     chosen = [listed for listed in there if is_chosen(listed.provenance, device, family)]
-    done = Merged(refused=list(wrong))
-    own = {c.provenance.contribution: c for c in store.contributions()[0]}
-    known = store.devices_by_times()
-    for place, listed in enumerate(chosen):
-        if progress:
-            progress(place, len(chosen))
-        said = listed.provenance
-        if said.contribution in own and is_sound(own[said.contribution].sidecar):
-            done.keep(said.contribution, Outcome.PRESENT, said.rows)
-            continue
-        with done.refusing():
-            rows = remote.read(listed)
-            outcome, name = store.add(rows, said.origin, known=known)
-            done.keep(name, outcome, len(rows))
-    done.check()
-    if not done.added and not done.present:
-        raise WhatifError(f"{url}: expected contributions to take over, got none that fits.")
-    return done
+    there_too = {listed.provenance.contribution for listed in chosen}
+    own = {
+        c.provenance.contribution
+        for c in store.contributions()[0]
+        if c.provenance.contribution in there_too and is_sound(c.sidecar)
+    }
+    return take_over([(c.provenance, partial(remote.read, c)) for c in chosen], wrong, store, url, progress, own)

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Bool, Float64
 from whatif.opdb.rows import Operators, Texts
-from whatif.types import Bool
-
-Float64 = npt.NDArray[np.float64]
 
 # The same product as another function of the library calls it; and functions of one input or two that cost what their
 # memory traffic does. In the order of preference.

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
 from whatif.opdb import devices
 from whatif.opdb.provenance import Origin, Provenance, contribution_id, encode, read_sidecar
 from whatif.opdb.rows import Rows
@@ -33,6 +34,15 @@ FEWEST_ROWS_THAT_TELL = 8
 
 class CannotWriteError(WhatifError):
     """A file of the database could not be written: no space, or no permission."""
+
+
+@contextmanager
+def _writing(sentence: str, hint: str) -> Iterator[None]:
+    try:
+        with expecting(sentence, OSError, hint=hint):
+            yield
+    except WhatifError as error:
+        raise CannotWriteError(str(error)) from error
 
 
 class Outcome(Enum):
@@ -99,15 +109,10 @@ class Store:
         marker = self.folder / MARKER
         if marker.is_file():
             return
-        try:
+        with _writing(f"{self.folder}: expected to make a folder", "; name another"):
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(marker) as part:
                 part.write_bytes(marker_content())
-        except OSError as error:
-            said = error.strerror or error
-            raise CannotWriteError(f"{self.folder}: expected to make a folder, got '{said}'; name another.") from error
-        except WhatifError as error:
-            raise CannotWriteError(str(error)) from error
 
     def sidecars(self) -> Iterator[Path]:
         """The sidecars' paths, in the order of their names. Links to folders are not followed."""
@@ -157,18 +162,12 @@ class Store:
             times_sha256=times, origin=origin,
         )  # fmt: skip
         self.begin()
-        try:
+        with _writing(f"{target.parent}: expected a folder to write into", "; choose another"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target.with_suffix(".parquet")) as part:
                 write_shard(part, rows)
             with replacing(target.with_suffix(".json")) as part:
                 part.write_bytes(encode(provenance))
-        except WhatifError as error:
-            raise CannotWriteError(str(error)) from error
-        except OSError as error:
-            raise CannotWriteError(
-                f"{target.parent}: expected a folder to write into, got '{error.strerror or error}'; choose another."
-            ) from error
         known[times] = device
         return Outcome.ADDED, name
 

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
-from whatif.types import Bool, Int64
+from whatif.graph.types import Bool, Float64, Int64
 
-Float64 = npt.NDArray[np.float64]
 Uint8 = npt.NDArray[np.uint8]
 
 # The arrays of a file: what each is, and its type.

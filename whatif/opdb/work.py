@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.described import DTYPE_BYTES
+from whatif.graph.types import Float64
 from whatif.opdb.rows import Operators
-from whatif.opdb.schema import DTYPE_BYTES
 
-Float64 = npt.NDArray[np.float64]
 _Columns = Mapping[str, Float64]
 
 

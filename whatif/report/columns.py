@@ -27,7 +27,7 @@ class Bar:
     share: float
 
     def drawn(self, cells: int) -> Text:
-        """Give it in a column of so many cells."""
+        """Return it in a column of so many cells."""
         return Text("█" * min(round(cells * max(self.share, 0.0)), cells), style="blue")
 
 
@@ -62,7 +62,7 @@ class Column:
 
 
 def fitted(columns: Sequence[Column], page: int, *, keys: int, gives_way: int) -> list[list[tuple[Column, int]]]:
-    """Give the columns of one table, or of several below each other, each column with its width.
+    """Return the columns of one table, or of several below each other, each column with its width.
 
     Where a page of ``page`` cells is too narrow, first headers wrap, then bars shrink, then the column at ``gives_way``
     does, then other text. If that is not enough bars go, and what is left over goes into further tables, each with the

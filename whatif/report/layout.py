@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,7 @@ INDENT = 2
 
 @contextmanager
 def report() -> Iterator[Console]:
-    """Give a console that shows text as it is (no markup, no emoji codes); what it prints goes to stdout at the end."""
+    """Return a console that shows text as it is (no markup, no emoji codes) and prints to stdout at the end."""
     # NO_COLOR asks for no colour (no-color.org), and rich heeds it: bold and dim are none, and stay.
     # With both sizes given, the environment's are not looked at: whatever they say, a report is shown.
     out = Console(file=sys.stdout, width=_page_width(), height=PAGE_HEIGHT, markup=False, emoji=False, highlight=False)
@@ -47,7 +47,7 @@ def _page_width() -> int:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Give text of a trace as it is shown: harmless, never markup."""
+    """Return text of a trace as it is shown: harmless, never markup."""
     return Text(printable(text), style=style)
 
 
@@ -70,7 +70,7 @@ def print_table(
     """Print a table: the first ``text_columns`` columns and those headed " " hold text, the others numbers.
 
     Where the page is too narrow the column ``gives_way`` does: the first one is cut, unless its text ``wraps`` as that
-    of all later ones does. Numbers are never cut: what does not fit stands in a table below, behind the first ``keys``
+    of all later ones does. Numbers are never cut: what does not fit goes into a table below, after the first ``keys``
     columns again (by default those of text with which the table begins).
     """
     cells = [[plain(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -89,6 +89,17 @@ def print_table(
         if place:
             out.print()
         out.print(Padding(_table(table, cells, cut=None if wraps or gives_way else 0), (0, 0, 0, INDENT)))
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; text of a record or a trace is no markup and stays in its cell."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _markdown_cell(text: str) -> str:
+    """Text as one cell: no end of line, no further column, no markup of its own."""
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text | Bar]], cut: int | None) -> Table:
@@ -116,7 +127,7 @@ def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text 
 
 
 def told_apart(paths: Sequence[str]) -> list[str]:
-    """Give the names of files, each with as many of its folders as it takes to tell different files apart."""
+    """Return the names of files, each with as many of its folders as it takes to distinguish different files."""
     parts = [Path(path).parts for path in paths]
     depth = 1
     while len({path[-depth:] for path in parts}) < len(set(parts)):
@@ -125,7 +136,7 @@ def told_apart(paths: Sequence[str]) -> list[str]:
 
 
 def ms_format(step_ms: float) -> Callable[[float | None], str]:
-    """Give the function that writes the times of a report: so many digits that a thousandth of the step shows."""
+    """Return the function that writes the times of a report: so many digits that a thousandth of the step shows."""
     digits = 2 if step_ms >= 10 else 3 if step_ms >= 1 else 4
 
     def write(value: float | None) -> str:
@@ -136,12 +147,12 @@ def ms_format(step_ms: float) -> Callable[[float | None], str]:
 
 
 def pct(part: float, whole: float = 100.0) -> str:
-    """Give a share in percent, without the sign."""
+    """Return a share in percent, without the sign."""
     return f"{100.0 * part / whole:.1f}" if whole else "–"
 
 
 def bar(part: float, whole: float) -> Bar:
-    """Give a small bar for a share."""
+    """Return a small bar for a share."""
     return Bar(part / whole if whole > 0 else 0.0)
 
 

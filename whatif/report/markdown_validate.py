@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from whatif.report.layout import ms_format
+from whatif.questions.validate.validate import Outcome, Validation
+from whatif.report.layout import markdown_table, ms_format
 from whatif.report.printable import printable
 from whatif.report.text_validate import headline, origin, score_cells
-from whatif.validate import Outcome, Validation
 
 SCORE_HEADERS = ("what-if", "scored", "median error", "largest", "inside the range", "half-width of the range")
 
 
 def page(validation: Validation) -> str:
-    """Give the whole validation as a page of its own."""
+    """Return the whole validation as a page of its own."""
     sections = [f"# Validation\n\n{_sentence(headline(validation))}"]
     if validation.outcomes:
         sections.append(_sentence(origin(validation)))
@@ -25,20 +23,20 @@ def page(validation: Validation) -> str:
 
 
 def pairs_table(validation: Validation) -> str:
-    """Give every pair: times in ms, the error, and what to know of it."""
+    """Return every pair: times in ms, the error, and what to know of it."""
     headers = ("pair", "on", "baseline", "predicted", "range", "measured", "error", "remarks")
-    return _table(headers, [_row(outcome) for outcome in validation.outcomes])
+    return markdown_table(headers, [_row(outcome) for outcome in validation.outcomes])
 
 
 def scores_table(validation: Validation) -> str:
-    """Give the score of each kind of what-if, and of all."""
+    """Return the score of each kind of what-if, and of all."""
     scores = [*validation.by_kind.items(), ("all", validation.score)]
-    return _table(SCORE_HEADERS, [(kind, *score_cells(score)) for kind, score in scores])
+    return markdown_table(SCORE_HEADERS, [(kind, *score_cells(score)) for kind, score in scores])
 
 
 def not_compared_table(validation: Validation) -> str:
-    """Give what has no prediction to compare, and why."""
-    return _table(("run", "why"), [(item.name, item.reason) for item in validation.unpaired])
+    """Return what has no prediction to compare, and why."""
+    return markdown_table(("run", "why"), [(item.name, item.reason) for item in validation.unpaired])
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
@@ -57,16 +55,6 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.error_pct:+.1f} %",
         "; ".join(remarks),
     )
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """Text of a record or a trace as one cell: no end of line, no further column, no markup of its own."""
-    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _sentence(text: str) -> str:

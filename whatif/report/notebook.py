@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whatif.graph.types import TaskKind
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format
 from whatif.report.printable import printable
 from whatif.report.text import compared, headline
 from whatif.report.text_sweep import headline as sweep_headline
 from whatif.report.text_sweep import times_cell, times_header
-from whatif.steps import default_clock, step_ns
-from whatif.types import TaskKind
+from whatif.simulation.steps import default_clock, step_ns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from whatif.graph import TaskGraph
-    from whatif.predict import Prediction
-    from whatif.sweep.sweep import Sweep
-    from whatif.timeline import Timeline
+    from whatif.graph.task_graph import TaskGraph
+    from whatif.prediction.predict import Prediction
+    from whatif.questions.sweep.sweep import Sweep
+    from whatif.simulation.timeline import Timeline
 
 LONGEST_NAME = 80
 # Rows of a table; what is left out is counted.
@@ -36,7 +36,7 @@ _CELL = 'style="text-align:left"'
 
 
 def graph_html(graph: TaskGraph) -> str:
-    """Give a graph's recording, tasks and measured step; nothing is simulated."""
+    """Return a graph's recording, tasks and measured step; nothing is simulated."""
     info = graph.info
     clock = default_clock(graph)
     counts = np.bincount(graph.kind, minlength=len(TaskKind))
@@ -58,7 +58,7 @@ def graph_html(graph: TaskGraph) -> str:
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """Give the busiest threads of a timeline and a picture of one step."""
+    """Return the busiest threads of a timeline and a picture of one step."""
     graph = timeline.graph
     makespan_ms = timeline.makespan_ns / 1e6
     ms = ms_format(makespan_ms)
@@ -75,7 +75,7 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def prediction_html(prediction: Prediction) -> str:
-    """Give the step before and after, its range, and what to know of it."""
+    """Return the step before and after, its range, and what to know of it."""
     ms = ms_format(prediction.baseline_ms)
     rows = [tuple(str(cell) for cell in row) for row in compared(prediction, ms)]
     rows.append(("nominal 90 % range", "", f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)}", ""))
@@ -90,7 +90,7 @@ def prediction_html(prediction: Prediction) -> str:
 
 
 def sweep_html(found: Sweep) -> str:
-    """Give the points of a sweep and their curve."""
+    """Return the points of a sweep and their curve."""
     baseline_ms = found.baseline.step_ns / 1e6
     ms = ms_format(baseline_ms)
     rows = [
@@ -112,7 +112,7 @@ def sweep_html(found: Sweep) -> str:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Give a figure as SVG to stand inside a page: the same text for the same figure."""
+    """Return a figure as SVG to stand inside a page: the same text for the same figure."""
     import matplotlib
 
     text = io.StringIO()

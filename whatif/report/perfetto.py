@@ -15,16 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-import whatif
 from whatif.errors import WhatifError
-from whatif.kernels import KernelFamily
-from whatif.output_file import output_file
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.types import (
+    Bool,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.ingest.saved_graph import GRAPH_FIELD, graph_text
+from whatif.output_file import VERSION, output_file
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
-from whatif.saved_graph import GRAPH_FIELD, graph_text
-from whatif.timeline import Timeline
-from whatif.types import Bool, Int64, Phase, TaskKind
+from whatif.simulation.timeline import Timeline
 
 # chrome://tracing colors by these names; Perfetto colors by the task's name and shows `change` among its arguments.
 COLORS = {CHANGED: "thread_state_runnable", ADDED: "terrible", REMOVED: "grey"}
@@ -48,7 +52,7 @@ def write_perfetto(
     """
     trace = Path(baseline.graph.info.path).name
     with _replacing(Path(path)) as write:
-        header = {"tool": "whatif", "version": whatif.__version__, "trace": trace}
+        header = {"tool": "whatif", "version": VERSION, "trace": trace}
         write(f'{{"displayTimeUnit":"ms","otherData":{_json(header)},"traceEvents":[\n')
         pending: list[str] = []
         separator = ""
@@ -113,7 +117,7 @@ def _task_events(
     named = [_json(name) if name else "" for name in graph.names]
     layers = [f',"layer":{_json(name)}' if name else "" for name in graph.layers]
     phases = [f',"phase":"{phase.name.lower()}"' if phase else "" for phase in Phase]
-    # "simulated": nobody takes such an event for a measured one.
+    # "simulated", so that no such event is mistaken for a measured one.
     kinds = [f"simulated.{kind.name.lower()}" for kind in TaskKind]
     unnamed = [_json(f"({kind.name.lower().replace('_', ' ')})") for kind in TaskKind]
     families = [f',"family":"{family.name.lower()}"' for family in KernelFamily] + [""]
@@ -214,7 +218,7 @@ def _us(time_ns: int) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
-    """Give a function that writes to what takes the place of ``path`` once all is written, and otherwise of nothing."""
+    """Return a function that writes to a file that replaces ``path`` only if all is written."""
     target = output_file(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from whatif.memory import moments
-from whatif.timeline import Timeline
-from whatif.types import TaskKind
+from whatif.graph.memory import moments
+from whatif.graph.types import TaskKind
+from whatif.simulation.timeline import Timeline
 
 MIB = 2**20
 
 
 def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]:
-    """Give the time, ns, and what is in memory then, MiB by part: each moment of the model where its layer begins.
+    """Return the time, ns, and what is in memory then, MiB by part: each moment of the model where its layer begins.
 
-    The model tells a step layer by layer; of a layer that is not in the timeline it shows nothing.
+    The model describes a step layer by layer; a layer that is not in the timeline has no counter.
     """
     graph = timeline.graph
     memory = graph.info.memory
@@ -35,7 +35,7 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
             starts.setdefault((phase, layer), []).append(start_ns)
         now_ns = 0
         for moment in found:
-            # The update is told as a whole, whatever layers its tasks are of.
+            # The update is one entry, whatever the layers of its tasks.
             wanted = [key for key in starts if key[0] == moment.phase] if not moment.layer else [
                 (int(moment.phase), layer_code.get(moment.layer, -1))
             ]  # fmt: skip
@@ -60,7 +60,7 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
 
 
 def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, float]]:
-    """Give thread, name, unit, time, ns, and value: the payload that each link and each stream's copies move.
+    """Return thread, name, unit, time, ns, and value: the payload that each link and each stream's copies move.
 
     In Gbit/s for communication and GB/s for copies; 1 and 0 where a transfer's size is not known.
     """

@@ -1,6 +1,6 @@
 """Arrows of a timeline file: from launches to what they launch, along communication, between the ranks of a collective.
 
-An arrow is bound to the slice of its row that is open at its time, so that each end lies inside its slice as drawn.
+An arrow is bound to the slice of its row that is open at its time, so that each end is inside its slice as drawn.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from whatif.ranks.merge import COLLECTIVE
-from whatif.timeline import Timeline
-from whatif.types import Anchor, Array, Bool, DependencyKind, Int64, TaskKind
+from whatif.graph.types import (
+    Anchor,
+    Array,
+    Bool,
+    DependencyKind,
+    Int64,
+    TaskKind,
+)
+from whatif.ingest.ranks.merge import COLLECTIVE
+from whatif.simulation.timeline import Timeline
 
 LAUNCH, COMMUNICATION, COLLECTIVE_FLOW = "launch", "communication", "collective"
 
 
 def flows(timeline: Timeline, drawn: Bool, drawn_ns: Int64) -> Iterator[tuple[str, Array, Array, Array, Array]]:
-    """Give kind, source, target (task ids), and the two times, ns, of all arrows, as columns by kind.
+    """Return kind, source, target (task ids), and the two times, ns, of all arrows, as columns by kind.
 
     ``drawn`` is the mask of the tasks that are slices and ``drawn_ns`` their lengths; both have shape (n_tasks,).
     """

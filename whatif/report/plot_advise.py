@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whatif.advice.advise import Advice, Ranked
 from whatif.errors import WhatifError
+from whatif.questions.advice.advise import Advice, Ranked
 from whatif.report.layout import CLOCK_SUBJECTS
-from whatif.report.plots import COLORS, save, title, unboxed
+from whatif.report.plots import COLORS, draw_range, legend, name_rows, new_figure, title, unboxed, write_behind
 from whatif.report.printable import printable
 
 if TYPE_CHECKING:
@@ -20,17 +19,11 @@ LINE_LENGTH, MOST_LINES = 46, 2
 ROW_INCHES = 0.3
 
 
-def plot_advice(advice: Advice, path: str | Path, top: int = 10) -> None:
-    """Draw the advice into a file: see ``advice_figure``. Raises WhatifError where nothing could be tried."""
-    save(advice_figure(advice, top), path)
-
-
 def advice_figure(advice: Advice, top: int = 10) -> Figure:
-    """Give the gains of the best ``top`` what-ifs and combinations as bars with their nominal 90 % ranges.
+    """Return the gains of the best ``top`` what-ifs and combinations as bars with their nominal 90 % ranges.
 
     Where nothing gains, those that come closest. Raises WhatifError where nothing could be tried.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     groups: list[tuple[str, tuple[Ranked, ...], str]] = [
@@ -40,7 +33,7 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
     rows = [(name, entry, color) for name, entries, color in groups for entry in entries]
     if not rows:
         raise WhatifError(f"{advice.baseline.graph.info.path}: expected a what-if that applies, got none to draw.")
-    figure = Figure(figsize=(9.5, 1.6 + ROW_INCHES * len(rows)), layout="constrained")
+    figure = new_figure(9.5, 1.6 + ROW_INCHES * len(rows))
     axes = figure.subplots()
     for place, (name, entry, color) in enumerate(rows):
         gain = entry.trial.gain_pct
@@ -49,15 +42,10 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
         )
         ends = entry.gain_range_pct
         if ends is not None:
-            reach = [[max(gain - ends[0], 0.0)], [max(ends[1] - gain, 0.0)]]
-            axes.errorbar([gain], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=3, zorder=3)
+            draw_range(axes, gain, place, *ends, zorder=3)
         far = max(gain, ends[1] if ends else 0.0, 0.0)
-        axes.annotate(
-            f"{gain:.1f}", (far, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
-        )  # fmt: skip
-    names = [_lines(entry) for _, entry, _ in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
-    axes.invert_yaxis()
+        write_behind(axes, f"{gain:.1f}", far, place)
+    name_rows(axes, [_lines(entry) for _, entry, _ in rows])
     axes.margins(x=0.1)
     axes.axvline(0, color="0.3", linewidth=0.8)
     axes.set_xlabel(f"gain, % of {CLOCK_SUBJECTS[advice.baseline.clock]}; lines: nominal 90 % range")
@@ -68,7 +56,7 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
             for name, entries, color in groups
             if entries
         ]
-        axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+        legend(axes, handles=handles, loc="lower right")
     title(figure, advice.baseline.graph.info.path, f"{advice.baseline.step_ns / 1e6:,.4g} ms as it is")
     return figure
 

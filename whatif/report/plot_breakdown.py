@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whatif.breakdown import Breakdown
-from whatif.composition import spelled
-from whatif.predict import Prediction
+from whatif.prediction.composition import spelled
+from whatif.prediction.predict import Prediction
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
-from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, title, unboxed
+from whatif.report.plots import (
+    COLORS,
+    NAME_LENGTH,
+    draw_range,
+    drawn,
+    legend_on_top,
+    name_rows,
+    new_figure,
+    title,
+    unboxed,
+    write_behind,
+)
+from whatif.simulation.breakdown import Breakdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What nobody works in is grey. Hatches tell the parts apart where there is no colour.
+# Idle time is grey. Hatches distinguish the parts where there is no colour.
 PART_COLORS = (COLORS[0], COLORS[2], COLORS[4], COLORS[1], "#d0d0d0")
 PART_HATCHES = ("", "//", "..", "xx", "")
 # A part narrower than this share of the longest bar has no room for its number.
@@ -40,13 +50,8 @@ class Bar:
     measured_ms: float | None = None
 
 
-def plot_prediction(prediction: Prediction, path: str | Path) -> None:
-    """Draw a prediction into a file: see ``prediction_figure``."""
-    save(prediction_figure(prediction), path)
-
-
 def prediction_figure(prediction: Prediction) -> Figure:
-    """Give the parts of the step before and after the what-ifs as two bars, the second with its nominal 90 % range."""
+    """Return the parts of the step before and after the what-ifs as two bars, the second one with its 90 % range."""
     baseline = prediction.baseline
     names = " + ".join(spelled(transform) for transform in prediction.transforms) or "as it is"
     bars = [
@@ -54,20 +59,18 @@ def prediction_figure(prediction: Prediction) -> Figure:
         Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),
     ]
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
-    # The bars are without the profiler's cost where the recording tells it; what was recorded never is.
+    # The bars are without the profiler's cost if the recording has it; the recorded step never is.
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
     told = "recorded, with the profiler's cost" if corrected else "recorded"
     return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", told)
 
 
 def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "", measured: str = "measured") -> Figure:
-    """Give some steps as bars under the name of a recording and a few words.
+    """Return some steps as bars under the name of a recording and a few words.
 
     ``label`` is that of their axis, and ``measured`` what the legend calls the diamonds.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.5 + BAR_INCHES * len(bars)), layout="constrained")
+    figure = new_figure(9, 1.5 + BAR_INCHES * len(bars))
     draw_bars(figure.subplots(), bars, label, measured)
     title(figure, path, what)
     return figure
@@ -98,33 +101,22 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
                 )  # fmt: skip
     for place, bar in enumerate(bars):
         if bar.low_ms is not None and bar.high_ms is not None:
-            reach = [[bar.step_ms - bar.low_ms], [bar.high_ms - bar.step_ms]]
-            axes.errorbar([bar.step_ms], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1.2, capsize=4)
+            draw_range(axes, bar.step_ms, place, bar.low_ms, bar.high_ms, elinewidth=1.2, capsize=4)
         end = max(bar.step_ms, bar.high_ms or 0.0, bar.measured_ms or 0.0)
         # The number is the bar's, also where it stands beside a diamond.
         also = f" (◆ {ms(bar.measured_ms)})" if bar.measured_ms and ms(bar.measured_ms) != ms(bar.step_ms) else ""
-        axes.annotate(
-            f"{ms(bar.step_ms)} ms{also}",
-            (end, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+        write_behind(axes, f"{ms(bar.step_ms)} ms{also}", end, place, distance=6, fontsize=9)
     diamonds = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
     if diamonds:
         axes.plot(*zip(*diamonds, strict=True), "D", color="black", markersize=5, label=measured)
-    axes.set_yticks(range(len(bars)), [_lines(bar.name) for bar in bars], fontsize=9, parse_math=False)
-    axes.invert_yaxis()
+    name_rows(axes, [_lines(bar.name) for bar in bars], fontsize=9)
     longest = max([longest, *(value for value, _ in diamonds)])
     axes.set_xlim(0, (1.3 if diamonds else 1.16) * longest)  # room for the number behind the bar
     axes.set_xlabel(label)
     axes.tick_params(axis="y", length=0)
     unboxed(axes, "x")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, columnspacing=1.2
-        )
+        legend_on_top(axes, 6, columnspacing=1.2)
 
 
 def _lines(name: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.comparison.compare import Comparison
+from whatif.questions.comparison.compare import Comparison
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, told_apart
 from whatif.report.plot_breakdown import Bar, draw_bars
-from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, unboxed
+from whatif.report.plots import COLORS, NAME_LENGTH, drawn, name_rows, new_figure, unboxed
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import kind_titles
 
@@ -16,30 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from whatif.comparison.part_changes import PartChange
-
-
-def plot_comparison(found: Comparison, path: str | Path, top: int = 10) -> None:
-    """Draw a comparison into a file: see ``comparison_figure``."""
-    save(comparison_figure(found, top), path)
+    from whatif.questions.comparison.part_changes import PartChange
 
 
 def comparison_figure(found: Comparison, top: int = 10) -> Figure:
-    """Give the breakdown of both recordings above the ``top`` layers and families whose work changed most.
+    """Return the breakdown of both recordings above the ``top`` layers and families whose work changed most.
 
-    Where neither recording tells layers, phases stand in their place.
+    If neither recording has layers, it shows phases instead.
     """
-    from matplotlib.figure import Figure
-
     two = found.two
     families = kind_titles(bool(two.before.graph.on_gpu.any()))["family"].lower()
-    first = ("layers", found.layers) if found.layers else ("phases", found.phases)  # many recordings tell no layers
+    first = ("layers", found.layers) if found.layers else ("phases", found.phases)  # many recordings have no layers
     panels = [
         (name, [part for part in parts if abs(part.work_change_ms) > 0][:top])
         for name, parts in (first, (families, found.kernels))
     ]
     n_rows = max([3, *(len(parts) for _, parts in panels)])
-    figure = Figure(figsize=(11, 3.4 + 0.24 * n_rows), layout="constrained")
+    figure = new_figure(11, 3.4 + 0.24 * n_rows)
     grid = figure.add_gridspec(2, 2, height_ratios=(2.2, 0.8 + 0.24 * n_rows))
     bars = [
         Bar(f"{side}: {file}", explained.breakdown, baseline.step_ns / 1e6, measured_ms=measured.ms or None)
@@ -64,10 +56,7 @@ def _changes(axes: Axes, name: str, parts: list[PartChange]) -> None:
         edgecolor="white",
         height=0.66,
     )
-    axes.set_yticks(
-        range(len(parts)), [drawn(short_name(part.name), NAME_LENGTH) for part in parts], fontsize=8, parse_math=False
-    )
-    axes.invert_yaxis()
+    name_rows(axes, [drawn(short_name(part.name), NAME_LENGTH) for part in parts])
     axes.axvline(0, color="0.3", linewidth=0.8)
     axes.set_title(f"{name}: where the work changed", fontsize=10, loc="left")
     axes.set_xlabel("change of work a step, ms (B − A; striped: longer)", fontsize=8)

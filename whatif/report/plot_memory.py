@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.memory_summary import MemorySummary
-from whatif.report.plots import COLORS, save, title, unboxed
-from whatif.types import Phase
+from whatif.graph.types import Phase
+from whatif.questions.memory_summary import MemorySummary
+from whatif.report.plots import COLORS, legend, new_figure, title, unboxed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,16 +21,9 @@ PARTS = (
 )
 
 
-def plot_memory(summary: MemorySummary, path: str | Path) -> None:
-    """Draw a step's memory into a file: see ``memory_figure``."""
-    save(memory_figure(summary), path)
-
-
 def memory_figure(summary: MemorySummary) -> Figure:
-    """Give the parts of the memory over the moments of a step, stacked, with the capacity as a line."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4.5), layout="constrained")
+    """Return the parts of the memory over the moments of a step, stacked, with the capacity as a line."""
+    figure = new_figure(9.5, 4.5)
     axes = figure.subplots()
     found = summary.moments
     unit, scale = ("GiB", 2**30) if summary.peak.total >= 2**29 else ("MiB", 2**20)
@@ -54,6 +46,6 @@ def memory_figure(summary: MemorySummary) -> Figure:
     unboxed(axes, "y")
     handles, labels = axes.get_legend_handles_labels()
     # As they lie: what is drawn last is on top.
-    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    legend(axes, handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     title(figure, summary.baseline.graph.info.path, f"peak {summary.peak.total / scale:,.4g} {unit}")
     return figure

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.errors import WhatifError
-from whatif.recommend.ranking import Ranking
+from whatif.questions.recommend.ranking import Ranking
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
-from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, title, unboxed
+from whatif.report.plots import (
+    COLORS,
+    NAME_LENGTH,
+    draw_range,
+    drawn,
+    name_rows,
+    new_figure,
+    title,
+    unboxed,
+    write_behind,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,24 +26,17 @@ if TYPE_CHECKING:
 ROW_INCHES = 0.3
 
 
-def plot_recommendation(found: Ranking, path: str | Path, top: int = 10) -> None:
-    """Draw a ranking into a file: see ``recommendation_figure``. Raises WhatifError where no device is left."""
-    save(recommendation_figure(found, top), path)
-
-
 def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
-    """Give the steps of the first ``top`` devices as bars with their ranges, the recorded device in another colour.
+    """Return the steps of the first ``top`` devices as bars with their ranges, the recorded device in another colour.
 
     Raises WhatifError where no device is left.
     """
-    from matplotlib.figure import Figure
-
     rows = found.candidates[:top]
     if not rows:
         raise WhatifError("recommend: expected a device that the step fits, got none to draw.")
     costs = [row.cost for row in rows]
     priced = any(cost is not None for cost in costs)
-    figure = Figure(figsize=(10.5 if priced else 8, 1.6 + ROW_INCHES * len(rows)), layout="constrained")
+    figure = new_figure(10.5 if priced else 8, 1.6 + ROW_INCHES * len(rows))
     panels: list[Axes] = list(figure.subplots(1, 2 if priced else 1, sharey=True, squeeze=False).ravel())
     step = panels[0]
     ms = ms_format(min(row.step_ms for row in rows))
@@ -47,15 +49,10 @@ def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
         height=0.66,
     )
     for place, row in enumerate(rows):
-        reach = [[max(row.step_ms - row.low_ms, 0.0)], [max(row.high_ms - row.step_ms, 0.0)]]
-        step.errorbar([row.step_ms], [place], xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=3)
-        step.annotate(
-            ms(row.step_ms), (max(row.high_ms, row.step_ms), place), xytext=(5, 0), textcoords="offset points",
-            va="center", fontsize=8,
-        )  # fmt: skip
+        draw_range(step, row.step_ms, place, row.low_ms, row.high_ms)
+        write_behind(step, ms(row.step_ms), max(row.high_ms, row.step_ms), place)
     names = [drawn(row.device + (" (recorded)" if row.recorded else ""), NAME_LENGTH) for row in rows]
-    step.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
-    step.set_ylim(len(rows) - 0.4, -0.6)
+    name_rows(step, names, tight=True)
     step.margins(x=0.12)
     clock = found.baseline.clock
     unfit = "; striped: does not fit" if any(row.fits is False for row in rows) else ""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, save, title, unboxed
+from whatif.questions.sweep.scaling import Scaling
+from whatif.questions.sweep.sweep import Point, Sweep
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, legend, new_figure, title, unboxed
 from whatif.report.text_sweep import exposed
-from whatif.sweep.scaling import Scaling
-from whatif.sweep.sweep import Point, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# More lines than there are colours cannot be told apart.
+# More lines than colours cannot be distinguished.
 MOST_LINES = len(COLORS)
 # Values that grow by more than this are drawn on a logarithmic scale.
 LOGARITHMIC_FROM = 20.0
@@ -28,16 +27,9 @@ RANGE_LABEL = "nominal 90 % range"
 MOST_LABELS = 8
 
 
-def plot_sweep(found: Sweep, path: str | Path) -> None:
-    """Draw a sweep into a file: see ``sweep_figure``."""
-    save(sweep_figure(found), path)
-
-
 def sweep_figure(found: Sweep) -> Figure:
-    """Give the step over the last option's values, with its range: a line for each value of the options before it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    """Return the step over the last option's values, with its range: a line for each value of the options before it."""
+    figure = new_figure(8, 4.5)
     axes = figure.subplots()
     last = found.varied[-1]
     numbers = [last.number(found.transforms, value) for value in last.values]
@@ -98,16 +90,9 @@ def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, lab
         axes.fill_between(at, low, high, color=look, alpha=0.15, linewidth=0, label=None if place else RANGE_LABEL)
 
 
-def plot_scaling(found: Scaling, path: str | Path) -> None:
-    """Draw a scaling curve into a file: see ``scaling_figure``."""
-    save(scaling_figure(found), path)
-
-
 def scaling_figure(found: Scaling) -> Figure:
-    """Give throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    """Return throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
+    figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     rows = [row for row in found.rows if row.step_ms]
     counts = [row.count for row in rows]
@@ -156,6 +141,5 @@ def scaling_figure(found: Scaling) -> Figure:
 
 def _finish(figure: Figure, axes: Axes, path: str) -> None:
     unboxed(axes, "both")
-    for text in axes.legend(fontsize=8, frameon=False).get_texts():
-        text.set_parse_math(False)
+    legend(axes)
     title(figure, path)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.intervals import union
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int64,
+    TaskKind,
+)
 from whatif.report.layout import CLOCK_SUBJECTS
-from whatif.report.plots import COLORS, drawn, save, title, unboxed
-from whatif.steps import default_clock, window_ns
-from whatif.timeline import Timeline
-from whatif.types import Array, Bool, Int64, TaskKind
+from whatif.report.plots import COLORS, drawn, legend_on_top, name_rows, new_figure, title, unboxed
+from whatif.simulation.intervals import union
+from whatif.simulation.steps import default_clock, window_ns
+from whatif.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +25,7 @@ MOST_ROWS = 8
 # Work that is closer than this share of the step is one bar: the eye sees no gap.
 CLOSE = 1 / 1200
 ROW_NAME_LENGTH = 26
-# What is told apart by colour, first to last as it is drawn.
+# What colours distinguish, in drawing order.
 LOOKS = (
     ("CPU", COLORS[0], "cpu"),
     ("GPU", COLORS[2], "gpu"),
@@ -30,22 +34,15 @@ LOOKS = (
 )
 
 
-def plot_timeline(timeline: Timeline, path: str | Path, clock: str | None = None) -> None:
-    """Draw a step into a file: see ``timeline_figure``."""
-    save(timeline_figure(timeline, clock), path)
-
-
 def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
-    """Give the steady step closest to the median by a clock: the busiest execution threads, and when each works."""
-    from matplotlib.figure import Figure
-
+    """Return the steady step closest to the median by a clock: the busiest execution threads, and when each works."""
     graph = timeline.graph
     clock = clock or default_clock(graph)
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
     busy_ns = _busy_ns(timeline, low_ns, high_ns)
     chosen = np.argsort(-busy_ns, kind="stable")[:MOST_ROWS]
     rows = sorted(int(code) for code in chosen if busy_ns[code] > 0)
-    figure = Figure(figsize=(9, 1.3 + 0.34 * max(len(rows), 1)), layout="constrained")
+    figure = new_figure(9, 1.3 + 0.34 * max(len(rows), 1))
     axes = figure.subplots()
     shown: set[str] = set()
     for place, code in enumerate(rows):
@@ -60,13 +57,12 @@ def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
         f"{drawn(graph.threads[code].name, ROW_NAME_LENGTH)}  {_pct(busy_ns[code], high_ns - low_ns)} %"
         for code in rows
     ]
-    axes.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
-    axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
+    name_rows(axes, names, tight=True)
     axes.set_xlim(0, max((high_ns - low_ns) / 1e6, 1e-6))
     axes.set_xlabel(f"{CLOCK_SUBJECTS[clock]}, ms (behind each name: busy)")
     unboxed(axes, "x")
     if shown:
-        axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+        legend_on_top(axes, 4)
     title(figure, graph.info.path)
     return figure
 
@@ -79,7 +75,7 @@ def _of(timeline: Timeline, kind: str) -> Bool:
     graph = timeline.graph
     communication, copies = (graph.kind == k for k in (TaskKind.COMMUNICATION, TaskKind.MEMCPY))
     if kind == "cpu":
-        return graph.on_cpu
+        return graph.on_cpu.mask
     if kind == "gpu":
         return np.asarray(graph.on_gpu & ~communication & ~copies)
     return np.asarray(communication if kind == "communication" else copies)
@@ -96,7 +92,7 @@ def _busy_ns(timeline: Timeline, low_ns: int, high_ns: int) -> Array:
 
 
 def _bars(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
-    """Begins, from the window's own, and lengths of the bars, ns: work that lies close together is one of them."""
+    """Begins, from the window's own, and lengths of the bars, ns: work that is close together is one bar."""
     tasks = tasks & (timeline.end_ns > low_ns) & (timeline.start_ns < high_ns) & (timeline.end_ns > timeline.start_ns)
     start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns) - low_ns
     end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns) - low_ns

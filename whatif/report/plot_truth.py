@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whatif.report.plots import COLORS, NAME_LENGTH, drawn, save, unboxed
-from whatif.validate import Outcome
+from whatif.questions.validate.validate import Outcome
+from whatif.report.plots import COLORS, NAME_LENGTH, draw_range, drawn, legend_on_top, new_figure, unboxed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,20 +18,13 @@ WIDTH = 0.26
 LINE_LENGTH = 17
 
 
-def plot_truth(outcomes: Sequence[Outcome], names: Sequence[str], path: str | Path, heading: str = "") -> None:
-    """Draw outcomes into a file: see ``truth_figure``."""
-    save(truth_figure(outcomes, names, heading), path)
-
-
 def truth_figure(outcomes: Sequence[Outcome], names: Sequence[str], heading: str = "") -> Figure:
-    """Give three bars for each outcome, under its name: the baseline, what was measured, and the prediction.
+    """Return three bars for each outcome, under its name: the baseline, what was measured, and the prediction.
 
     The prediction has its nominal 90 % range, and above it its error. The steps are shares of the baseline's, so that
     models of all sizes can be read.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(6.0, 2.2 + 1.35 * len(outcomes)), 4.2), layout="constrained")
+    figure = new_figure(max(6.0, 2.2 + 1.35 * len(outcomes)), 4.2)
     axes = figure.subplots()
     for n, (name, color, hatch) in enumerate(LOOKS):
         heights = [getattr(outcome, f"{name}_ms") / outcome.baseline_ms for outcome in outcomes]
@@ -41,8 +33,7 @@ def truth_figure(outcomes: Sequence[Outcome], names: Sequence[str], heading: str
         for x, height, outcome in zip(at, heights, outcomes, strict=True):
             if name == "predicted":
                 low, high = (getattr(outcome, end) / outcome.baseline_ms for end in ("low_ms", "high_ms"))
-                reach = [[max(height - low, 0.0)], [max(high - height, 0.0)]]
-                axes.errorbar([x], [height], yerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=3)
+                draw_range(axes, x, height, low, high, along="y")
                 axes.annotate(
                     f"{outcome.error_pct:+.1f} %", (x, max(high, height)), xytext=(0, 3), textcoords="offset points",
                     ha="center", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
@@ -53,7 +44,7 @@ def truth_figure(outcomes: Sequence[Outcome], names: Sequence[str], heading: str
     axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     unboxed(axes, "y")
-    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    legend_on_top(axes, 3)
     if heading:
         figure.suptitle(drawn(heading, 100), fontsize=11).set_parse_math(False)
     return figure

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.errors import WhatifError
-from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, drawn, save, unboxed
-from whatif.validate import Outcome, Validation
+from whatif.questions.validate.validate import Outcome, Validation
+from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, drawn, legend, name_rows, new_figure, unboxed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,26 +14,19 @@ if TYPE_CHECKING:
 
 # Rows of the right panel; more cannot be read.
 MOST_KINDS = 40
-# An error beyond this is drawn at the edge, so that the others can be told apart.
+# An error beyond this is drawn at the edge, so that the others stay distinct.
 EDGE_PCT = 60.0
 
 
-def plot_validation(found: Validation, path: str | Path) -> None:
-    """Draw a validation into a file: see ``validation_figure``. Raises WhatifError where nothing was compared."""
-    save(validation_figure(found), path)
-
-
 def validation_figure(found: Validation) -> Figure:
-    """Give predicted over measured steps, each with its range, beside the errors of each kind of what-if.
+    """Return predicted over measured steps, each with its range, beside the errors of each kind of what-if.
 
     Raises WhatifError where nothing was compared.
     """
-    from matplotlib.figure import Figure
-
     if not found.outcomes:
         raise WhatifError("validate: expected a pair that could be compared, got none to draw.")
     kinds = list(found.by_kind)[:MOST_KINDS]
-    figure = Figure(figsize=(11.5, max(4.4, 1.2 + 0.24 * len(kinds))), layout="constrained")
+    figure = new_figure(11.5, max(4.4, 1.2 + 0.24 * len(kinds)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     _steps(left, found.outcomes)
     _errors(right, found, kinds)
@@ -86,7 +78,7 @@ def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
     axes.set_xlabel("measured step, ms")
     axes.set_ylabel("predicted step, ms (nominal 90 % range)")
     unboxed(axes, "both")
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
+    legend(axes, loc="upper left")
 
 
 def _errors(axes: Axes, found: Validation, kinds: list[str]) -> None:
@@ -106,13 +98,8 @@ def _errors(axes: Axes, found: Validation, kinds: list[str]) -> None:
     bound = max(outcome.bound_pct for outcome in found.outcomes)
     axes.axvspan(-bound, bound, color="0.85", linewidth=0, zorder=0)
     axes.axvline(0, color="0.3", linewidth=0.8)
-    axes.set_yticks(
-        range(len(kinds)),
-        [drawn(f"{kind} ({found.by_kind[kind].pairs})", NAME_LENGTH) for kind in kinds],
-        fontsize=8,
-        parse_math=False,
-    )
-    axes.set_ylim(len(kinds) - 0.4, -0.6)
+    names = [drawn(f"{kind} ({found.by_kind[kind].pairs})", NAME_LENGTH) for kind in kinds]
+    name_rows(axes, names, tight=True)
     axes.set_xlabel(f"error of the prediction, % (beyond ±{EDGE_PCT:.0f} at the edge)")
     unboxed(axes, "x")
-    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.08), ncols=2)
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 1.08), ncols=2)

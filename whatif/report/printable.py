@@ -10,7 +10,7 @@ _HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def printable(text: str) -> str:
-    """Give ``text`` on one line, every character that a terminal would obey instead of show replaced by "�"."""
+    """Return ``text`` on one line, every character that a terminal would obey instead of show replaced by "�"."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph import TaskGraph
-from whatif.types import Array, Int64
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Int64
 
 SAME, CHANGED, ADDED, REMOVED = "same", "changed", "added", "removed"
 
 
 def task_changes(before: TaskGraph, after: TaskGraph) -> tuple[list[str], list[str]]:
-    """Give for every task of both graphs what became of it, and for every task of ``after`` where it came from.
+    """Return for every task of both graphs what became of it, and for every task of ``after`` where it came from.
 
     Tasks are the same where recorded start, thread, kind and name are; of several such tasks the first is paired with
     the first. A pair is changed where its durations differ.

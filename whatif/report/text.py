@@ -7,9 +7,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from whatif.composition import spelled
-from whatif.models.estimator import described
-from whatif.predict import Prediction
+from whatif.models.durations.estimator import described
+from whatif.prediction.composition import spelled
+from whatif.prediction.predict import Prediction
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
@@ -24,7 +24,7 @@ from whatif.report.layout import (
 from whatif.report.text_explain import print_explanation
 from whatif.report.text_info import print_summary
 
-# Who answered for the durations that a what-if changed or added (`whatif.models.estimator.Source`; docs/estimates.md).
+# Which source gave the durations that a what-if changed or added (`estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
     "measured": "measured alone",
     "database": "by the op database",
@@ -67,7 +67,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 
 def headline(prediction: Prediction) -> str:
-    """Give the sentence on top: the what-ifs, the step before and after."""
+    """Return the sentence on top: the what-ifs, the step before and after."""
     ms = ms_format(prediction.baseline_ms)
     names = " + ".join(spelled(t) for t in prediction.transforms)
     change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
@@ -82,7 +82,7 @@ def _change(prediction: Prediction) -> str:
 
 
 def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
-    """Give the step and its parts before and after, the parts that neither has left out."""
+    """Return the step and its parts before and after, the parts that neither has left out."""
     before, after = prediction.baseline.breakdown, prediction.breakdown
     what = "span" if prediction.baseline.clock == "span" else "step"
     step = (what, prediction.baseline_ms, prediction.predicted_ms)
@@ -97,7 +97,7 @@ def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[
 
 
 def _print_contributions(out: Console, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
-    """What each transform takes off the step, alone and beside those before it, and what they share."""
+    """What each transform takes off the step, alone and after those before it, and what they share."""
     composition = prediction.composition
     rows = [
         (spelled(transform), ms(part.alone_ms), ms(part.added_ms))
@@ -106,14 +106,14 @@ def _print_contributions(out: Console, prediction: Prediction, ms: Callable[[flo
     alone_ms = [part.alone_ms for part in composition.contributions]
     total_ms = None if None in alone_ms else sum(gain_ms or 0.0 for gain_ms in alone_ms)
     rows.append(("together", ms(total_ms), ms(composition.together_ms)))
-    print_title(out, "What each takes off, ms")
-    print_table(out, ["", "alone", "beside those before it"], rows)
+    print_title(out, "Gain of each, ms")
+    print_table(out, ["", "alone", "after those before it"], rows)
     missing = [part.reason for part in composition.contributions if part.reason]
     for reason in missing:
         out.print(plain(f"  alone it does not apply: {reason}", "dim"))
     shared_ms = composition.interaction_ms
     if shared_ms is not None and ms(abs(shared_ms)) != ms(0.0):
-        sense = "more: some of it is the same time" if shared_ms > 0 else "less: one opens the way for another"
+        sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
         out.print(plain(f"  alone they add up to {ms(abs(shared_ms))} ms {sense}", "dim"))
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from whatif.advice.advise import Advice, Ranked
-from whatif.advice.reasons import peak_told
-from whatif.advice.trial import Refusal
+from whatif.questions.advice.advise import Advice, Ranked
+from whatif.questions.advice.reasons import peak_told
+from whatif.questions.advice.trial import Refusal
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
-from whatif.steps import RECORDED
+from whatif.simulation.steps import RECORDED
 
 
 def print_advice(advice: Advice, top: int = 10) -> None:
@@ -31,7 +31,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, why in (
             ("Does not apply", Refusal.NOT_APPLICABLE),
-            ("Done already in part", Refusal.IN_PART),
+            ("Partly done already", Refusal.IN_PART),
             ("Not judged", Refusal.ELSEWHERE),
             ("Failed", Refusal.FAILED),
         ):
@@ -44,7 +44,9 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         if advice.hypothetical:
             out.print()
             names = ", ".join(advice.hypothetical)
-            out.print(plain(f"Not tried, being questions and nothing to switch on: {names}; see whatif apply.", "dim"))
+            out.print(
+                plain(f"Not tried, because these are questions, not optimizations: {names}; see whatif apply.", "dim")
+            )
 
 
 def _print_ranked(out: Console, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:

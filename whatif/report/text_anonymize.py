@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.padding import Padding
 
-from whatif.anonymize import Anonymized
+from whatif.ingest.anonymize.anonymize import Anonymized
 from whatif.report.layout import plain, print_table, print_title, report
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whatif.comparison.regression import Regression, Status
+from whatif.questions.comparison.regression import Regression, Status
 from whatif.report.layout import ms_format, plain, print_table, print_title, report
 from whatif.report.text_compare import count_cell, part_label
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.padding import Padding
 
-from whatif.comparison.compare import Comparison, counted
-from whatif.comparison.measured_step import MeasuredStep
-from whatif.comparison.part_changes import PartChange
-from whatif.explain import Part
+from whatif.questions.comparison.compare import Comparison, counted
+from whatif.questions.comparison.measured_step import MeasuredStep
+from whatif.questions.comparison.part_changes import PartChange
+from whatif.questions.explain import Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
@@ -23,11 +23,10 @@ from whatif.report.layout import (
     told_apart,
 )
 from whatif.report.text_explain import short_name
-from whatif.saved_graph import simulated
 
 Value = Callable[[Part], float]
 HEADERS = ("", "A", "B", "change", "count")
-ENTRIES = 8  # names that are told of a long list
+ENTRIES = 8  # names shown of a long list
 
 
 def print_comparison(found: Comparison, top: int = 10) -> None:
@@ -44,7 +43,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         steps = []
         for name, file, side, measured in sides:
             out.print(plain(f"{name}: {file}", "dim"))
-            how = "simulated" if simulated(side.graph.info) else _timed(measured)
+            how = "simulated" if side.graph.info.recorded.simulated is not None else _timed(measured)
             steps.append((name, ms(measured.ms), _spread(measured, ms), how))
         print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")
         print_table(out, ["", "median", "spread", " "], steps)
@@ -77,13 +76,13 @@ def _cpu_ms(part: Part) -> float:
 
 
 def part_label(change: PartChange) -> str:
-    """Give the name of a part as it is shown, with that in B where it has another one there."""
+    """Return the name of a part as it is shown, with that in B where it has another one there."""
     name = short_name(change.name)
     return f"{name} → {short_name(change.renamed)}" if change.renamed else name
 
 
 def count_cell(change: PartChange) -> str:
-    """Give how many tasks a part has in a step: one number where that did not change."""
+    """Return how many tasks a part has in a step: one number where that did not change."""
     before, after = (0.0 if part is None else part.tasks for part in (change.before, change.after))
     shown = [_count(before), _count(after)]
     if change.status in ("new", "gone"):
@@ -108,7 +107,7 @@ def _timed(measured: MeasuredStep) -> str:
 
 
 def _print_breakdown(out: Console, found: Comparison, ms: Callable[[float | None], str]) -> None:
-    """Where the simulated steps go, of which all tables below tell the parts."""
+    """Where the simulated steps go; the tables below show the parts."""
     two = found.two
     before, after = (explanation.breakdown.to_dict() for explanation in found.explained)
     rows = [("simulated from the recording", *_cells(two.before.step_ns / 1e6, two.after.step_ns / 1e6, ms))]

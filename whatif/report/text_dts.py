@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from whatif.dts.ranking import Ranked, Ranking, cut_layers, network_bytes
+from whatif.models.dts.ranking import (
+    Ranked,
+    Ranking,
+    cut_layers,
+    network_bytes,
+)
 from whatif.report.layout import ms_format, plain, print_table, print_title, report
 
 

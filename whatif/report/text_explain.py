@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from whatif.explain import Explanation, Part
+from whatif.questions.explain import Explanation, Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
@@ -27,8 +27,8 @@ Column = tuple[str, Callable[[Part], str]]
 
 # The work of all ranks together would say nothing of any of them.
 ONE_RANK = (
-    "Of several ranks, phases, layers and kernels tell the work of the first one, and a thread its own; the critical "
-    "path goes through all ranks, so that it can hold more of a part than the first rank works on it."
+    "With several ranks, phases, layers and kernels show the work of the first rank, and a thread shows its own; "
+    "the critical path goes through all ranks, so that it can hold more of a part than the first rank works on it."
 )
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from whatif.questions.summary import Summary
 from whatif.report.layout import (
     CLOCK_LABELS,
     KIND_LABELS,
@@ -20,7 +21,6 @@ from whatif.report.layout import (
     print_title,
     report,
 )
-from whatif.summary import Summary
 
 # Families below the eighth take a percent or less.
 SHOWN_FAMILIES = 8

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from whatif.advice.trial import Refused, Trial
-from whatif.memory import Moment, peak
-from whatif.memory_summary import MOST_TIMES, MemorySummary, shown_moments
+from whatif.graph.memory import Moment, peak
+from whatif.graph.types import Phase
+from whatif.questions.advice.trial import Refused, Trial
+from whatif.questions.memory_summary import MOST_TIMES, MemorySummary, shown_moments
 from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
-from whatif.types import Phase
 
 SOURCES = {
     "allocations": "from its recorded allocations",
@@ -21,7 +21,7 @@ _KIB = 1024
 
 
 def size(size_bytes: float) -> str:
-    """Give a number of bytes as people read it: 1.25 GiB."""
+    """Return a number of bytes as people read it: 1.25 GiB."""
     value, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while abs(value) >= _KIB and len(units) > 1:
         value, units = value / _KIB, units[1:]
@@ -60,11 +60,11 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
 def _where(phase: Phase, layer: str) -> str:
     if phase == Phase.UPDATE:
         return "in the update"
-    return f"in the {phase.name.lower()} pass of {layer or 'what lies outside of all layers'}"
+    return f"in the {phase.name.lower()} pass of {layer or 'the part outside all layers'}"
 
 
 def _at(most: Moment) -> tuple[str, str, str]:
-    """Where a peak is, what it is made of for the most part, and how much of it that is."""
+    """Where a peak is, what it is made of largest part, and how much of it that is."""
     parts = {
         "activations": most.activations,
         "workspace": most.workspace,
@@ -119,8 +119,8 @@ def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
         rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
         peaks.append((" + ".join(found.spelled), *_at(most)))
     print_table(out, ["", "peak", "", "step ms", "", " "], rows, wraps=True)
-    print_title(out, "What is left at each peak")
-    print_table(out, ["", " ", "for the most part", ""], peaks, text_columns=3, wraps=True)
+    print_title(out, "Largest part at each peak")
+    print_table(out, ["", " ", "largest part", ""], peaks, text_columns=3, wraps=True)
     refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
     if refused:
         path = summary.baseline.graph.info.path
@@ -162,5 +162,5 @@ def capacity_sentences(summary: MemorySummary) -> list[str]:
     return [
         *told,
         f"The largest batch that fits {batch}: {size(largest.peak_bytes)}{takes}.",
-        "Counted is what tensors take; a GPU's context and its allocator's holes need room beside it.",
+        "This counts tensors; a GPU's context and fragmentation of its allocator need additional memory.",
     ]

@@ -14,7 +14,7 @@ from whatif.opdb.provenance import Basis, Provenance
 from whatif.report.as_json import print_json
 from whatif.report.layout import plain, print_table, print_title, report
 
-# What people read for the rungs of the chain.
+# Labels of the sources of an answer.
 _WHO = {
     "exact": "measured",
     "interpolated": "interpolated between measured sizes",
@@ -59,7 +59,7 @@ def print_reply(reply: Reply, *, as_json: bool) -> None:
         rows = [
             ("operator", name),
             ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
-            ("who says so", _who(reply)),
+            ("source", _who(reply)),
         ]
         if reply.basis:
             rows.append(("times", f"{_method(reply.basis)}"))
@@ -193,7 +193,7 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
         else:
             print_table(out, headers, [row[:-1] for row in rows])
         if len(found.rungs) > 1:
-            print_title(out, "By operator and who answered")
+            print_title(out, "By operator and source")
             print_table(
                 out, ["", " ", *headers[1:]], [(s.name, s.rung, *_score(s)) for s in found.by_rung], text_columns=2,
                 gives_way=1,
@@ -245,7 +245,7 @@ def _method(basis: Basis) -> str:
 
 
 def _time_format(t_s: float) -> Callable[[float | None], str]:
-    """Give the function that writes the times of a report, in the largest unit of which ``t_s`` is one at least."""
+    """Return the function that writes the times of a report, in the largest unit of which ``t_s`` is one at least."""
     unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if t_s * s >= 1), ("us", 1e6))
 
     def write(value: float | None) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whatif.composition import spelled
-from whatif.operator_graph.predict_step import PredictedStep
+from whatif.from_module.predict_step import PredictedStep
+from whatif.prediction.composition import spelled
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     ms_format,
@@ -13,7 +13,7 @@ from whatif.report.layout import (
     report,
 )
 
-# Who answered for the kernels (`whatif.opdb.chain.Rung`; docs/opdb.md).
+# Source of the kernels' durations (docs/opdb.md).
 _RUNGS = {
     "exact": "measured",
     "interpolated": "interpolated",

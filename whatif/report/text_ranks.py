@@ -1,10 +1,10 @@
-"""The part of the text reports that tells ranks from one another: clocks, waiting, transfer, stragglers."""
+"""The part of the text reports that compares ranks: clocks, waiting, transfer, stragglers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from whatif.ranks.stragglers import RankReport, RankRow
+from whatif.questions.stragglers import RankReport, RankRow
 from whatif.report.layout import ms_format, pct, plain, print_table, print_title, report
 
 

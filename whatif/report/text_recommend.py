@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from whatif.composition import spelled
-from whatif.recommend.ranking import Ranking
+from whatif.prediction.composition import spelled
+from whatif.questions.recommend.ranking import Ranking
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, report
 
 
@@ -52,10 +52,10 @@ def print_ranking(found: Ranking, top: int) -> None:
             out.print(plain(f"  {len(found.candidates) - len(shown)} more devices; --top and --json have them", "dim"))
         if shown and shown[0].peak_bytes is None:
             out.print(
-                plain("  the recording does not tell what a step keeps in memory: whether it fits is open", "dim")
+                plain("  the recording does not show what a step keeps in memory: whether it fits is unknown", "dim")
             )
         if shown and found.epoch_samples and not epochs:
-            out.print(plain("  the recording does not tell its batch: what an epoch takes is open", "dim"))
+            out.print(plain("  the recording lacks its batch size: the time of an epoch is unknown", "dim"))
         for reason, names in _by_reason(found.left_out).items():
             out.print(plain(f"  left out {', '.join(names)}: {reason}"))
 

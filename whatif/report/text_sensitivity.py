@@ -8,10 +8,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from whatif.explain import Explanation
+from whatif.questions.explain import Explanation
+from whatif.questions.sensitivity import (
+    CHANGES_NOTHING,
+    HIDDEN,
+    HIDDEN_BELOW,
+    KINDS,
+    Sensitive,
+    Sensitivity,
+)
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
 from whatif.report.text_explain import short_name
-from whatif.sensitivity import CHANGES_NOTHING, HIDDEN, HIDDEN_BELOW, KINDS, Sensitive, Sensitivity
 
 # The kinds of parts of which one is the best to begin with; a thread or a side of the machine is nothing to work on.
 WORKED_ON = ("layer", "family")
@@ -20,7 +27,7 @@ HEADLINE_PCT = 0.5
 
 
 def as_dict(found: Sensitivity, explanation: Explanation) -> dict[str, Any]:
-    """Give the report as a JSON object with the keys that scripts rely on."""
+    """Return the report as a JSON object with the keys that scripts rely on."""
     keys = ("trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "calibration", "verdict")
     known = explanation.to_dict()
     return {
@@ -33,7 +40,7 @@ def as_dict(found: Sensitivity, explanation: Explanation) -> dict[str, Any]:
 
 
 def kind_titles(has_gpu: bool) -> dict[str, str]:
-    """Give the heading of each kind of part."""
+    """Return the heading of each kind of part."""
     return {
         "side": "GPU and CPU",
         "phase": "Phases",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from whatif.composition import spelled
+from whatif.prediction.composition import spelled
+from whatif.questions.sweep.scaling import Scaling
+from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, pct, plain, print_table, report
-from whatif.sweep.scaling import Scaling
-from whatif.sweep.sweep import Point, Sweep
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
 MOST_ROWS = 40
-# Steps that differ by no more than this are told as one.
+# Steps that differ by no more than this are reported as equal.
 SAME_STEP = 1e-4
 
 
@@ -52,7 +52,7 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
 
 
 def headline(found: Sweep) -> str:
-    """Give the sentence on top: where the step is shortest, or where batches differ the most is trained."""
+    """Return the sentence on top: where the step is shortest, or where batches differ the most is trained."""
     best = found.best
     names = " ".join(spelled(transform) for transform in found.transforms)
     if best is None or not best.step_ms:
@@ -69,7 +69,7 @@ def headline(found: Sweep) -> str:
 
 
 def times_cell(found: Sweep, point: Point) -> str:
-    """Give how many times as fast a point is, as it is shown."""
+    """Return how many times as fast a point is, as it is shown."""
     times = found.times_as_fast(point)
     return "–" if times is None else f"{times:.2f}×"
 

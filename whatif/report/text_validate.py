@@ -5,8 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.padding import Padding
 
+from whatif.questions.validate.validate import (
+    MEDIAN_BOUND_PCT,
+    Outcome,
+    Score,
+    Validation,
+)
 from whatif.report.layout import ms_format, plain, print_table, print_title, report
-from whatif.validate import MEDIAN_BOUND_PCT, Outcome, Score, Validation
 
 
 def print_validation(validation: Validation) -> None:
@@ -33,7 +38,7 @@ def print_validation(validation: Validation) -> None:
 
 
 def headline(validation: Validation) -> str:
-    """Give the result in one sentence."""
+    """Return the result in one sentence."""
     score = validation.score
     if score.median_error_pct is None or score.largest_error_pct is None:
         return f"{score.pairs} pairs, none of them scored"
@@ -50,13 +55,13 @@ def origin(validation: Validation) -> str:
     start = "corrected to its step without the profiler" if validation.calibrated else "as it was recorded"
     parts = {
         False: f"runs of a campaign: the baseline {start}, against the changed run's step without the profiler",
-        True: "named pairs: the steps of both without the profiler, or as recorded where one does not tell",
+        True: "named pairs: the steps of both without the profiler, or as recorded if one lacks it",
     }
     return "; ".join(text for key, text in parts.items() if key in recorded)
 
 
 def score_cells(score: Score) -> tuple[str, ...]:
-    """Give the cells of a score: scored pairs, median and largest error, ranges that hold, their half-width."""
+    """Return the cells of a score: scored pairs, median and largest error, ranges that hold, their half-width."""
     values = (score.median_error_pct, score.largest_error_pct)
     median, largest = ("–" if value is None else f"{value:.1f} %" for value in values)
     width = "–" if score.median_half_width_pct is None else f"{score.median_half_width_pct:.1f} %"

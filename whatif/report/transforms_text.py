@@ -12,9 +12,14 @@ from typing import Any
 from rich.text import Text
 
 from whatif.errors import WhatifError
-from whatif.plug_ins import PlugIn, plug_ins
+from whatif.prediction.plug_ins import PlugIn, plug_ins
+from whatif.prediction.transform import (
+    Transform,
+    built_in_names,
+    load_transform,
+    plug_in_names,
+)
 from whatif.report.layout import plain, print_table, print_title, report
-from whatif.transform import Transform, built_in_names, load_transform, plug_in_names
 from whatif.units import QUANTITIES
 
 # The sections of a transform's docstring, and how far their further lines are indented.
@@ -23,14 +28,14 @@ SECTION_INDENT = 8
 
 
 def listing() -> dict[str, Any]:
-    """Give every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
+    """Return every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
     built_in = [_line(name, "built-in") for name in built_in_names()]
     plug_in = [_line(name, "plug-in") for name in plug_in_names()]
     return {"transforms": built_in + plug_in + [_hidden(p) for p in plug_ins() if p.name in built_in_names()]}
 
 
 def _hidden(plug_in: PlugIn) -> dict[str, Any]:
-    """A plug-in that nobody can name, because what comes with whatif must not change with what is installed."""
+    """A plug-in hidden by a built-in, because built-in names must not depend on what is installed."""
     reason = f"the package {plug_in.package!r} gives it the name of a built-in transform, which is the one that is used"
     return {"name": plug_in.name, "origin": "plug-in", "summary": None, "error": reason}
 
@@ -46,7 +51,7 @@ def _line(name: str, origin: str) -> dict[str, Any]:
 
 
 def describe(transform: Transform) -> dict[str, Any]:
-    """Give all that is known of one transform: summary, docstring, options with types and defaults, where it lies."""
+    """Return all that is known of one transform: summary, docstring, options with types and defaults, its file."""
     return {
         "name": transform.name,
         "summary": transform.summary,
@@ -61,7 +66,7 @@ def describe(transform: Transform) -> dict[str, Any]:
 
 
 def type_text(annotation: Any) -> str:
-    """Give an option's type as people write it: "float", "gpu | cpu", "int | none"."""
+    """Return an option's type as people write it: "float", "gpu | cpu", "int | none"."""
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(repr(a) if a == "" else str(a) for a in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -115,7 +120,7 @@ def print_transform(found: dict[str, Any]) -> None:
 
 
 def fitted(doc: str, width: int) -> list[str]:
-    """Give the lines of a docstring, those of its sections ("Model:  ...") filled anew where they are too long."""
+    """Return the lines of a docstring, those of its sections ("Model:  ...") filled anew where they are too long."""
     lines = doc.splitlines()
     if all(len(line) <= width for line in lines):
         return lines

@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import DTYPE_BYTES, LONGEST_TEXT
+from whatif.graph.types import Int64
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
-from whatif.opdb.schema import DTYPE_BYTES, LONGEST_TEXT, MOST_ROWS
+from whatif.opdb.schema import MOST_ROWS
 from whatif.opdb.shard import LARGEST_SHARD_BYTES, parquet
-from whatif.types import Int64
 
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "int8": "int8", "fp8": "fp8",
@@ -66,7 +67,7 @@ def read_aiconfigurator(path: Path, *, author: str | None = None) -> Found:
 def _read_file(file: Path, author: str | None, found: Found) -> None:
     table = _table(file, _FILES[file.name])
     if table is None:
-        found.dropped["a table that does not tell its device (its rows are not counted)"] += 1
+        found.dropped["a table without its device (its rows are not counted)"] += 1
         return
     is_nccl = file.name == "nccl_perf.parquet"
     if is_nccl and any(part in _BROKEN_COLLECTIVES for part in file.parts):
@@ -103,7 +104,8 @@ def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
     reader = parquet()
     import pyarrow as pa
 
-    try:
+    damage = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)
+    with expecting(f"{file}: expected a Parquet file", *damage):
         with reader.ParquetFile(file) as opened:
             names, rows = opened.schema_arrow.names, opened.metadata.num_rows
             texts = [field.name for field in opened.schema_arrow if pa.types.is_string(field.type)]
@@ -124,13 +126,7 @@ def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
             if longest > LONGEST_NAME:
                 raise WhatifError(f"{file}: expected names in {name!r}, got a text of {longest:,} characters.")
         frame = table.to_pandas(strings_to_categorical=False)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise WhatifError(f"{file}: expected a Parquet file, got '{_first_line(error)}'.") from error
     return pd.DataFrame(frame.astype(dict.fromkeys(set(texts) & set(columns), object)))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def _products(table: pd.DataFrame, found: Found) -> Iterator[Rows]:

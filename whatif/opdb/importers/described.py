@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.opdb.importers.torch_operators import Described
+from whatif.graph.described import FAMILIES, Described
+from whatif.graph.types import Int64
 from whatif.opdb.rows import Operators, Rows, measurements, operators
-from whatif.opdb.schema import FAMILIES
-from whatif.types import Int64
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, expecting
+from whatif.graph.described import LARGEST_ATTRIBUTE
+from whatif.graph.types import Int64
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
-from whatif.opdb.schema import LARGEST_ATTRIBUTE
-from whatif.types import Int64
 
 # No table of measurements that people share as text is larger.
 LARGEST_TEXT_BYTES = 2_000_000_000
@@ -45,11 +45,9 @@ class Found:
 
 def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.DataFrame:
     """Read a CSV table. Raises WhatifError where it is none, or has not the columns that are ``needed``."""
-    try:
+    damage = (OSError, ValueError, OverflowError, UnicodeDecodeError, pd.errors.ParserError)
+    with expecting(f"{where}: expected a table of comma-separated values", *damage):
         table = pd.read_csv(file, encoding="utf-8", on_bad_lines="error", low_memory=False)
-    except (OSError, ValueError, OverflowError, UnicodeDecodeError, pd.errors.ParserError) as error:
-        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise WhatifError(f"{where}: expected a table of comma-separated values, got '{said}'.") from error
     missing = [name for name in needed if name not in table.columns]
     if missing:
         raise WhatifError(f"{where}: expected the columns {', '.join(needed)}, got none called {', '.join(missing)}.")
@@ -72,12 +70,10 @@ def integers(table: pd.DataFrame, column: str) -> Int64:
 
 def read_text(path: Path) -> str:
     """Read a text file; bytes that are no text become question marks. Raises WhatifError where it cannot be read."""
-    try:
+    with expecting(f"{path}: expected a readable file", OSError):
         if path.stat().st_size > LARGEST_TEXT_BYTES:
             raise WhatifError(f"{path}: expected a file of measurements, got one of over two gigabytes; cut it.")
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise WhatifError(f"{path}: expected a readable file, got '{error.strerror or error}'.") from error
 
 
 def file_sha256(path: Path) -> str:

@@ -9,11 +9,9 @@ is not known. It can be told apart only where the order of the rows has nothing 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from whatif.graph.types import Float64
 from whatif.opdb.law import fit_shares
-
-Float64 = npt.NDArray[np.float64]
 
 # The overhead is a line in each of so many parts of the table.
 PARTS = 8

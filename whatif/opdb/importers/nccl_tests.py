@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whatif.errors import WhatifError
+from whatif.graph.described import Described
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256, read_text
-from whatif.opdb.importers.torch_operators import Described
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 
 _TYPES = {

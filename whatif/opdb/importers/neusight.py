@@ -12,19 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec.structs import replace
 
 from whatif.errors import WhatifError
+from whatif.graph.types import Float64
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.importers.growing_overhead import growing_overhead
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.work import work
-
-Float64 = npt.NDArray[np.float64]
 
 NOTE = (
     "times corrected by importer: an overhead that grew from row to row, {:.3f} ms at the end of the table, is taken "
@@ -185,7 +183,7 @@ def _normalization(table: pd.DataFrame) -> Operators:
 
 def _kernels(table: pd.DataFrame) -> list[str]:
     """The kernels of each call; longer lists than a cell may hold are cut."""
-    from whatif.opdb.schema import LONGEST_TEXT
+    from whatif.graph.described import LONGEST_TEXT
 
     named = table["Kernels"] if "Kernels" in table else table.get("Kernel Name", pd.Series("", index=table.index))
     return [str(text).strip(";")[:LONGEST_TEXT] if isinstance(text, str) else "" for text in named]

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from whatif.errors import WhatifError
+from whatif.graph.described import LONGEST_TEXT, Described
+from whatif.graph.recorded import Recorded
+from whatif.graph.types import Float64, Int64
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.gpu_side import find_calls, find_gpu_side
+from whatif.ingest.graph_of_events import recorded_device
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.nest import Nest
-from whatif.ingest.read import recorded_device
+from whatif.ingest.operator_calls import describe, describe_other
+from whatif.ingest.recorded import recorded_of
 from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256
-from whatif.opdb.importers.torch_operators import Described, describe, describe_other
 from whatif.opdb.provenance import Device, Environment, Method, Origin, Source
-from whatif.opdb.schema import LONGEST_TEXT
-from whatif.types import Int64
-
-Float64 = npt.NDArray[np.float64]
 
 
 def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
@@ -38,51 +36,50 @@ def read_recording(path: Path, *, device: str | None = None, author: str | None 
     events = read_kineto(path)
     metadata = events.header.get("whatif")
     metadata = metadata if isinstance(metadata, dict) else {}
+    recorded, _ = recorded_of(metadata)
     told, memory_bytes = recorded_device(events.header, metadata)
     on_gpu = bool((events.category == EventCategory.KERNEL).any())
     where = (
-        device_called(device, memory_bytes=memory_bytes) if device else _device(told, memory_bytes, metadata, on_gpu)
+        device_called(device, memory_bytes=memory_bytes) if device else _device(told, memory_bytes, recorded, on_gpu)
     )
-    source = Source(author=author, tool="whatif", sha256=file_sha256(path), date=_text(metadata.get("date")))
-    environment = _environment(metadata)
+    source = Source(author=author, tool="whatif", sha256=file_sha256(path), date=_text(recorded.date))
+    environment = _environment(recorded)
     found = Found()
     calls = list(_gpu_operators(events) if on_gpu else _cpu_operators(events))
     in_step = Method(name="trace", includes_launch=False if on_gpu else None)
     for rows in rows_of(calls):
         found.keep(rows, Origin(device=where, environment=environment, method=in_step, source=source))
     alone = Method(name="chain_difference", includes_launch=False if on_gpu else None)
-    for rows in rows_of(list(_measured_alone(metadata))):
+    for rows in rows_of(list(_measured_alone(recorded))):
         found.keep(rows, Origin(device=where, environment=environment, method=alone, source=source))
     if not found.contributions:
         raise WhatifError(f"{path}: expected operators with their shapes, got none; record with record_shapes=True.")
     return found
 
 
-def _device(told: str | None, memory_bytes: int | None, metadata: dict[str, Any], on_gpu: bool) -> Device:
+def _device(told: str | None, memory_bytes: int | None, recorded: Recorded, on_gpu: bool) -> Device:
     if on_gpu:
         return device_called(told or "", memory_bytes=memory_bytes)
-    cpu = _text(metadata.get("cpu"))
+    cpu = _text(recorded.cpu)
     if cpu is None:
         raise WhatifError(
-            "opdb: expected a recording that tells its CPU, got one of a profiler alone; name it with --device."
+            "opdb: expected a recording with its CPU's name, got one of a profiler alone; name it with --device."
         )
-    return cpu_called(cpu, metadata.get("threads"))
+    return cpu_called(cpu, recorded.threads)
 
 
-def _environment(metadata: dict[str, Any]) -> Environment:
-    precision = metadata.get("precision")
-    tf32 = precision.get("cudnn_allow_tf32") if isinstance(precision, dict) else None
-    threads = metadata.get("threads")
+def _environment(recorded: Recorded) -> Environment:
+    tf32 = recorded.precision.cudnn_allow_tf32 if recorded.precision is not None else None
     return Environment(
-        framework="pytorch" if metadata.get("torch") else None, framework_version=_text(metadata.get("torch")),
-        cuda=_text(metadata.get("cuda")), cudnn=_text(metadata.get("cudnn")), driver=_text(metadata.get("driver")),
-        cpu=_text(metadata.get("cpu")), threads=threads if type(threads) is int else None,
+        framework="pytorch" if recorded.torch else None, framework_version=_text(recorded.torch),
+        cuda=_text(recorded.cuda), cudnn=_text(recorded.cudnn), driver=_text(recorded.driver),
+        cpu=_text(recorded.cpu), threads=recorded.threads,
         tf32_allowed=tf32 if isinstance(tf32, bool) else None,
     )  # fmt: skip
 
 
-def _text(value: Any) -> str | None:
-    return str(value)[:120] if isinstance(value, str | int) and not isinstance(value, bool) else None
+def _text(value: str | int | None) -> str | None:
+    return None if value is None else str(value)[:120]
 
 
 def _gpu_operators(events: Events) -> Iterator[Timed]:
@@ -155,26 +152,18 @@ def _timed(what: Described, durations_ns: Float64, kernels: str) -> Timed:
     return Timed(what, middle, low, high, count, kernels)
 
 
-def _measured_alone(metadata: dict[str, Any]) -> Iterator[Timed]:
+def _measured_alone(recorded: Recorded) -> Iterator[Timed]:
     """The table "operator_times": times as recorded, and in bf16 where the operator's family is known."""
-    table = metadata.get("operator_times")
-    for row in table if isinstance(table, list) else []:
-        if not isinstance(row, dict) or not isinstance(row.get("ns"), dict):
-            continue
-        said = (row.get("op"), row.get("dims"), row.get("types"), row.get("concrete"))
-        what, spread = describe(*said) or describe_other(*said), row.get("spread")
+    for row in recorded.operator_times:
+        said = (row.op, row.dims, row.types, row.concrete)
+        what = describe(*said) or describe_other(*said)
         for form in ("recorded", "bf16"):
-            ns = row["ns"].get(form)
-            if (
-                what is None
-                or not isinstance(ns, int | float)
-                or isinstance(ns, bool)
-                or (form == "bf16" and what.family == "other")
-            ):
+            ns = row.ns.get(form)
+            if what is None or ns is None or (form == "bf16" and what.family == "other"):
                 continue
-            share = spread.get(form) if isinstance(spread, dict) else None
+            share = row.spread.get(form)
             # The recorder tells the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
-            half = 0.95 * share if isinstance(share, int | float) and 0 <= share < 1 else float("nan")
+            half = 0.95 * share if share is not None and share < 1 else float("nan")
             told = (
                 what
                 if form == "recorded"

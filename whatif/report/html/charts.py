@@ -39,7 +39,7 @@ class Chart:
     both_logarithmic: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the chart as JSON, its texts made harmless and short."""
+        """Return the chart as JSON, its texts made harmless and short."""
         found = asdict(self)
         found["labels"] = [_label(label) for label in self.labels]
         for series in found["series"]:
@@ -52,7 +52,7 @@ Charts = dict[str, Chart]
 
 
 def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
-    """Give the place of a chart: its caption, and in one sentence what it shows to those who cannot see it."""
+    """Return the place of a chart: its caption, and in one sentence what it shows to those who cannot see it."""
     canvas = tag("canvas", says, id=ident, role="img", aria_label=says)
     # A style attribute would need a policy that lets styles be injected: the script sets the height.
     place = tag("div", canvas, class_="chart", data_height=str(height))
@@ -61,7 +61,7 @@ def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
 
 
 def bars_height(labels: Sequence[str]) -> int:
-    """Give how high a chart of bars is that can be read, pixels."""
+    """Return how high a chart of bars is that can be read, pixels."""
     return 60 + 34 * len(labels)
 
 

@@ -1,4 +1,4 @@
-"""The commands that tell the same as the page, as they are typed into a shell where the recording lies."""
+"""The commands that print the same as the page, as typed into a shell in the recording's folder."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from whatif.baseline import Baseline
-from whatif.composition import spelled
 from whatif.errors import WhatifError
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
+from whatif.prediction.transform import Transform, load_transform
 from whatif.report.html.markup import Html, paragraph, tag
 from whatif.report.printable import printable
-from whatif.steps import default_clock
-from whatif.transform import Transform, load_transform
+from whatif.simulation.steps import default_clock
 
 # Where the trace stands among the words of a command.
 TRACE = object()
@@ -27,7 +27,7 @@ def command(baseline: Baseline, *words: str | object) -> Html:
 
 
 def typed(transform: Transform) -> str:
-    """Give a what-if as a command finds it: one of a file by that file, without its folder."""
+    """Return a what-if as a command finds it: one of a file by that file, without its folder."""
     try:
         known = load_transform(transform.name).source == transform.source
     except WhatifError:
@@ -39,7 +39,7 @@ def _traced(baseline: Baseline) -> tuple[str, str]:
     """The trace as a command takes it, or a word for it, and what the word stands for."""
     info = baseline.graph.info
     if info.ranks:
-        return "FOLDER", " (FOLDER: where the files of the ranks lie)"
+        return "FOLDER", " (FOLDER: the folder of the ranks' files)"
     if printable(info.path) != info.path:
         return "TRACE", " (TRACE: the recording, whose name cannot be shown as it is)"
     # What begins with a dash would be taken for an option.

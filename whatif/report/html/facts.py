@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from whatif.advice.advise import Advice, advise
-from whatif.advice.trial import Trial, Trier
-from whatif.baseline import Baseline
 from whatif.errors import WhatifError
-from whatif.explain import Explanation, explain
-from whatif.graph import TaskGraph
-from whatif.memory_summary import MemorySummary, memory_summary
-from whatif.predict import Prediction, apply
-from whatif.ranks.read import Ranks
-from whatif.ranks.stragglers import RankReport, report
-from whatif.sensitivity import Sensitivity, sensitivity
-from whatif.steps import RECORDED
-from whatif.summary import Summary, summarize
-from whatif.sweep.defaults import bandwidths_of, spread_of
-from whatif.sweep.scaling import Scaling, scaling
-from whatif.sweep.sweep import Sweep, sweep
-from whatif.transform import Transform
+from whatif.graph.task_graph import TaskGraph
+from whatif.ingest.ranks.read import Ranks
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.transform import Transform
+from whatif.questions.advice.advise import Advice, advise
+from whatif.questions.advice.trial import Trial, Trier
+from whatif.questions.explain import Explanation, explain
+from whatif.questions.memory_summary import MemorySummary, memory_summary
+from whatif.questions.sensitivity import Sensitivity, sensitivity
+from whatif.questions.stragglers import RankReport, report
+from whatif.questions.summary import Summary, summarize
+from whatif.questions.sweep.defaults import bandwidths_of, spread_of
+from whatif.questions.sweep.scaling import Scaling, scaling
+from whatif.questions.sweep.sweep import Sweep, sweep
+from whatif.simulation.steps import RECORDED
 
-# Rows of a table of layers or kernels; what is left out is the smallest, and the page tells how many.
+# Rows of a table of layers or kernels; what is left out is the smallest, and the page shows how many.
 MOST_ROWS = 400
 # Ranges cost two simulations a what-if, so that only the best of each table have one.
 RANGED = 10
@@ -113,7 +113,7 @@ def gather(
 
 
 def without_folders(graph: TaskGraph) -> TaskGraph:
-    """Give the graph of a recording that is called by its file's name alone: a page is for others to read."""
+    """Return the graph of a recording that is called by its file's name alone: a page is for others to read."""
     ranks = tuple(replace(info, path=Path(info.path).name) for info in graph.info.ranks)
     return graph.replace(info=replace(graph.info, path=Path(graph.info.path).name, ranks=ranks))
 

@@ -15,16 +15,16 @@ class Made(Enum):
     MEASURED = "Read from the recording, or timed by the recorder beside it."
     SIMULATED = "Found by replaying the recording's tasks, with all they wait for; the replay error says how well."
     PREDICTED = "Found by replaying the tasks after a what-if changed them; ranges are nominal 90 %."
-    ESTIMATED = "Told by a model where the recording does not hold it; who answered stands beside it."
+    ESTIMATED = "From a cost model, because the recording does not contain it; the source is given next to it."
 
 
 def badge(made: Made) -> Html:
-    """Give the small label of a number or of a whole table."""
+    """Return the small label of a number or of a whole table."""
     name = made.name.lower()
     return tag("abbr", name, class_=f"made made-{name}", title=made.value)
 
 
 def answered_by(estimates: Mapping[str, int]) -> str:
-    """Say how many durations of a prediction the recording does not tell, and who told them."""
+    """Return how many durations of a prediction are estimated, by source."""
     told = [f"{count:,} {SOURCE_LABELS.get(source, source)}" for source, count in estimates.items()]
     return ", ".join(told) or "recorded durations only"

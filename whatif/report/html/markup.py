@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from whatif.report.printable import printable
 
-# A name longer than this is cut: nobody reads on, and some templates' names are whole pages.
+# A name longer than this is cut: some templates' names fill whole pages.
 LONGEST = 600
 # A sentence may hold several names.
 LONGEST_SENTENCE = 4 * LONGEST
@@ -30,7 +30,7 @@ Content = str | Html | Iterable["str | Html"]
 
 
 def text(content: Content) -> Html:
-    """Give content as markup: text is made harmless and escaped, markup stays, a list of both is put together."""
+    """Return content as markup: text is made harmless and escaped, markup stays, a list of both is put together."""
     if isinstance(content, Html):
         return content
     if not isinstance(content, str):
@@ -39,7 +39,7 @@ def text(content: Content) -> Html:
 
 
 def name(content: str) -> Html:
-    """Give a name of a trace or of a what-if: text that may be broken into lines between its parts."""
+    """Return a name of a trace or of a what-if: text that may be broken into lines between its parts."""
 
     def broken(word: re.Match[str]) -> str:
         return "<wbr>".join(html.escape(part) for part in _JOINT.split(word[0]))
@@ -48,12 +48,12 @@ def name(content: str) -> Html:
 
 
 def prose(sentence: str) -> Html:
-    """Give a sentence of the library: what stands between backticks is to be typed, and looks so."""
+    """Return a sentence of the library: what stands between backticks is to be typed, and looks so."""
     return _apart(_CODE, _shown(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
 
 
 def counted(number: int, thing: str) -> str:
-    """Give how many there are of a thing: 1 task, 2,000 tasks."""
+    """Return how many there are of a thing: 1 task, 2,000 tasks."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
@@ -72,7 +72,7 @@ def _apart(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]
 
 
 def tag(name: str, /, *contents: Content, **attributes: str | float | bool | None) -> Html:
-    """Give an element. ``class_`` and ``data_value`` are written class and data-value; None and False are left out."""
+    """Return an element. ``class_`` and ``data_value`` are written class and data-value; None and False are omitted."""
     written = []
     for key, value in attributes.items():
         if value is None or value is False:
@@ -84,15 +84,15 @@ def tag(name: str, /, *contents: Content, **attributes: str | float | bool | Non
 
 
 def paragraph(*contents: Content, class_: str | None = None) -> Html:
-    """Give a paragraph."""
+    """Return a paragraph."""
     return tag("p", *contents, class_=class_)
 
 
 def items(sentences: Iterable[str]) -> Html:
-    """Give sentences of the library as a list of points."""
+    """Return sentences of the library as a list of points."""
     return tag("ul", [tag("li", prose(sentence)) for sentence in sentences])
 
 
 def section(ident: str, title: str, *contents: Content) -> Html:
-    """Give a part of the page that a link can lead to."""
+    """Return a part of the page that a link can lead to."""
     return tag("section", tag("h2", title, id=f"{ident}-title"), *contents, id=ident, aria_labelledby=f"{ident}-title")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whatif.memory_summary import MemorySummary, shown_moments
+from whatif.questions.memory_summary import MemorySummary, shown_moments
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
@@ -24,7 +24,7 @@ PARTS = (
 
 
 def memory(facts: Facts, charts: Charts) -> Html:
-    """Give what a step keeps in memory, moment by moment."""
+    """Return what a step keeps in memory, moment by moment."""
     found = facts.memory
     if isinstance(found, str):
         return section("memory", "Memory over the step", paragraph(prose(found)))
@@ -43,7 +43,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
         unit_name,
     )
     most = found.peak
-    # Recorded allocations do not tell what was there before them: parameters and optimizer state.
+    # Recorded allocations do not include what existed before them: parameters and optimizer state.
     made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
     rows: list[Row] = [
         [

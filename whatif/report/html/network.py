@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from whatif.composition import spelled
+from whatif.prediction.composition import spelled
+from whatif.questions.sweep.scaling import Scaling
+from whatif.questions.sweep.sweep import Sweep
+from whatif.questions.sweep.values import as_number
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import WORKERS, Facts
@@ -11,14 +14,11 @@ from whatif.report.html.markup import Html, items, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import ms_format, pct
 from whatif.report.text_sweep import headline
-from whatif.steps import CLOCK_NOUNS
-from whatif.sweep.scaling import Scaling
-from whatif.sweep.sweep import Sweep
-from whatif.sweep.values import as_number
+from whatif.simulation.steps import CLOCK_NOUNS
 
 
 def network(facts: Facts, charts: Charts) -> Html:
-    """Give the scaling curve and the curve over the speed of the network."""
+    """Return the scaling curve and the curve over the speed of the network."""
     assumed = [items(facts.assumed)] if facts.assumed else []
     return section(
         "network", "More workers, a faster network", *assumed, *_scaling(facts, charts), *_bandwidth(facts, charts)

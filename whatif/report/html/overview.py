@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from whatif.composition import spelled
+from whatif.prediction.composition import spelled
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
-from whatif.steps import CLOCK_NOUNS, MIN_STEPS
+from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 
 
 def verdict(facts: Facts) -> Html:
-    """Give the three sentences: what bounds the step, what to do first, what that gains; the numbers beside them."""
+    """Return the three sentences: what bounds the step, what to do first, what that gains; the numbers beside them."""
     sentences = [tag("li", prose(sentence)) for sentence in facts.advice.verdict]
     beside = [*_what_a_step_is(facts), *(facts.ranks.sentences if facts.ranks else ())]
     return section(
@@ -36,7 +36,7 @@ def _what_a_step_is(facts: Facts) -> list[str]:
     holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
     return [
         f"All times are of the whole recording, from the first to the last task: it {holds}, and the time of a step "
-        f"is told from {MIN_STEPS} on."
+        f"is reported from {MIN_STEPS} steps on."
     ]
 
 
@@ -103,7 +103,7 @@ def _card(label: str, shown: str, under: str, made: Made, value: float, key: str
 
 
 def quality(facts: Facts) -> Html:
-    """Give what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
+    """Return what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
     summary, baseline, info = facts.summary, facts.baseline, facts.summary.graph.info
     ms, noun = ms_format(baseline.step_ns / 1e6), CLOCK_NOUNS[baseline.clock]
     rows: list[Row] = []
@@ -168,9 +168,9 @@ def quality(facts: Facts) -> Html:
     overhead = (
         f"The profiler's own cost: {calibration.sentence}"
         if calibration
-        else "The profiler's own cost stays in the numbers, as was asked for."
+        else "The profiler's own cost stays in the numbers, as requested."
         if info.untraced_step_ns
-        else "The profiler's own cost is not known and stays in the numbers: the recording does not tell the step "
+        else "The profiler's own cost is not known and stays in the numbers: the recording lacks the step time "
         "without it (`whatif collect` measures it)."
     )
     columns = [Column("what", numbers=False), Column("value"), Column("how it was made", numbers=False)]
@@ -179,7 +179,7 @@ def quality(facts: Facts) -> Html:
         "quality",
         "Can the recording be trusted?",
         paragraph(prose(f"{summary.trust[:1].upper()}{summary.trust[1:]}"), class_="lead"),
-        table("t-quality", "What the recording tells of itself", columns, rows, sortable=False),
+        table("t-quality", "Facts about the recording", columns, rows, sortable=False),
         paragraph(prose(overhead)),
         tag("h3", "Quirks met and doubts"),
         quirks,
@@ -193,16 +193,16 @@ def _signed(value_pct: float) -> str:
 
 
 def legend() -> Html:
-    """Give what the labels beside the numbers mean."""
+    """Return what the labels beside the numbers mean."""
     rows = [tag("div", tag("dt", badge(made)), tag("dd", made.value)) for made in Made]
     return section(
         "made",
         "How the numbers were made",
         tag("dl", rows),
         paragraph(
-            "This page computes nothing: every number comes from the command that stands under its table. The "
+            "This page computes nothing: every number comes from the command shown under its table. The "
             "durations that a what-if needs and the recording does not hold are answered, in this order, by a "
             "measurement of the operator alone, the database of operators, the device's roofline, a constant from a "
-            "paper, or our own estimate; each prediction says how many durations each of them told."
+            "paper, or our own estimate; each prediction shows how many durations came from each of them."
         ),
     )

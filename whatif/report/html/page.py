@@ -10,8 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import whatif
-from whatif.output_file import replacing
+from whatif.output_file import VERSION, replacing
 from whatif.report.as_json import finite
 from whatif.report.html import memory, network, overview, ranks, sensitive, step, what_ifs
 from whatif.report.html.charts import Chart
@@ -33,7 +32,7 @@ def write_page(path: str | Path, facts: Facts) -> None:
 
 
 def page(facts: Facts) -> str:
-    """Give the whole page; the same facts give the same text."""
+    """Return the whole page; the same facts give the same text."""
     charts: dict[str, Chart] = {}
     shown = timelines(facts.baseline, facts.prediction)
     sections = [
@@ -61,7 +60,7 @@ def page(facts: Facts) -> str:
         ),
         _contents(sections),
         tag("main", *[part for part in sections if part is not None]),
-        tag("footer", paragraph(f"Written by whatif {whatif.__version__}. Charts: Chart.js (MIT licence).")),
+        tag("footer", paragraph(f"Written by whatif {VERSION}. Charts: Chart.js (MIT licence).")),
         _data("charts", {ident: chart.to_dict() for ident, chart in charts.items()}),
         _data("timeline-data", shown),
         _data("facts", _facts(facts)),

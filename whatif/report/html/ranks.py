@@ -10,7 +10,7 @@ from whatif.report.layout import CLOCK_SUBJECTS, ms_format, pct
 
 
 def ranks(facts: Facts) -> Html | None:
-    """Give the table of ranks; None where the recording is of one alone."""
+    """Return the table of ranks; None where the recording is of one alone."""
     found = facts.ranks
     if found is None:
         return None

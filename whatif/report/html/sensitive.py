@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whatif.questions.sensitivity import KINDS
 from whatif.report.html.charts import Chart, Charts, Series, bars_height, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
@@ -11,14 +12,13 @@ from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import headline, kind_titles
-from whatif.sensitivity import KINDS
 
-# Lines of a chart beyond this cannot be told apart.
+# More lines of a chart cannot be distinguished.
 DRAWN_PARTS = 8
 
 
 def sensitivity(facts: Facts, charts: Charts) -> Html:
-    """Give what the step gains where one of its parts gets faster."""
+    """Return what the step gains where one of its parts gets faster."""
     found = facts.sensitivity
     titles = kind_titles(bool(facts.baseline.graph.on_gpu.any()))
     ms = ms_format(found.step_ms)

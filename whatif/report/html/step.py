@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from whatif.composition import spelled
-from whatif.explain import Part
+from whatif.prediction.composition import spelled
+from whatif.questions.explain import Part
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
@@ -14,11 +14,11 @@ from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
 from whatif.report.text_explain import ONE_RANK, short_name
-from whatif.steps import CLOCK_NOUNS
+from whatif.simulation.steps import CLOCK_NOUNS
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
-    """Give where the step goes, as recorded and under the what-if, and what it waits for."""
+    """Return where the step goes, as recorded and under the what-if, and what it waits for."""
     step_ms = facts.baseline.step_ns / 1e6
     ms, prediction = ms_format(step_ms), facts.prediction
     noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
@@ -75,7 +75,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
 
 
 def layers(facts: Facts) -> Html:
-    """Give the table of layers."""
+    """Return the table of layers."""
     found = facts.explanation
     if not found.layers:
         told = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
@@ -93,7 +93,7 @@ def layers(facts: Facts) -> Html:
 
 
 def kernels(facts: Facts) -> Html:
-    """Give the tables of kernel families and of kernels, of operators where there is no GPU."""
+    """Return the tables of kernel families and of kernels, of operators where there is no GPU."""
     has_gpu = bool(facts.baseline.graph.on_gpu.any())
     family, names = ("Kernel families", "Kernels and copies") if has_gpu else ("Operator families", "Operators")
     found = facts.explanation

@@ -47,7 +47,7 @@ def table(
     sortable: bool = True,
     note: Content = "",
 ) -> Html:
-    """Give a table with its caption; the first column names the rows. A long one can be searched."""
+    """Return a table with its caption; the first column names the rows. A long one can be searched."""
     head = [
         tag(
             "th",

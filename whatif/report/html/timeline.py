@@ -14,15 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from whatif.baseline import Baseline
-from whatif.kernels import KernelFamily
-from whatif.predict import Prediction
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.types import (
+    Array,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import Prediction
 from whatif.report.printable import printable
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
 from whatif.report.text_explain import short_name
-from whatif.steps import window_ns
-from whatif.timeline import Timeline
-from whatif.types import Array, Int64, Phase, TaskKind
+from whatif.simulation.steps import window_ns
+from whatif.simulation.timeline import Timeline
 
 # Of each side; of longer steps the shortest tasks are left out, and the page says how many.
 MOST_TASKS = 60_000
@@ -42,7 +47,7 @@ class _Side:
 
 
 def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, Any]:
-    """Give the steps of the baseline and of the prediction as a JSON object with packed columns."""
+    """Return the steps of the baseline and of the prediction as a JSON object with packed columns."""
     before = baseline.timeline
     n = len(before.graph)
     if prediction is None:
@@ -57,7 +62,7 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
     texts: dict[str, int] = {}
     windows = [window_ns(s.timeline.graph, s.timeline.start_ns, s.timeline.end_ns, baseline.clock) for s in sides]
     longest_ns = max((high - low for low, high in windows), default=1)
-    # A start is told since the one before it, but the first one since the window's begin: both have to fit.
+    # A start is stored relative to the one before it, but the first one since the window's begin: both have to fit.
     unit_ns = 1 + longest_ns // (2**32 - 1)
     return {
         "unit_ns": int(unit_ns),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whatif.advice.advise import Advice, Ranked
-from whatif.advice.reasons import peak_told
-from whatif.advice.trial import Refusal
-from whatif.composition import spelled
+from whatif.prediction.composition import spelled
+from whatif.questions.advice.advise import Advice, Ranked
+from whatif.questions.advice.reasons import peak_told
+from whatif.questions.advice.trial import Refusal
 from whatif.report.html.charts import Chart, Series, bars_height, figure
 from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
@@ -15,19 +15,19 @@ from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
-from whatif.steps import RECORDED
+from whatif.simulation.steps import RECORDED
 
 DRAWN = 12
 REFUSED = (
     ("Does not apply", Refusal.NOT_APPLICABLE),
-    ("Done already in part", Refusal.IN_PART),
+    ("Partly done already", Refusal.IN_PART),
     ("Not judged", Refusal.ELSEWHERE),
     ("Failed", Refusal.FAILED),
 )
 
 
 def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
-    """Give the ranked what-ifs of ``whatif advise``."""
+    """Return the ranked what-ifs of ``whatif advise``."""
     advice = facts.advice
     parts: list[Html] = []
     drawn = [*advice.gaining, *advice.together]
@@ -63,7 +63,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         )
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
     if alone + together < len(advice.gaining) + len(advice.together):
-        told = f"Ranges are told for the first {alone} alone and the first {together} together; each costs two more"
+        told = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
         parts.append(paragraph(f"{told} simulations.", class_="note"))
     return section("what-ifs", "What would help", *parts, command(advice.baseline, "advise", TRACE))
 
@@ -79,7 +79,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
         *([Column("peak memory", False)] if with_memory else []),
         Column("effort", False),
         Column("why", False),
-        Column("durations told by", False, made=Made.ESTIMATED),
+        Column("source of durations", False, made=Made.ESTIMATED),
     ]
     rows: list[Row] = []
     for entry in entries:
@@ -133,7 +133,7 @@ def _rest(advice: Advice) -> list[Html]:
             refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], rows))
     if advice.hypothetical:
         names = ", ".join(advice.hypothetical)
-        refused.append(paragraph(f"Not tried, being questions and nothing to switch on: {names}."))
+        refused.append(paragraph(f"Not tried, because these are questions, not optimizations: {names}."))
     if refused:
         summary = tag("summary", f"What does not apply here, and why ({len(advice.refused):,})")
         found.append(tag("details", summary, *refused))
@@ -141,20 +141,20 @@ def _rest(advice: Advice) -> list[Html]:
 
 
 def prediction(facts: Facts) -> Html | None:
-    """Give the prediction that the page shows beside the recording; None where there is none."""
+    """Return the prediction that the page shows beside the recording; None where there is none."""
     shown = facts.prediction
     if shown is None:
         return None
     ms = ms_format(shown.baseline_ms)
     names = " + ".join(spelled(t) for t in shown.transforms)
-    which = "as asked for" if facts.asked else "what to do first"
+    which = "as asked for" if facts.asked else "best single change"
     parts: list[Html] = [
         paragraph(
             f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
             f"{ms(shown.high_ms)} ms; {facts.as_fast}{facts.for_whom}.",
             class_="lead",
         ),
-        paragraph(f"Durations told by: {answered_by(shown.to_dict()['estimates'])}."),
+        paragraph(f"Sources of durations: {answered_by(shown.to_dict()['estimates'])}."),
     ]
     if len(shown.transforms) > 1:
         composition = shown.composition
@@ -162,14 +162,16 @@ def prediction(facts: Facts) -> Html | None:
             [spelled(t), Cell(ms(part.alone_ms), part.alone_ms), Cell(ms(part.added_ms), part.added_ms)]
             for t, part in zip(shown.transforms, composition.contributions, strict=True)
         ]
-        columns = [Column("what-if", False), Column("alone, ms"), Column("beside those before it, ms")]
-        parts.append(table("t-contributions", "What each takes off the step", columns, rows, made=Made.PREDICTED))
+        columns = [Column("what-if", False), Column("alone, ms"), Column("after those before it, ms")]
+        parts.append(table("t-contributions", "Gain of each what-if", columns, rows, made=Made.PREDICTED))
         shared_ms = composition.interaction_ms
         if shared_ms is not None:
-            sense = "more: some of it is the same time" if shared_ms > 0 else "less: one opens the way for another"
+            sense = (
+                "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
+            )
             parts.append(paragraph(f"Alone they add up to {ms(abs(shared_ms))} ms {sense}.", class_="note"))
     if shown.warnings:
-        parts += [tag("h3", "What to know before trusting it"), items(shown.warnings)]
+        parts += [tag("h3", "Warnings and notes"), items(shown.warnings)]
     parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
     return section("prediction", f"The prediction: {which}", *parts)
 

@@ -82,7 +82,7 @@
     });
   };
 
-  // What is not shown is told on paper as well; there is nothing to press there.
+  // Prints the number of hidden rows too, because paper has no button.
   const shortened = (place, table, state) => {
     const told = report.element("span", {});
     const button = report.element("button", { type: "button" });

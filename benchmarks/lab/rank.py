@@ -1,0 +1,141 @@
+"""What every worker of the lab has in common: its core, its place among the others, undisturbed timing, its result."""
+
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from whatif.instrumentation.metadata import describe_environment
+
+from whatif.output_file import replacing
+
+# So much memory is the process's own before anything is timed: a page's first touch costs more than its work.
+TOUCHED_BYTES = 384 << 20
+# Real-time priorities: above every ordinary process; threads that communicate come before the one that computes, as
+# the kernel's own network does.
+COMPUTE_PRIORITY, COMMUNICATION_PRIORITY = 10, 20
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One worker's place in its job, and what it is asked to do."""
+
+    number: int
+    workers: int
+    address: str  # of its host
+    request: dict[str, Any]
+
+
+def run(work: Callable[[Rank], dict[str, Any]], *, join: bool = True) -> None:
+    """Do the work of this process: read the request, take a core for itself, and leave the result where it is wanted.
+
+    `join` lets the workers find one another over gloo first.
+    """
+    # A lab that is killed outright cannot end its workers.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.sched_setaffinity(0, {int(os.environ["LAB_CORE"])})
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    touched = [b"\1" * (16 << 20) for _ in range(TOUCHED_BYTES >> 24)]
+    del touched
+    request = json.loads(sys.argv[1])
+    rank = Rank(request["rank"], request["workers"], os.environ["LAB_ADDRESS"], request)
+    if join:
+        dist.init_process_group("gloo")
+    result = {**work(rank), "machine": {"device": "cpu", **describe_environment(False)}}
+    result["load_average"] = os.getloadavg()[0]
+    with replacing(Path(request["result"])) as part:
+        part.write_text(json.dumps(result))
+    if join:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def undisturbed(main_priority: int = COMPUTE_PRIORITY) -> Iterator[None]:
+    """Keep ordinary processes away from this one's core while it is timed.
+
+    All its threads get real-time priority, and lose it before anything else is done: a whole process with it can stop
+    its own core when it ends a process group.
+    """
+    main = threading.main_thread().native_id
+    for thread in _threads():
+        priority = main_priority if thread == main else COMMUNICATION_PRIORITY
+        with suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+    try:
+        yield
+    finally:
+        for thread in _threads():
+            with suppress(OSError):
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _threads() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def agreed(value: float, group: Any = None) -> float:
+    """The value of rank 0, on all ranks (of a group that it is in)."""
+    told = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(told, 0, group=group)
+    return float(told.item())
+
+
+def time_steps(step: Callable[[], Any], count: int) -> tuple[list[float], list[float]]:
+    """Wall time and this thread's CPU time of each of `count` steps, ms."""
+    wall, cpu = [], []
+    for _ in range(count):
+        begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        step()
+        cpu.append(round((time.thread_time_ns() - begin_cpu) / 1e6, 4))
+        wall.append(round((time.perf_counter_ns() - begin) / 1e6, 4))
+    return wall, cpu
+
+
+def block_steps(step_ms: float, block_s: float, fewest: int, group: Any = None) -> int:
+    """How many steps fill a block, the same number on all ranks."""
+    return int(agreed(max(fewest, int(block_s * 1e3 / step_ms)), group))
+
+
+def blocks_of(
+    steps: Mapping[str, Callable[[], Any]], *, warmup_steps: int, block_s: float, fewest: int
+) -> dict[str, int]:
+    """Warm up each way of training on all ranks at once; return how many of its steps fill a block, by its name."""
+    counts = {}
+    for name, step in steps.items():
+        dist.barrier()
+        median_ms(step, warmup_steps)
+        counts[name] = block_steps(median_ms(step, 1), block_s, fewest)
+    return counts
+
+
+def time_round(
+    steps: Mapping[str, Callable[[], Any]], counts: Mapping[str, int], rounds: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Time a block of each way and add it to `rounds`; a block of plain steps (`local`) comes before each.
+
+    The pace of the machine changes: the plain steps see the same of it as the way behind them.
+    """
+    for way in steps:
+        for name in ("local", way) if way != "local" else ():
+            dist.barrier()
+            wall, cpu = time_steps(steps[name], counts[name])
+            rounds[name].append({"samples_ms": [wall], "cpu_samples_ms": [cpu]})
+
+
+def median_ms(step: Callable[[], Any], count: int) -> float:
+    """The median of some steps, ms."""
+    return statistics.median(time_steps(step, count)[0])

@@ -1,0 +1,200 @@
+"""The search: which complexity function helps a default network most, then which network, then its training.
+
+Tianshu, sections 3.2.2 and 3.2.3. Deviations: every candidate is trained from three starts, since a 6 x 6 network may
+start dead; the grid of architectures is thinned (``Effort.layers`` and ``neurons`` say it); candidates are judged on a
+part of the training data, so that no test row is seen before the test; a loss is the mean relative error that is
+reported, which the paper does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from whatif.graph.types import Float64, Int8
+from whatif.opdb.network_model import Network as Inference
+from whatif.opdb.network_model import inputs_of
+
+from .batched import Float32, Networks, Task, misses, new_networks, train
+from .parameters import Parameter, as_numbers, candidates
+
+_DEFAULT_LAYERS = _DEFAULT_NEURONS = 6
+_DEFAULT_RATE = 0.01
+_STARTS = 3
+# So many functions are trained again, so many times as long.
+_FINALISTS, _LONGER = 4, 4
+# The part of the training data that judges.
+_JUDGING_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long each part trains, which architectures are tried, and with what the best are trained on."""
+
+    candidate_steps: int = 1000
+    architecture_steps: int = 300
+    final_steps: int = 2500
+    batch: int = 256
+    layers: tuple[int, ...] = (3, 4, 6, 8, 12)  # the paper: 3 to 20
+    neurons: tuple[int, ...] = (3, 6, 12, 20, 40)  # the paper: 3 to 40
+    kept: int = 5
+    rates: tuple[float, ...] = (0.003, 0.01)
+    seed: int = 2026
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network of one mode: ``arrays`` of its layers (weight, bias, ...), how inputs and output are scaled.
+
+    ``centre`` and ``scale`` have the shape of the inputs; times are in units of ``unit_s``.
+    """
+
+    hidden: int
+    neurons: int
+    arrays: tuple[Float32, ...]
+    centre: Float64
+    scale: Float64
+    low: Float64
+    high: Float64
+    unit_s: float
+    validation: float  # mean relative miss on the judging part
+
+    def in_numpy(self, shortest_s: float) -> Inference:
+        """The same network as ``whatif.opdb`` asks it; ``shortest_s`` is the shortest time that was measured."""
+        layers = tuple(
+            (w.astype(np.float64), b.astype(np.float64))
+            for w, b in zip(self.arrays[::2], self.arrays[1::2], strict=True)
+        )
+        return Inference(layers, self.centre, self.scale, self.low, self.high, self.unit_s, shortest_s)
+
+
+@dataclass(frozen=True)
+class Data:
+    """n calls of one mode: the inputs that vary (n, d), their times, and whether logarithms are learned."""
+
+    values: Float64
+    t_s: Float64
+    logs: bool
+
+    def columns(self, exponents: npt.NDArray[np.integer]) -> Float64:
+        """The inputs with the principal component as the last one, where there is one, shape (n, d or d + 1)."""
+        return inputs_of(self.values, exponents, logs=self.logs)
+
+    @property
+    def unit_s(self) -> float:
+        """The unit in which times are learned: the mean of them, or of their logarithms."""
+        return float(np.exp(np.mean(np.log(self.t_s))) if self.logs else np.mean(self.t_s))
+
+    def target(self) -> torch.Tensor:
+        """What is learned, shape (n,)."""
+        t = self.t_s / self.unit_s
+        return _tensor(np.log(t) if self.logs else t)
+
+    def parts(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows to train on and rows to judge by."""
+        order = np.random.default_rng(seed).permutation(len(self.t_s))
+        cut = max(int(len(order) * _JUDGING_SHARE), 1)
+        return torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
+
+
+def search_component(data: Data, functions: Int8, effort: Effort) -> tuple[Int8, Float64]:
+    """Give the exponents of the function that helps a default network most, and every function's miss, (functions,).
+
+    The best few are trained again and longer: short training tells good from bad, not best from good.
+    """
+    first = _candidate_misses(data, functions, effort, effort.candidate_steps)
+    again = np.argsort(first, kind="stable")[:_FINALISTS]
+    longer = _candidate_misses(data, functions[again], effort, _LONGER * effort.candidate_steps)
+    first[again] = np.minimum(first[again], longer)
+    return functions[again[int(np.argmin(longer))]], first
+
+
+def _candidate_misses(data: Data, functions: Int8, effort: Effort, steps: int) -> Float64:
+    """The miss of a default network with each function, of the best of its starts, shape (functions,)."""
+    shared = _tensor(_standard(data.columns(np.zeros(data.values.shape[1], dtype=np.int8)))[0])
+    own = []
+    for function in functions:
+        columns = data.columns(function)
+        # Without a function the own input says nothing.
+        own.append(_standard(columns[:, -1:])[0][:, 0] if function.any() else np.zeros(len(columns)))
+    repeated = [place for place in range(len(functions)) for _ in range(_STARTS)]
+    task = Task(shared, _tensor(np.stack(own)[repeated]), data.target(), not data.logs)
+    fit_rows, judging = data.parts(effort.seed)
+    starts = [effort.seed + place % _STARTS for place in range(len(repeated))]
+    networks = new_networks(shared.shape[1] + 1, _DEFAULT_LAYERS, [_DEFAULT_NEURONS] * len(repeated), starts)
+    train(
+        networks, task, fit_rows, steps=steps, batch=effort.batch, rates=[_DEFAULT_RATE] * len(repeated),
+        seed=effort.seed,
+    )  # fmt: skip
+    return np.asarray(misses(networks, task, judging).reshape(len(functions), _STARTS).min(axis=1))
+
+
+def search_architecture(data: Data, exponents: npt.NDArray[np.integer], effort: Effort) -> list[tuple[int, int]]:
+    """Give the ``effort.kept`` best (hidden layers, neurons), the best first."""
+    task, _, _ = _task(data, exponents)
+    fit_rows, judging = data.parts(effort.seed)
+    found = []
+    for layers in effort.layers:
+        networks = new_networks(task.shared.shape[1], layers, effort.neurons, [effort.seed] * len(effort.neurons))
+        train(
+            networks, task, fit_rows, steps=effort.architecture_steps, batch=effort.batch,
+            rates=[_DEFAULT_RATE] * len(effort.neurons), seed=effort.seed,
+        )  # fmt: skip
+        missed = misses(networks, task, judging).tolist()
+        found += [(miss, layers, neurons) for miss, neurons in zip(missed, effort.neurons, strict=True)]
+    return [(layers, neurons) for _, layers, neurons in sorted(found)[: effort.kept]]
+
+
+def fine_tune(
+    data: Data, exponents: npt.NDArray[np.integer], architectures: Sequence[tuple[int, int]], effort: Effort
+) -> Network:
+    """Train each architecture with other rates and starts; gives the one that misses the judging part least."""
+    task, centre, scale = _task(data, exponents)
+    fit_rows, judging = data.parts(effort.seed)
+    columns = data.columns(exponents)
+    best: Network | None = None
+    for layers in sorted({layers for layers, _ in architectures}):
+        widths = [w for own, w in architectures if own == layers for _ in effort.rates]
+        rates = [r for own, _ in architectures if own == layers for r in effort.rates]
+        seeds = [effort.seed + place for place in range(len(widths))]
+        networks: Networks = new_networks(task.shared.shape[1], layers, widths, seeds)
+        train(networks, task, fit_rows, steps=effort.final_steps, batch=effort.batch, rates=rates, seed=effort.seed + 1)
+        missed = misses(networks, task, judging)
+        place = int(np.argmin(missed))
+        if best is None or missed[place] < best.validation:
+            best = Network(
+                layers, widths[place], tuple(networks.one(place, widths[place])), centre, scale,
+                columns.min(axis=0), columns.max(axis=0), data.unit_s, float(missed[place]),
+            )  # fmt: skip
+    if best is None:
+        raise ValueError("expected an architecture at the least, got none")
+    return best
+
+
+def functions_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Int8:
+    """Give the candidates' exponents of the parameters that vary within a mode, shape (functions, varying)."""
+    return np.unique(candidates(parameters)[:, list(varying)], axis=0)
+
+
+def values_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Float64:
+    """Give the values of the parameters that vary within a mode, shape (n, varying)."""
+    return as_numbers([parameters[place] for place in varying])
+
+
+def _task(data: Data, exponents: npt.NDArray[np.integer]) -> tuple[Task, Float64, Float64]:
+    scaled, centre, scale = _standard(data.columns(exponents))
+    return Task(_tensor(scaled), None, data.target(), not data.logs), centre, scale
+
+
+def _standard(columns: Float64) -> tuple[Float64, Float64, Float64]:
+    centre, scale = columns.mean(axis=0), columns.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    return (columns - centre) / scale, centre, scale
+
+
+def _tensor(values: Float64) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

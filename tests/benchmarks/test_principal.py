@@ -1,0 +1,171 @@
+"""Tianshu's estimator: the pruning rules by hand, a law that the search has to find, and what is written of it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers import need
+from whatif.opdb.learned import LearnedModel, models_in, write_model
+from whatif.opdb.provenance import Device, Environment, Method, Origin, Provenance
+from whatif.opdb.rows import Operators, measurements, operators
+
+need("torch")
+need("sklearn")
+
+pytestmark = pytest.mark.slow
+parameters: Any = importlib.import_module("benchmarks.principal.parameters")
+search: Any = importlib.import_module("benchmarks.principal.search")
+fitting: Any = importlib.import_module("benchmarks.principal.fitting")
+batched: Any = importlib.import_module("benchmarks.principal.batched")
+samples: Any = importlib.import_module("whatif.instrumentation.estimators.samples")
+Parameter, Role = parameters.Parameter, parameters.Role
+
+TINY = search.Effort(
+    candidate_steps=120, architecture_steps=40, final_steps=700, layers=(3,), neurons=(6, 12), kept=1, rates=(0.01,)
+)
+
+
+def test_pruning_rules() -> None:
+    """Tianshu, section 3.2.2: few values, a text, a dimension, anything else."""
+    many, few = np.arange(6), np.array([1, 2, 4, 1, 2, 4])
+    assert parameters.roles_of(Parameter("stride", few)) == (Role.MODE,)
+    assert parameters.roles_of(Parameter("m", few, dimension=True)) == (Role.MODE,)
+    assert parameters.roles_of(Parameter("type", np.array(list("abcdef")))) == (Role.NULL, Role.MODE)
+    assert parameters.roles_of(Parameter("m", many, dimension=True)) == (Role.LINEAR, Role.NULL)
+    assert set(parameters.roles_of(Parameter("stride", many))) == set(Role)
+
+
+def test_candidates_of_a_matrix_product() -> None:
+    """The paper's example: four dimensions and a data type leave 2^4 functions of 4^5."""
+    shape = [Parameter(name, np.arange(9), dimension=True) for name in ("n", "m", "k", "l")]
+    found = parameters.candidates([*shape, Parameter("type", np.array(["float", "int"] * 4 + ["int"]))])
+    assert found.shape == (16, 5)
+    assert len({tuple(row) for row in found.tolist()}) == 16
+    assert not found[0].any()  # no principal component at all
+    assert (found[:, 4] == 0).all()  # a mode has no exponent
+    # Of a parameter that is no dimension the inverse is tried as well.
+    assert len(parameters.candidates([*shape, Parameter("stride", np.arange(9))])) == 48
+    with pytest.raises(ValueError, match="at most 1024"):
+        parameters.candidates([Parameter(f"p{i}", np.arange(9)) for i in range(7)])
+
+
+def test_modes_are_combinations() -> None:
+    kernel, stride = np.array([1, 3, 1, 3, 3, 1, 1]), np.array([1, 1, 2, 1, 2, 1, 1])
+    places, mode = parameters.modes_of(
+        [Parameter("kernel", kernel), Parameter("m", np.arange(7), dimension=True), Parameter("stride", stride)]
+    )
+    assert places == (0, 2)
+    assert mode.tolist() == [0, 2, 1, 2, 3, 0, 0]
+
+
+def test_a_function_as_people_write_it() -> None:
+    named = [Parameter(n, np.arange(9)) for n in ("n", "h", "stride")]
+    assert parameters.told(named, np.array([1, 1, -1])) == "n * h / (stride)"
+    assert parameters.told(named, np.array([0, 0, 0])) == "1"
+
+
+def law(rows: int = 1500, seed: int = 1) -> tuple[Operators, Any]:
+    """Products whose time is a floor and a share a multiplication, in two implementations."""
+    draw = np.random.default_rng(seed)
+    sizes = {name: draw.integers(1, 200, rows) for name in ("m", "n", "k")}
+    ops = operators("matmul", sizes | {"batch": 1}, name="mm", dtype="fp32")
+    return ops, 2e-4 + 1e-9 * np.prod([sizes[n].astype(float) for n in sizes], axis=0)
+
+
+def test_the_search_finds_the_product() -> None:
+    """Of the eight functions of m, n and k, from raw numbers; and with it a network misses a fraction of without it."""
+    ops, t_s = law()
+    found = fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=False)
+    assert found.told() == "m * n * k"
+    assert len(found.misses) == 8
+    known = np.arange(len(t_s)) < 1300
+    miss = {}
+    for component in (True, False):
+        networks = fitting.train_modes(found, t_s, known, TINY, logs=False, component=component)
+        told = np.where(known, t_s, np.nan)
+        predicted = fitting.predict_s(found, networks, told, logs=False, component=component)
+        miss[component] = np.abs(predicted / t_s - 1)[~known].mean()
+    assert miss[True] < 0.03
+    assert miss[True] < 0.4 * miss[False]
+
+
+def test_thinly_measured_modes_become_inputs() -> None:
+    """Three kernel sizes of 100 calls each: one network for all of them, and its time tells them apart."""
+    draw = np.random.default_rng(2)
+    kernel, size = np.repeat([1, 3, 5], 100), draw.integers(10, 400, 300)
+    seen = (
+        Parameter("name", np.full(300, "conv2d")), Parameter("kernel", kernel), Parameter("groups", np.ones(300)),
+        Parameter("size", size, dimension=True),
+    )  # fmt: skip
+    t_s = 1e-4 + 1e-7 * kernel**2 * size
+    found = fitting.search(seen, t_s, TINY, logs=True)
+    assert found.varying == (1, 3)
+    assert (found.mode == 0).all()
+    networks = fitting.train_modes(found, t_s, np.ones(300, dtype=bool), TINY, logs=True, component=True)
+    predicted = fitting.predict_s(found, networks, t_s, logs=True, component=True)
+    assert np.abs(predicted / t_s - 1).mean() < 0.1
+
+
+def test_too_few_measurements_are_refused() -> None:
+    ops, t_s = law(50)
+    with pytest.raises(Exception, match="expected 150 measurements or more"):
+        fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=True)
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_fitted_model_is_written_and_answers(logs: bool, tmp_path: Any) -> None:
+    """What is read from the file answers as what was fitted, and holds its range on operators that it has not seen."""
+    ops, t_s = law()
+    told = Provenance(
+        schema_version=1, contribution="", family="matmul", rows=len(t_s), sha256="", times_sha256="",
+        origin=Origin(
+            device=Device(name="T4"), environment=Environment(framework="pytorch"),
+            method=Method(name="event_pair", includes_launch=True),
+        ),
+    )  # fmt: skip
+    known = np.arange(len(t_s)) < 1300
+    (sample,) = samples.samples_of([(told, measurements(ops.take(known), t_s[known]))])
+    fitted = fitting.fit_network(sample, TINY, logs=logs)
+    write_model(tmp_path, fitted.name, fitted.facts, fitted.arrays)
+    (model,), wrong = models_in(tmp_path)
+    assert wrong == []
+    unseen = ops.take(~known)
+    said = model.predict(unseen, None)
+    np.testing.assert_array_equal(said, LearnedModel("", fitted.facts, lambda: fitted.arrays).predict(unseen, None))
+    miss = np.abs(said - np.log(t_s[~known]))
+    assert np.expm1(miss).mean() < 0.08
+    assert (miss <= model.facts.half["mm"]).mean() > 0.75
+    assert (model.facts.kind, model.facts.device, model.facts.family) == ("network", "T4", "matmul")
+    assert 0 < model.facts.validation_pct["mm"] < 10
+
+
+def test_batched_networks_are_networks_of_their_own_widths() -> None:
+    """A narrow network among wide ones: its arrays alone give what the batch gives."""
+    torch: Any = importlib.import_module("torch")
+    networks = batched.new_networks(4, 2, [3, 8], [5, 6])
+    x = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
+    target = x.abs().sum(dim=1) + 0.5
+    task = batched.Task(x, None, target, True)
+    batched.train(networks, task, torch.arange(10), steps=20, batch=5, rates=[0.01, 0.02], seed=3)
+    together = networks(task.inputs(torch.arange(10), 2)).detach().numpy()
+    for place, width in enumerate((3, 8)):
+        value = x.numpy()
+        layers = networks.one(place, width)
+        assert layers[0].shape == (4, width)
+        assert layers[4].shape == (width, 1)
+        for at in range(0, 6, 2):
+            value = value @ layers[at] + layers[at + 1]
+            value = np.maximum(value, 0) if at < 4 else value
+        np.testing.assert_allclose(value[:, 0], together[place], rtol=1e-5, atol=1e-6)
+
+
+def test_training_is_the_same_every_time() -> None:
+    ops, t_s = law(400)
+    short = replace(TINY, candidate_steps=20, architecture_steps=5)
+    found = [fitting.search(fitting.parameters_of(ops), t_s, short, logs=False).misses for _ in range(2)]
+    np.testing.assert_array_equal(*found)

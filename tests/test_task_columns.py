@@ -1,0 +1,98 @@
+"""The table of the graph's columns: it is complete, edits follow it, and nobody writes into a graph's columns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.helpers import step
+from whatif import NewTasks, TaskGraph, TaskKind, WhatifError
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
+from whatif.simulation import simulator
+
+
+def test_the_table_lists_the_fields_of_the_graph() -> None:
+    fields = [field.name for field in dataclasses.fields(TaskGraph)]
+    assert fields[: len(COLUMNS)] == list(TASK_COLUMNS)
+    assert fields[len(COLUMNS)] == "dependencies"
+
+
+def test_edits_and_ingest_keep_the_types_of_the_table() -> None:
+    graph = step()
+    inserted = graph.insert(NewTasks(graph.on_cpu, "new", TaskKind.CPU_OP, 5)).graph
+    for each in (graph, inserted, graph.split(graph.on_gpu, 2), graph.remove(graph.on_gpu)):
+        for column in COLUMNS:
+            assert getattr(each, column.name).dtype == column.dtype, column.name
+
+
+def test_an_inserted_task_inherits_or_has_the_default() -> None:
+    graph = step()
+    (behind,) = graph.select(name="^k1$").ids
+    made = graph.insert(NewTasks([behind], "new", TaskKind.KERNEL, 5))
+    (new,) = made.ids
+    for column in COLUMNS:
+        value = getattr(made.graph, column.name)[new]
+        if column.inherits:
+            assert value == getattr(graph, column.name)[behind], column.name
+        elif column.name not in ("name", "kind", "duration_ns", "low_ns", "high_ns"):
+            assert value == column.default, column.name
+
+
+def test_the_parts_of_a_split_task_add_up_where_the_table_says_so() -> None:
+    graph = step()
+    whole = graph.select(name="^k1$")
+    parts = graph.split(whole, 3)
+    of = parts.select(name="^k1$")
+    for column in COLUMNS:
+        before, after = getattr(graph, column.name)[whole], getattr(parts, column.name)[of]
+        assert len(after) == 3
+        if column.divides and before[0] >= 0:
+            assert after.sum() == before[0], column.name
+        else:
+            assert set(after.tolist()) == set(before.tolist()), column.name
+
+
+def test_filled_columns_have_the_types_and_defaults_of_the_table() -> None:
+    columns = filled(2, {"duration_ns": [3, 4], "layer": 1})
+    assert list(columns) == list(TASK_COLUMNS)
+    assert columns["duration_ns"].tolist() == [3, 4]
+    assert columns["layer"].tolist() == [1, 1]
+    assert columns["start_ns"].tolist() == [-1, -1]
+    assert all(columns[column.name].dtype == column.dtype for column in COLUMNS)
+    with pytest.raises(WhatifError, match=r"expected columns of the task graph, got colour"):
+        filled(2, {"colour": 1})
+
+
+@pytest.mark.parametrize("edit", ["none", "scale", "insert", "remove", "split", "attach"])
+def test_a_caller_cannot_write_into_a_graph(edit: str) -> None:
+    graph = step().attach(priority=np.arange(len(step())))
+    graph = {
+        "none": lambda: graph,
+        "scale": lambda: graph.scale(graph.on_gpu, 2.0),
+        "insert": lambda: graph.insert(NewTasks([0], "new", TaskKind.CPU_OP, 5)).graph,
+        "remove": lambda: graph.remove(graph.select(name="^k1$")),
+        "split": lambda: graph.split(graph.on_gpu, 2),
+        "attach": lambda: graph.attach(other=np.ones(len(graph))),
+    }[edit]()
+    arrays = [*(getattr(graph, name) for name in TASK_COLUMNS), *graph.attached.values()]
+    arrays += [getattr(graph.dependencies, name) for name in graph.dependencies.__slots__]
+    arrays += [getattr(graph.waits, name) for name in graph.waits.__slots__]
+    arrays += [graph.launch_of, graph.by_thread, *graph.neighbours, *graph.incoming, graph.on_gpu.mask]
+    for array in arrays:
+        assert len(array)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_a_graph_with_read_only_columns_simulates_in_both_ways() -> None:
+    graph = step()
+    plain = whatif.simulate(graph)
+    from whatif.simulation import compiled  # loads the compiler
+
+    times = np.zeros(2 * len(graph), dtype=np.int64)
+    offsets, points, lags_ns, thread_lag_ns = simulator._prepared(graph)
+    compiled.sweep(graph.thread, graph.duration_ns, offsets, points, lags_ns, thread_lag_ns, times)
+    assert times.tolist() == [*plain.start_ns.tolist(), *plain.end_ns.tolist()]

@@ -1,0 +1,372 @@
+"""Mutants: one line of the library made wrong at a time; some test must fail.
+
+    python -m tests.trust.mutate [ID ...]
+
+A mutant is found by its text, wherever the file lies; one whose text is gone or no longer unique is reported, and needs
+a new text. The tests run in a copy of the checkout. Prints "killed" or "SURVIVED" for each; takes minutes each.
+"""
+
+# ruff: noqa: E501  (the mutants hold lines of the library as they are)
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("whatif", "transforms", "instrumentation", "tests", "traces", "examples", "pyproject.toml")
+
+# The tests that are to kill the mutants of a group.
+TESTS = {
+    "simulator": ["tests/test_simulate.py", "tests/test_calibrate.py", "tests/test_edit.py", "tests/sweep"],
+    "derive": [
+        "tests/test_simulate.py",
+        "tests/test_insert_remove.py",
+        "tests/test_edit.py",
+        "tests/ingest/test_build.py",
+        "tests/ingest/test_waiting.py",
+        "tests/ranks",
+    ],
+    "edit": [
+        "tests/test_edit.py",
+        "tests/test_insert_remove.py",
+        "tests/test_simulate.py",
+        "tests/test_training_transforms.py",
+        "tests/transforms",
+    ],
+    "insert": [
+        "tests/test_insert_remove.py",
+        "tests/test_edit.py",
+        "tests/test_training_transforms.py",
+        "tests/transforms",
+    ],
+    "remove": [
+        "tests/test_insert_remove.py",
+        "tests/test_edit.py",
+        "tests/test_training_transforms.py",
+        "tests/transforms",
+    ],
+    "calibrate": ["tests/test_calibrate.py", "tests/cli/test_calibration.py", "tests/test_validate.py"],
+    "ingest": [
+        "tests/ingest/test_kineto_damage.py",
+        "tests/ingest/test_kineto_decimal.py",
+        "tests/ingest/test_kineto_fields.py",
+        "tests/ingest/test_build.py",
+        "tests/test_fuzz.py",
+        "tests/ingest",
+        "tests/test_real_traces.py",
+    ],
+    "collectives": ["tests/cluster", "tests/paper", "tests/transforms"],
+    "chain": [
+        "tests/opdb/test_estimators.py",
+        "tests/opdb/test_same_shape.py",
+        "tests/opdb/test_learned.py",
+        "tests/opdb",
+        "tests/operator_graph",
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old`` becomes ``new``."""
+
+    name: str
+    group: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant(
+        "sim1",
+        "simulator",
+        "        free = end_ns + thread_lag_ns[t]\n        free_ns[t] = free if free > 0 else 0\n    return times",
+        "        free = end_ns\n        free_ns[t] = free if free > 0 else 0\n    return times",
+    ),
+    Mutant(
+        "sim2",
+        "simulator",
+        "            if reached_ns > start_ns:\n                start_ns = reached_ns\n            first += 1",
+        "            if reached_ns >= start_ns + 1000000:\n                start_ns = reached_ns\n            first += 1",
+    ),
+    Mutant(
+        "sim3",
+        "simulator",
+        "        if ready > start:\n            start = ready\n        end = start + duration_ns[task]",
+        "        start = ready\n        end = start + duration_ns[task]",
+    ),
+    Mutant("sim4", "simulator", "time = (start if anchor else end) + lag", "time = end + lag"),
+    Mutant(
+        "sim5",
+        "simulator",
+        "key = (ready_ns if ready_ns > free else free, ready_ns, task)",
+        "key = (ready_ns, ready_ns, task)",
+    ),
+    Mutant(
+        "sim6",
+        "simulator",
+        "simulate(high.replace(duration_ns=graph.high_ns), schedule)",
+        "simulate(high.replace(duration_ns=graph.duration_ns), schedule)",
+    ),
+    Mutant(
+        "sim7",
+        "simulator",
+        "    ready_ns = {int(task): 0 for task in np.flatnonzero(missing_array == 0)}",
+        "    ready_ns = {int(task): 1 for task in np.flatnonzero(missing_array == 0)}",
+    ),
+    Mutant(
+        "der1",
+        "derive",
+        'last = np.searchsorted(launched, wait, side="left") - 1',
+        'last = np.searchsorted(launched, wait, side="left")\n        last = np.minimum(last, len(launched) - 1)',
+    ),
+    Mutant(
+        "der2",
+        "derive",
+        "own = rank[graph.thread[waits.task]] == rank[stream]",
+        "own = rank[graph.thread[waits.task]] == rank[graph.thread[waits.task]]",
+    ),
+    Mutant(
+        "der3",
+        "derive",
+        "tasks[:-depth][known], launch[depth:][known]",
+        "tasks[1:-depth+1 or None][known], launch[depth:][known]",
+    ),
+    Mutant("der4", "derive", "DependencyKind.QUEUE, anchor=Anchor.START", "DependencyKind.QUEUE, anchor=Anchor.END"),
+    Mutant(
+        "der5",
+        "derive",
+        "launched = np.maximum.accumulate(graph.launch_of[tasks].astype(np.int64))",
+        "launched = graph.launch_of[tasks].astype(np.int64)",
+    ),
+    Mutant(
+        "der6", "derive", "        first[np.unique(launch, return_index=True)[1]] = True", "        first[:] = True"
+    ),
+    Mutant(
+        "ed1",
+        "edit",
+        "duration_ns=duration_ns, low_ns=np.minimum(low_ns, duration_ns), high_ns=np.maximum(high_ns, duration_ns)",
+        "duration_ns=duration_ns, low_ns=low_ns, high_ns=high_ns",
+    ),
+    Mutant("ed2", "edit", "whole // of + (part < whole % of)", "whole // of"),
+    Mutant(
+        "ed3",
+        "edit",
+        "source = np.where(old.anchor == Anchor.START, first[old.source], last[old.source])",
+        "source = last[old.source]",
+    ),
+    Mutant(
+        "ed4", "edit", "    return np.rint(numbers).astype(np.int64)", "    return np.floor(numbers).astype(np.int64)"
+    ),
+    Mutant(
+        "ed5",
+        "edit",
+        "waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
+        "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
+    ),
+    Mutant("in1", "insert", "rank.append(place_in_turn + 2)", "rank.append(-(place_in_turn + 2))"),
+    Mutant("in2", "insert", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
+    Mutant(
+        "in3",
+        "insert",
+        "lag_ns = np.full(len(scope), tasks.return_ns, dtype=np.int64)",
+        "lag_ns = np.full(len(scope), 0, dtype=np.int64)",
+    ),
+    Mutant(
+        "in4",
+        "insert",
+        "Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns)",
+        "Dependencies.of(launches, ids, DependencyKind.LAUNCH, 0)",
+    ),
+    Mutant("in5", "insert", 'return {**rows, "layer": new["layer"], "phase": new["phase"]}', "return {**rows}"),
+    Mutant(
+        "cal1",
+        "calibrate",
+        "cost_ns *= (recorded.step_ns - self.target_ns) / (recorded.step_ns - without.step_ns)",
+        "cost_ns *= 1.0",
+    ),
+    Mutant("cal2", "calibrate", "left_ns = np.maximum(time_ns - cost, 0)", "left_ns = np.abs(time_ns - cost)"),
+    Mutant(
+        "cal3",
+        "calibrate",
+        "        return min(max(pace, PACE_LOW * self.running), PACE_HIGH * self.running)",
+        "        return pace",
+    ),
+    Mutant(
+        "cal4",
+        "calibrate",
+        "return math.hypot(lower, self.missed, other_run), math.hypot(higher, self.missed, other_run)",
+        "return math.hypot(lower, other_run), math.hypot(higher, other_run)",
+    ),
+    Mutant(
+        "cal5",
+        "calibrate",
+        "            if follows < FOLLOWS and self.graph.on_gpu.any():\n                return 1.0, first, self._unexplained(first)\n",
+        "            if False:\n                return 1.0, first, self._unexplained(first)\n",
+    ),
+    Mutant(
+        "cal6", "calibrate", "return self.pace / self.untraced.running if self.untraced else 1.0", "return self.pace"
+    ),
+    Mutant(
+        "kin1",
+        "ingest",
+        'far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)',
+        "far = np.abs(start_ns - np.median(start_ns)) > FAR_NS",
+    ),
+    Mutant(
+        "kin2",
+        "ingest",
+        'order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))',
+        'order = np.lexsort((columns["duration_ns"], columns["start_ns"]))',
+    ),
+    Mutant(
+        "kin3",
+        "ingest",
+        "up = (rest > divisor - rest) | ((rest == divisor - rest) & (quotient % 2 == 1))",
+        "up = (rest >= divisor - rest)",
+    ),
+    Mutant(
+        "kin4",
+        "ingest",
+        "if self._file.damage is not None:\n                    self._dropped[self._file.damage] += 1\n                return self._tail(buffer)",
+        "return self._tail(buffer)",
+    ),
+    Mutant(
+        "kin5",
+        "ingest",
+        "        if not inflater.eof:\n            self.damage = TRUNCATED",
+        "        if False:\n            self.damage = TRUNCATED",
+    ),
+    Mutant(
+        "kin6",
+        "ingest",
+        '            if exhausted:\n                self._dropped[self._file.damage or TRUNCATED] += 1\n                return b""',
+        '            if exhausted:\n                return b""',
+    ),
+    Mutant(
+        "gpu1",
+        "ingest",
+        "return int(np.median(lags)) if len(lags) >= MIN_SAMPLES else DEFAULT_LAUNCH_LAG_NS",
+        "return int(lags.mean()) if len(lags) >= MIN_SAMPLES else DEFAULT_LAUNCH_LAG_NS",
+    ),
+    Mutant("gpu2", "ingest", "queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))", "queued = ~first"),
+    Mutant("gpu3", "ingest", "    call[wrong & (call >= 0)] = MISSING\n", "    pass\n"),
+    Mutant(
+        "col1",
+        "collectives",
+        "return rounds * _hops(network), rounds * (network.workers - 1) / network.workers * 1e9 / network.ring_byte_s",
+        "return rounds * _hops(network), rounds * 1e9 / network.ring_byte_s",
+    ),
+    Mutant("col2", "collectives", "left = 1.0 if level.shared else 1 / below", "left = 1.0"),
+    Mutant("col3", "collectives", "buffers = 1 if network.workers == 2 else rounds", "buffers = rounds"),
+    Mutant(
+        "col4",
+        "collectives",
+        "total += (crossings - outside) * level.link.latency_ns\n        crossings = outside",
+        "total += crossings * level.link.latency_ns\n        crossings = outside",
+    ),
+    Mutant("col5", "collectives", "sent = [(network.workers - below) * 1e9", "sent = [network.workers * 1e9"),
+    Mutant(
+        "col6",
+        "collectives",
+        "sent = (level.workers - 1) / level.workers * (below if level.shared else 1)",
+        "sent = (level.workers - 1) / level.workers",
+    ),
+    Mutant(
+        "ch1",
+        "chain",
+        "ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])",
+        "ordered = dict.fromkeys([*_in_order(others), *_in_order(own)])",
+    ),
+    Mutant("ch2", "chain", "good = (rank >= 0) & (told.aside[row] == Aside.SOUND)", "good = rank >= 0"),
+    Mutant("ch3", "chain", "narrower &= (answers.rung[here] == Rung.SAME_SHAPE) | (anchors is not None)", "pass"),
+    Mutant("ch4", "chain", "if gpu is not None and gpu.vendor == vendor}", "if gpu is not None}"),
+    Mutant("ch5", "chain", "np.minimum.at(best, query, rank)", "np.maximum.at(best, query, rank)"),
+    Mutant(
+        "ch6",
+        "chain",
+        "for rank, number in sorted(able.get(key, [])):",
+        "for rank, number in sorted(able.get(key, []), reverse=True):",
+    ),
+    Mutant("rm1", "remove", "np.minimum(out.lag_ns[on_thread], 0)", "out.lag_ns[on_thread]"),
+    Mutant(
+        "rm2",
+        "remove",
+        "return np.asarray(gone | (removed & ~still_needed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)",
+        "return np.asarray(gone | (removed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)",
+    ),
+    Mutant("rm3", "remove", "calls = removed & recorded & among(", "calls = removed & among("),
+    Mutant(
+        "comp1",
+        "simulator",
+        "        free_ns[t] = max(end_ns + thread_lag_ns[t], 0)\n\n\n@jit\ndef group_by_target",
+        "        free_ns[t] = end_ns + thread_lag_ns[t]\n\n\n@jit\ndef group_by_target",
+    ),
+    Mutant(
+        "comp2",
+        "simulator",
+        "points[at] = source[row] + (n_tasks if anchors[row] == 0 else 0)",
+        "points[at] = source[row] + n_tasks",
+    ),
+]
+
+
+def place_of(mutant: Mutant, root: Path) -> Path | None:
+    """Give the one file of the library that holds the mutant's text once; None where there is none, or several."""
+    found = [path for path in sorted((root / "whatif").rglob("*.py")) if mutant.old in path.read_text(encoding="utf-8")]
+    unique = len(found) == 1 and found[0].read_text(encoding="utf-8").count(mutant.old) == 1
+    return found[0] if unique else None
+
+
+def is_killed(mutant: Mutant, path: Path, root: Path) -> bool:
+    """Whether a test of the mutant's group fails; the file is as before afterwards."""
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
+    tests = [test for test in TESTS[mutant.group] if (root / test).exists()]
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    # The copy's own folder comes first, so that no installed checkout is tested instead.
+    program = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')];"
+        "from benchmarks_finder import CheckoutFinder; from pathlib import Path;"
+        "sys.meta_path.insert(0, CheckoutFinder(Path.cwd()));"
+        "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    words[1:3] = ["-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(root / "numba")}
+    try:
+        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=900)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(original, encoding="utf-8")
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{mutant.name}: the tests did not run: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.returncode == 1
+
+
+def main(names: list[str]) -> None:
+    """Try the mutants of these names, or all."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, root / name)
+        shutil.copy(ROOT / "benchmarks" / "same_numbers.py", root / "benchmarks_finder.py")
+        for mutant in MUTANTS:
+            if names and mutant.name not in names:
+                continue
+            path = place_of(mutant, root)
+            if path is None:
+                print(f"{mutant.name}: its text is not there exactly once")
+            else:
+                print(f"{mutant.name}: {'killed' if is_killed(mutant, path, root) else 'SURVIVED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

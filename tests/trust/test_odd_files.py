@@ -1,0 +1,148 @@
+"""Files that are no files, endless, deep, or compressed without end: an answer or a sentence, within bounded memory.
+
+Each command runs in a process of its own, with at most 6 GiB of address space.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":%d,"dur":5,"args":{}}'
+CONTROL = set("\x1b\x07\x08\u202e\u200b\x9b")
+
+
+def check(*words: str, cpu_s: int = 30, status: int | None = None) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "whatif", *words],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, preexec_fn=limit,
+    )  # fmt: skip
+    said = (words, done.returncode, done.stderr[-500:])
+    assert done.returncode in ((0, 1, 2) if status is None else (status,)), said
+    assert "Traceback" not in done.stderr, said
+    assert "unexpected error" not in done.stderr, said
+    assert not CONTROL & set(done.stdout + done.stderr), said
+
+
+def trace(*events: str) -> str:
+    return '{"traceEvents":[' + ",".join(events) + "]}"
+
+
+def zipped(path: Path, head: bytes, block: bytes, times: int, tail: bytes) -> None:
+    with gzip.open(path, "wb", 1) as file:
+        file.write(head)
+        for _ in range(times):
+            file.write(block)
+        file.write(tail)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_no_file_is_refused() -> None:
+    os.mkdir("folder")
+    os.symlink("loop2", "loop1.json")
+    os.symlink("loop1.json", "loop2")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.json")
+        for path in ("folder", "loop1.json", "socket.json", "/dev/null", "/dev/zero", "/dev/urandom"):
+            check("info", path, status=1)
+
+
+def test_odd_paths_are_refused() -> None:
+    for path in ("", "no\x1b]0;x\x07.json"):
+        check("info", path)
+    check("apply", "a\x1b[2Jmp", "none.json")
+
+
+DEEP = {
+    "list": '{"traceEvents":[' + "[" * 100_000 + "]" * 100_000 + "," + EVENT % 1 + "]}",
+    "arguments": trace(
+        (EVENT % 1).replace('"args":{}', '"args":' + '{"a":' * 100_000 + "1" + "}" * 100_000), EVENT % 9
+    ),
+    "header": '{"whatif":' + "[" * 100_000 + "]" * 100_000 + ',"traceEvents":[' + EVENT % 1 + "]}",
+}
+
+
+@pytest.mark.parametrize("where", DEEP)
+def test_deep_nesting(where: str) -> None:
+    Path("deep.json").write_text(DEEP[where])
+    check("info", "deep.json", status=0)
+
+
+def test_other_encodings() -> None:
+    Path("utf16.json").write_bytes(trace(EVENT % 1).encode("utf-16"))
+    check("info", "utf16.json", status=1)
+    Path("bytes.json").write_bytes(trace(EVENT % 1, EVENT % 9).encode().replace(b"mm", b"\xff\xfe\x80", 1))
+    check("info", "bytes.json", status=0)
+    Path("twice.json.gz").write_bytes(gzip.compress(gzip.compress(trace(EVENT % 1).encode())))
+    check("info", "twice.json.gz")
+    Path("name\u202e\x1b[31m.json").write_text(trace(EVENT % 1))
+    check("info", "name\u202e\x1b[31m.json")
+
+
+def nested(count: int) -> str:
+    row = '{"ph":"X","cat":"cpu_op","name":"a%d","pid":1,"tid":1,"ts":%d,"dur":%d}'
+    return trace(*(row % (i, i, 4 * count - 2 * i) for i in range(count)))
+
+
+def crossing(count: int) -> str:
+    row = '{"ph":"X","cat":"cpu_op","name":"a%d","pid":1,"tid":1,"ts":%d,"dur":%d}'
+    return trace(*(row % (i % 7, i, count) for i in range(count)))
+
+
+def threads(count: int) -> str:
+    return trace(*((EVENT % i).replace('"tid":1', f'"tid":{i}') for i in range(count)))
+
+
+def streams(count: int) -> str:
+    row = '{"ph":"X","cat":"kernel","name":"a","pid":0,"tid":%d,"ts":%d,"dur":5,"args":{"stream":%d,"device":0}}'
+    return trace(EVENT % 1, *(row % (i, i, i) for i in range(count)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [nested, crossing, threads, streams])
+def test_many_of_one_kind(make: Callable[[int], str]) -> None:
+    Path("many.json").write_text(make(20_000 if make is streams else 100_000))
+    check("info", "many.json", cpu_s=60, status=0)
+
+
+@pytest.mark.slow
+def test_what_grows_when_it_is_decompressed() -> None:
+    event = (EVENT % 1).encode()
+    zipped(Path("blanks.json.gz"), b'{"traceEvents": [', b" " * (1 << 20), 1000, event + b"]}")
+    check("info", "blanks.json.gz", cpu_s=60)
+    zipped(Path("text.json.gz"), b'{"a":"', b"x" * (1 << 20), 600, b'","traceEvents": [' + event + b"]}")
+    check("info", "text.json.gz", cpu_s=60)
+    with open("zeros.json", "wb") as file:
+        file.truncate(3 << 30)
+    check("info", "zeros.json", status=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain"], ["advise"], ["report", "-o", "r.html"], ["export", "-o", "e.json"], ["memory"], ["scaling"],
+        ["anonymize", "-o", "a.json.gz"], ["sweep", "cpu", "--vary", "speedup=1,2"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_commands_on_an_endless_and_on_a_tiny_file(words: list[str]) -> None:
+    Path("tiny.json").write_text(trace(EVENT % 1, EVENT % 9))
+    for path in ("/dev/zero", "tiny.json"):
+        check(*words, path)

@@ -1,0 +1,41 @@
+"""What the host spends on operations: a table with its sources in ``cpu_costs.toml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from whatif.from_module.operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCosts:
+    """Time of the host, ns; the fields are explained in the table."""
+
+    launch_ns: int
+    operator_ns: int
+    view_ns: int
+    layer_call_ns: int
+    node_ns: int
+    parameter_ns: int
+    range_factor: float
+    operators: dict[str, int]
+
+    def operation_ns(self, operation: Operation, kernels: int) -> int:
+        """Give what an operation takes beside its launches, ns."""
+        told = self.operators.get(operation.name)
+        if told is not None:
+            return told
+        return self.operator_ns if kernels or not operation.on_device else self.view_ns
+
+
+@lru_cache(maxsize=1)
+def cpu_costs() -> CpuCosts:
+    """Give the table that ships."""
+    import tomllib
+
+    text = (resources.files("whatif.from_module") / "cpu_costs.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    table.pop("source")
+    return CpuCosts(**table)

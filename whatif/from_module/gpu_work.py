@@ -1,0 +1,268 @@
+"""Which kernels a GPU runs for an operation, and as which operator of the database each of them is asked for.
+
+What moves memory and computes little is asked for as an elementwise operator that moves as many bytes
+(``moved_bytes``). Operators that no rule knows are too, and say so: ``known``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from whatif.from_module.moved_bytes import (
+    bytes_of,
+    format_of,
+    kind_of,
+    moved_bytes,
+    moves_once,
+    traffic,
+)
+from whatif.from_module.multi_tensor import launches_of
+from whatif.from_module.operations import (
+    ELEMENT_BYTES,
+    FORMATS,
+    Operation,
+    tensors_of,
+)
+from whatif.graph.described import Described
+from whatif.ingest.operator_calls import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel: its name, and the operator of the database whose time, ``share`` times, is its own."""
+
+    name: str
+    what: Described
+    share: float = 1.0
+    known: bool = True
+
+
+def kernels_of(operation: Operation) -> list[Kernel]:
+    """Give the kernels that an operation runs on a GPU, in order; none for views and for what the host computes."""
+    name = operation.name.removeprefix("aten::").rstrip("_")
+    if not operation.on_device or name in _NO_WORK or (operation.name.endswith("_") and name in _VIEWS):
+        return []
+    rule = _RULES.get(name)
+    if rule is None and name.startswith(("_foreach", "_fused")):
+        return _lists(name, operation)
+    if not operation.outputs or not any(prod(shape) for shape, _ in operation.outputs):
+        return []
+    if rule is None:
+        return _elementwise(name, operation) if moves_once(name) else _unknown(name, operation)
+    with contextlib.suppress(IndexError, TypeError, ValueError):  # inputs that no such call has, in a foreign file
+        return rule(name, operation)
+    return _unknown(name, operation)
+
+
+# Views, shapes and allocations: no kernel.
+_NO_WORK = frozenset(
+    ("view", "_unsafe_view", "_reshape_alias", "alias", "expand", "as_strided", "detach", "lift_fresh", "empty",
+     "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set", "resize", "permute", "select", "slice",
+     "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal", "real", "view_as_real", "view_as_complex",
+     "reshape", "flatten", "contiguous", "_local_scalar_dense", "item", "is_nonzero", "unsafe_split",
+     "unsafe_split_with_sizes", "unsafe_chunk", "record_stream", "_nested_view")
+)  # fmt: skip
+_VIEWS = frozenset(("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapdims"))
+
+
+def named(kind: str, name: str, what: Described, share: float = 1.0) -> Kernel:
+    """Give the kernel of an operator ``name``; ``kind`` is what tells a kernel's family by its name."""
+    return Kernel(f"predicted_{kind}_{name.strip('_')}_{what.dtype}", what, share)
+
+
+def _own(operation: Operation) -> Described | None:
+    return describe(operation.name, operation.dims, operation.types, operation.concrete)
+
+
+def _elementwise(name: str, operation: Operation) -> list[Kernel]:
+    what = _own(operation)
+    if what is None or what.family != "elementwise":
+        what = traffic(*moved_bytes(operation, name), format_of(operation))
+    return [named(kind_of(name), name, what)]
+
+
+def _product(name: str, operation: Operation) -> list[Kernel]:
+    what = _own(operation)
+    return [named("gemm", name, what)] if what is not None else _unknown(name, operation)
+
+
+def _unknown(name: str, operation: Operation) -> list[Kernel]:
+    return [replace(kernel, known=False) for kernel in _elementwise(name, operation)]
+
+
+def _convolution(name: str, operation: Operation) -> list[Kernel]:
+    what = _own(operation)
+    if what is None:
+        return _unknown(name, operation)
+    found = [named("conv_fprop", name, what)]
+    if len(operation.types) > 2 and operation.types[2] in ELEMENT_BYTES:  # the bias is added by a kernel of its own
+        out = bytes_of(operation.outputs)
+        found.append(named("elementwise_bias", name, traffic(out, out, what.dtype)))
+    return found
+
+
+def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
+    mask = re.findall("True|False", operation.concrete[10])
+    found = []
+    for kind, place, asked in (("dgrad", 0, "[True, False, False]"), ("wgrad", 1, "[False, True, False]")):
+        if mask[place] == "True":
+            half = replace(operation, concrete=[*operation.concrete[:10], asked])
+            what = _own(half)
+            found += [named(f"conv_{kind}", name, what)] if what is not None else _unknown(name, operation)[:1]
+    if mask[2:3] == ["True"]:
+        gradient = bytes_of(tensors_of(operation)[:1])
+        found.append(named("reduce", "bias_gradient", traffic(gradient, 0, format_of(operation))))
+    return found
+
+
+def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
+    """One kernel: statistics read all, normalizing reads it again; backward reads input and gradient twice each."""
+    x = bytes_of(tensors_of(operation)[:1])
+    trains = "True" in operation.concrete
+    backward = name.endswith("backward")
+    reads = (2 if trains else 1) * (2 if backward else 1)
+    what = traffic(2 * x, x, format_of(operation))
+    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, (reads + 1) / 3)]
+
+
+def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
+    x = bytes_of(tensors_of(operation)[:1])
+    if not name.endswith("backward"):
+        what = _own(operation)
+        return [named("layer_norm", name, what or traffic(x, x, format_of(operation)))]
+    dtype = format_of(operation)
+    return [
+        named("layer_norm", name, traffic(2 * x, x, dtype)),
+        named("layer_norm_gammabeta", name, traffic(2 * x, 0, dtype)),
+    ]
+
+
+def _softmax(name: str, operation: Operation) -> list[Kernel]:
+    what = _own(operation)
+    return [named("softmax", name, what)] if what is not None else _elementwise(name, operation)
+
+
+def _embedding(name: str, operation: Operation) -> list[Kernel]:
+    out = bytes_of(operation.outputs)
+    return [named("embedding", name, traffic(out, out, format_of(operation)))]
+
+
+def _embedding_backward(name: str, operation: Operation) -> list[Kernel]:
+    """The whole table's gradient is set to zero, then rows are added up."""
+    gradient, table, dtype = bytes_of(tensors_of(operation)[:1]), bytes_of(operation.outputs), format_of(operation)
+    return [
+        named("elementwise_fill", name, traffic(0, table, dtype)),
+        named("embedding", name, traffic(gradient, gradient, dtype)),
+    ]
+
+
+def _rows_taken(name: str, operation: Operation) -> list[Kernel]:
+    out = bytes_of(operation.outputs)
+    return [named("index", name, traffic(out, out, format_of(operation)))]
+
+
+# A backward pass of FlashAttention computes the scores again and then two products for each of the forward ones
+# (Dao et al., "FlashAttention", NeurIPS 2022, algorithm 4): five products instead of two.
+ATTENTION_BACKWARD = 2.5
+
+
+def _attention(name: str, operation: Operation) -> list[Kernel]:
+    backward = "backward" in name
+    first = 1 if backward else 0  # behind the output's gradient
+    q, k = operation.dims[first : first + 2]
+    if len(q) != 4 or len(k) != 4:
+        return _unknown(name, operation)
+    heads, rows = (1, 2) if "scaled_dot_product" in name else (2, 1)
+    sizes = (
+        ("batch", q[0]), ("query_length", q[rows]), ("key_length", k[rows]), ("heads", q[heads]),
+        ("kv_heads", k[heads]), ("head_size", q[3]), ("causal", int(_is_causal(operation))),
+    )  # fmt: skip
+    what = Described("attention", "attention", format_of(operation), sizes)
+    return [named(f"flash_{'bwd' if backward else 'fwd'}", name, what, ATTENTION_BACKWARD if backward else 1.0)]
+
+
+def _is_causal(operation: Operation) -> bool:
+    """Whether a mask of positions is set: the first truth among the arguments of every attention operator but one."""
+    truths = [text for text in operation.concrete if text in ("True", "False")]
+    # The efficient kernel's first truth says whether it keeps what its backward pass needs.
+    place = 1 if operation.name == "aten::_scaled_dot_product_efficient_attention" else 0
+    return truths[place : place + 1] == ["True"]
+
+
+def _loss_backward(name: str, operation: Operation) -> list[Kernel]:
+    """The gradient of all scores is set to zero, then one of each row is written."""
+    scores, dtype = bytes_of(operation.outputs), format_of(operation)
+    return [
+        named("elementwise_fill", name, traffic(0, scores, dtype)),
+        named("reduce", name, traffic(1, bytes_of(operation.outputs[:1]) / max(operation.outputs[0][0][-1], 1), dtype)),
+    ]
+
+
+def _loss(name: str, operation: Operation) -> list[Kernel]:
+    """One score of each row is read."""
+    scores, dtype = operation.dims[0], format_of(operation)
+    rows = prod(scores[:-1]) * 4
+    return [named("reduce", name, traffic(rows, 0, dtype))]
+
+
+def _lists(name: str, operation: Operation) -> list[Kernel]:
+    """A multi-tensor operator: launches of as many tensors and chunks as one takes (``multi_tensor``)."""
+    lists = [(d, t) for d, t in zip(operation.dims, operation.types, strict=True) if t.startswith("TensorList") and d]
+    if not lists:
+        return []
+    shapes, spelled = lists[0]
+    kind = spelled.partition(":")[2]
+    fresh = bool(operation.outputs) and not operation.name.endswith("_")
+    depth = len([1 for d, _ in lists if len(d) == len(shapes) and any(d)]) + fresh
+    fused = name.startswith("_fused")
+    # Fused updates write parameters and both moments; the others their first list or a new one.
+    written = 3 if fused else 1
+    reads = depth - fresh
+    size = ELEMENT_BYTES.get(kind, 4)
+    elements = [prod(shape) for shape in shapes]
+    dtype = FORMATS.get(kind, "fp32")
+    return [
+        named("multi_tensor_apply", name, traffic(reads * count * size, written * count * size, dtype))
+        for count in launches_of(elements, depth)
+    ]
+
+
+_Rule = Callable[[str, Operation], list[Kernel]]
+_ATTENTIONS = (
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_flash_attention_forward", "_efficient_attention_forward",
+)  # fmt: skip
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear"), _product),
+    **dict.fromkeys(("convolution", "_convolution", "conv2d", "cudnn_convolution"), _convolution),
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+         "native_batch_norm_backward", "cudnn_batch_norm_backward"),
+        _batch_norm,
+    ),
+    **dict.fromkeys(
+        ("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+         "_fused_rms_norm", "_fused_rms_norm_backward"),
+        _layer_norm,
+    ),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("index", "index_select", "gather"), _rows_taken),
+    **dict.fromkeys(_ATTENTIONS, _attention),
+    **dict.fromkeys((f"{name.removesuffix('_forward')}_backward" for name in _ATTENTIONS), _attention),
+    "nll_loss_forward": _loss,
+    "nll_loss_backward": _loss_backward,
+}  # fmt: skip
+
+
+def has_rule(name: str) -> bool:
+    """Whether a kernel rule of its own knows the operator ("aten::conv2d"), beside that of moved bytes."""
+    short = name.removeprefix("aten::").rstrip("_")
+    return short in _RULES or short.startswith(("_foreach", "_fused"))

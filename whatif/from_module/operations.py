@@ -1,0 +1,91 @@
+"""The neutral operator graph: what a step calls, in order, whoever told it (a module, Chakra, ONNX)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whatif.graph.types import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of an operator: ``dims``, ``types`` and ``concrete`` are spelled as PyTorch's profiler spells inputs.
+
+    ``outputs`` are (shape, type) of the tensors that it makes or changes; an output that is a view has none.
+    """
+
+    name: str  # "aten::mm"
+    dims: list[Any]
+    types: list[str]
+    concrete: list[str]
+    phase: Phase
+    outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
+    sequence: int = -1  # ties a node of the backward pass to the operator that made it
+    node: str = ""  # the autograd node that calls it ("AddmmBackward0"); "" in the forward pass
+    on_device: bool = True  # False: all its tensors lie in the host's memory
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One forward call of a layer: operations [first, last)."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor's memory, bytes: taken in operation ``birth``, given back after operation ``death`` - 1."""
+
+    birth: int
+    death: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """The operations of one step in the order in which they are called, and what else is known of it.
+
+    ``metadata`` is what the recorder would write beside a recording: layers, optimizer, batch size, input shape.
+    ``resident_bytes`` is what the device holds before the step begins.
+    """
+
+    source: str
+    operations: Sequence[Operation]
+    layer_calls: Sequence[LayerCall] = ()
+    allocations: Sequence[Allocation] = ()
+    resident_bytes: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(operation.phase == Phase.BACKWARD for operation in self.operations)
+
+
+# Bytes of an element, by the profiler's names of types.
+ELEMENT_BYTES = {
+    "double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+    "c10::complex<float>": 8, "long int": 8, "int": 4, "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1,
+}  # fmt: skip
+FORMATS = {
+    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+}  # fmt: skip
+
+
+def tensors_of(operation: Operation) -> list[tuple[tuple[int, ...], str]]:
+    """Give shape and type of every tensor among the inputs, those of lists one by one."""
+    found: list[tuple[tuple[int, ...], str]] = []
+    for shape, spelled in zip(operation.dims, operation.types, strict=True):
+        if spelled in ELEMENT_BYTES:
+            found.append((tuple(shape), spelled))
+        elif spelled.startswith("TensorList"):
+            # "TensorList:float" tells what a bare list does not.
+            kind = spelled.partition(":")[2] or "float"
+            found += [(tuple(one), kind) for one in shape]
+    return found

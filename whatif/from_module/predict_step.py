@@ -1,0 +1,207 @@
+"""A step predicted from its operators alone: kernels, their durations, the host's time, a graph that was simulated."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whatif.from_module.cpu_costs import cpu_costs
+from whatif.from_module.durations import (
+    Asked,
+    Durations,
+    ask,
+    work_on_host,
+)
+from whatif.from_module.gpu_work import Kernel, kernels_of
+from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.recording import trace_of, write_trace
+from whatif.from_module.schedule import schedule_steps
+from whatif.from_module.tensor_cores import on_tensor_cores
+from whatif.graph.kernels import DTYPES
+from whatif.graph.memory import peak
+from whatif.graph.task_graph import TaskGraph
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
+from whatif.ingest.read import read
+from whatif.ingest.saved_graph import PREDICTED
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import (
+    AnyTransform,
+    Prediction,
+    apply,
+    bounds_ns,
+)
+
+_STEADY = 4
+# Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.
+TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """What ``whatif predict`` reports: a prediction whose baseline nobody recorded."""
+
+    source: str
+    device: str
+    gpu: Gpu | None
+    dtype: str
+    prediction: Prediction
+    durations: Durations
+    notes: tuple[str, ...]
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The graph of the step, what-ifs applied."""
+        return self.prediction.graph
+
+    @cached_property
+    def range_ms(self) -> tuple[float, float]:
+        """A nominal 90 % range of the step, ms: all durations at their low, and all at their high end."""
+        predicted = self.prediction
+        low_ns, high_ns = bounds_ns(predicted.baseline, self.graph, predicted.predicted_ms * 1e6)
+        return low_ns / 1e6, high_ns / 1e6
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that a step takes, bytes; None where nobody knows."""
+        memory = self.graph.info.memory
+        return peak(memory).total if memory is not None else None
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the products of one step."""
+        graph = self.prediction.baseline.graph
+        counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
+        return int(graph.flops[counted].sum())
+
+    @property
+    def mfu_pct(self) -> float | None:
+        """What the step's products take at the peaks of their formats, over the step (MFU), percent."""
+        if self.gpu is None or not self.prediction.predicted_ms:
+            return None
+        graph = self.graph
+        counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
+        flops = np.bincount(graph.dtype[counted], weights=graph.flops[counted], minlength=len(DTYPES))
+        formats = [name if name in MATRIX_DTYPES else self.dtype for name in DTYPES]
+        peak_s = sum(f / 1e12 / self.gpu.matrix_tflops(name) for f, name in zip(flops.tolist(), formats, strict=True))
+        return float(100.0 * peak_s) / (self.prediction.predicted_ms / 1e3)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before trusting the numbers."""
+        found = []
+        unknown = self.durations.unknown
+        if unknown:
+            listed = ", ".join(f"{name} ({count})" for name, count in list(unknown.items())[:5])
+            found.append(
+                f"{sum(unknown.values())} kernels belong to operators without a rule; estimated from the bytes that "
+                f"they move: {listed}"
+            )
+        if self.gpu is not None and self.gpu.note_on_dies:
+            found.append(f"{self.gpu.note_on_dies}: --device {self.gpu.name}-GCD is that")
+        if self.fits is False:
+            found.append(f"the step does not fit the memory of {self.device}")
+        return (*found, *self.prediction.warnings)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits the device's memory; None where either is not known."""
+        if self.gpu is None or self.peak_bytes is None:
+            return None
+        return self.peak_bytes <= self.gpu.memory_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
+        told = self.prediction.to_dict()
+        low_ms, high_ms = self.range_ms
+        nothing = dict.fromkeys(("measured_ms", "untraced_ms", "replay_error_pct"))
+        kernels = len(self.durations.duration_ns)
+        return {
+            **told, **nothing,
+            "trace": self.source,
+            "device": self.device,
+            "low_ms": low_ms,
+            "high_ms": high_ms,
+            "kernels": kernels,
+            "answered_by": self.durations.rungs,
+            "unknown_operators": self.durations.unknown,
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "flops": self.flops,
+            "mfu_pct": self.mfu_pct,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def predict_step(
+    graph: OperatorGraph, estimator: Asked, gpu: Gpu | None, *, dtype: str = "fp32",
+    tf32: str = "conv", transforms: Sequence[AnyTransform] = (), save: Path | None = None,
+) -> PredictedStep:  # fmt: skip
+    """Predict the step of an operator graph on a device, under what-ifs; ``gpu`` is None for a CPU.
+
+    ``tf32`` says which products of fp32 numbers may run in TF32 where the device can: a key of ``TF32``; PyTorch's own
+    default is "conv". With ``save`` the step is written as a recording that every command reads. Raises WhatifError
+    where nobody can tell how long an operator takes.
+    """
+    if gpu is None:
+        kernels = work_on_host(estimator, graph)
+    else:
+        kernels = [kernels_of(operation) for operation in graph.operations]
+    if gpu is not None and gpu.fp16_tensor_tflops:
+        asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
+        families = TF32[tf32] if asked or gpu.tf32_by_default else ()
+        kernels = [on_tensor_cores(mine, families) for mine in kernels]
+    durations = ask(estimator, [kernel for mine in kernels for kernel in mine])
+    trace = _trace(graph, kernels, durations, gpu)
+    if save is not None:
+        write_trace(trace, save, user_named=True)
+        recorded = read(save)
+    else:
+        with tempfile.TemporaryDirectory(prefix="whatif-") as folder:
+            path = Path(folder) / "predicted.json"
+            write_trace(trace, path, user_named=False)
+            recorded = read(path)
+    baseline = Baseline.of(recorded)
+    prediction = apply(baseline, *transforms)
+    return PredictedStep(graph.source, estimator.device, gpu, dtype, prediction, durations, graph.notes)
+
+
+def _trace(
+    graph: OperatorGraph, kernels: Sequence[Sequence[Kernel]], durations: Durations, gpu: Gpu | None
+) -> dict[str, Any]:
+    costs = cpu_costs()
+    whole_ns = np.rint(durations.duration_ns).astype(np.int64).tolist()
+    told: dict[str, Any] = {"cpu_range_factor": costs.range_factor, "low_ns": [], "high_ns": []}
+    at = 0
+    timed: list[list[tuple[str, int]]] = []
+    work_ns: list[int] = []
+    for mine in kernels:
+        here = [(kernel.name, int(ns)) for kernel, ns in zip(mine, whole_ns[at : at + len(mine)], strict=True)]
+        at += len(mine)
+        timed.append(here if gpu is not None else [])
+        work_ns.append(0 if gpu is not None else sum(ns for _, ns in here))
+    if gpu is not None:
+        told["low_ns"] = np.rint(durations.low_ns).astype(np.int64).tolist()
+        told["high_ns"] = np.rint(durations.high_ns).astype(np.int64).tolist()
+    schedule = schedule_steps(graph, timed, work_ns, costs, steps=_steps(graph, timed, work_ns))
+    return trace_of(graph, schedule, gpu, {PREDICTED: told})
+
+
+def _steps(graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int]) -> int:
+    """How many steps show what a steady one takes.
+
+    Readers take four, without the first and the last. Where the GPU takes longer than the host, the host's steps are
+    short until the launch queue is full: those that do so come before.
+    """
+    once = schedule_steps(graph, kernels, work_ns, cpu_costs(), steps=1)
+    count = sum(map(len, kernels))
+    if not count or once.kernels[-1].end_ns - once.kernels[0].start_ns <= once.steps[0].end_ns:
+        return _STEADY
+    return -(-DEFAULT_QUEUE_DEPTH // count) + _STEADY + 1

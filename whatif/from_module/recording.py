@@ -1,0 +1,114 @@
+"""Steps that nobody ran, written as a recording: what reads recordings reads them, and every command works on them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.schedule import (
+    COPY_NAME,
+    Schedule,
+    Span,
+    memory_events,
+)
+from whatif.graph.types import Phase
+from whatif.hardware.gpu import Gpu
+from whatif.output_file import replacing
+
+_PROCESS, _STREAM = 1, 7
+
+
+def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: dict[str, Any]) -> dict[str, Any]:
+    """Give a recording as PyTorch's profiler and our recorder write it, as a JSON object.
+
+    ``told`` is what the recorder's part says beside ``graph.metadata``.
+    """
+    events = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
+    events += [_annotation(span, "whatif::layer::") for span in schedule.layers]
+    # Autograd counts on from step to step.
+    steps, a_step = len(schedule.steps), 1 + max((o.sequence for o in graph.operations), default=0)
+    events += [
+        make(graph, span, place * steps // len(spans) * a_step)
+        for make, spans in ((_node, schedule.nodes), (_operator, schedule.operations))
+        for place, span in enumerate(spans)
+    ]
+    events += [_call(span) for span in schedule.calls]
+    events += [_gpu_task(span) for span in schedule.kernels]
+    events += [
+        {
+            "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": _PROCESS, "tid": _PROCESS,
+            "ts": time_ns / 1e3,
+            "args": {"Device Type": 0 if gpu is None else 1, "Device Id": -1 if gpu is None else 0, "Addr": address,
+                     "Bytes": size, "Total Allocated": held},
+        }
+        for time_ns, address, size, held in memory_events(graph, schedule)
+    ]  # fmt: skip
+    devices = []
+    if gpu is not None:
+        devices = [{"id": 0, "name": gpu.name, "totalGlobalMem": gpu.memory_bytes, "numSms": gpu.sm_count}]
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": devices,
+        "whatif": {**graph.metadata, **told},
+        "traceEvents": events,
+    }
+
+
+def is_predicted(start: bytes) -> bool:
+    """Whether a file begins as these recordings do: those of a profiler have spaces, or other keys first."""
+    return start.startswith(b'{"schemaVersion":1,"deviceProperties":') and b',"whatif":{' in start
+
+
+def write_trace(trace: dict[str, Any], path: Path, *, user_named: bool) -> None:
+    """Write a recording; one that ends in .gz is compressed. Raises WhatifError where that cannot be done."""
+    data = msgspec.json.encode(trace)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    if not user_named:
+        path.write_bytes(data)
+        return
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
+def _event(span: Span, category: str, name: str, args: dict[str, Any], *, thread: int = _PROCESS) -> dict[str, Any]:
+    # Whole nanoseconds: the reader takes decimals exactly, and a double holds three of them for years of microseconds.
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": _PROCESS if thread == _PROCESS else 0, "tid": thread,
+        "ts": span.start_ns / 1e3, "dur": (span.end_ns - span.start_ns) / 1e3, "args": args,
+    }  # fmt: skip
+
+
+def _annotation(span: Span, prefix: str = "") -> dict[str, Any]:
+    return _event(span, "user_annotation", prefix + span.name, {})
+
+
+def _node(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
+    sequence = graph.operations[span.operation].sequence
+    args = {"Fwd thread id": 1} | ({"Sequence number": sequence + counted} if sequence >= 0 else {})
+    return _event(span, "cpu_op", f"autograd::engine::evaluate_function: {span.name}", args)
+
+
+def _operator(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
+    operation = graph.operations[span.operation]
+    types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
+    args: dict[str, Any] = {
+        "Input Dims": operation.dims, "Input type": types, "Concrete Inputs": operation.concrete,
+    }  # fmt: skip
+    if operation.sequence >= 0 and not operation.node and operation.phase == Phase.FORWARD:
+        args["Sequence number"] = operation.sequence + counted
+    return _event(span, "cpu_op", operation.name, args)
+
+
+def _call(span: Span) -> dict[str, Any]:
+    return _event(span, "cuda_runtime", span.name, {"correlation": span.correlation})
+
+
+def _gpu_task(span: Span) -> dict[str, Any]:
+    args = {"device": 0, "stream": _STREAM, "correlation": span.correlation}
+    category = "gpu_memcpy" if span.name == COPY_NAME else "kernel"
+    return _event(span, category, span.name, args | ({"bytes": 8} if category == "gpu_memcpy" else {}), thread=_STREAM)

@@ -1,0 +1,177 @@
+"""When the operations of some steps run: the host calls them in order, one stream runs their kernels behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from whatif.from_module.cpu_costs import CpuCosts
+from whatif.from_module.operations import OperatorGraph
+from whatif.graph.types import Phase
+from whatif.ingest.gpu_side import DEFAULT_LAUNCH_LAG_NS, DEFAULT_QUEUE_DEPTH, DEFAULT_STREAM_LAG_NS
+from whatif.ingest.recorded import recorded_of
+
+# What reads a value of a tensor back: the host waits until the GPU has made it.
+READ_BACK = "aten::_local_scalar_dense"
+COPY_NAME = "Memcpy DtoH (Device -> Pageable)"
+# A copy of one number over PCIe: the shortest in the public recordings take 1 to 2 us.
+_COPY_NS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something with a beginning and an end, ns."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    operation: int = -1
+    correlation: int = 0
+
+
+@dataclass
+class Schedule:
+    """Spans of each kind, in the order of their starts; ``operations`` has one span for each operation of a step."""
+
+    steps: list[Span] = field(default_factory=list)
+    layers: list[Span] = field(default_factory=list)
+    nodes: list[Span] = field(default_factory=list)
+    marks: list[Span] = field(default_factory=list)
+    operations: list[Span] = field(default_factory=list)
+    calls: list[Span] = field(default_factory=list)
+    kernels: list[Span] = field(default_factory=list)
+
+
+class _Stream:
+    """A stream that runs what is launched in order; a launch blocks while its queue is full."""
+
+    def __init__(self, schedule: Schedule, costs: CpuCosts) -> None:
+        self._schedule, self._costs = schedule, costs
+        self._free_ns = -DEFAULT_STREAM_LAG_NS
+        self._starts: deque[int] = deque(maxlen=DEFAULT_QUEUE_DEPTH)
+        self._correlation = 0
+
+    def launch(self, now_ns: int, name: str, duration_ns: int, operation: int, call: str = "cudaLaunchKernel") -> int:
+        """Launch a kernel at ``now_ns``; gives when the call returns."""
+        self._correlation += 1
+        end_ns = now_ns + self._costs.launch_ns
+        if len(self._starts) == self._starts.maxlen:
+            end_ns = max(end_ns, self._starts[0] + self._costs.launch_ns)  # it goes on once there is room
+        start_ns = max(end_ns + DEFAULT_LAUNCH_LAG_NS, self._free_ns + DEFAULT_STREAM_LAG_NS)
+        self._starts.append(start_ns)
+        self._free_ns = start_ns + duration_ns
+        self._schedule.calls.append(Span(call, now_ns, end_ns, operation, self._correlation))
+        self._schedule.kernels.append(Span(name, start_ns, self._free_ns, operation, self._correlation))
+        return end_ns
+
+    def read_back(self, now_ns: int, operation: int) -> int:
+        """Copy a number to the host and wait for it."""
+        now_ns = self.launch(now_ns, COPY_NAME, _COPY_NS, operation, "cudaMemcpyAsync")
+        self._correlation += 1
+        end_ns = max(now_ns, self._free_ns) + self._costs.launch_ns
+        self._schedule.calls.append(Span("cudaStreamSynchronize", now_ns, end_ns, operation, self._correlation))
+        return end_ns
+
+
+def schedule_steps(
+    graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int], costs: CpuCosts, *,
+    steps: int,
+) -> Schedule:  # fmt: skip
+    """Run ``steps`` equal steps one behind the other.
+
+    ``kernels`` are (name, duration in ns) of each operation's; ``work_ns`` is what the host itself computes in each
+    operation (on a CPU all of it), beside what calling it costs.
+    """
+    found = Schedule()
+    stream = _Stream(found, costs)
+    opens, closes = _by_operation(graph)
+    now_ns = 0
+    for number in range(steps):
+        begin_ns = now_ns
+        update_ns = -1
+        starts: dict[int, int] = {}
+        for place, operation in enumerate(graph.operations):
+            if operation.phase == Phase.UPDATE and update_ns < 0:
+                update_ns = now_ns
+                now_ns += costs.parameter_ns * _parameter_tensors(graph)
+            for call in opens.get(place, ()):
+                starts[call] = now_ns
+                now_ns += costs.layer_call_ns // 2
+            if operation.node and _begins_node(graph, place):
+                node_ns = now_ns
+                now_ns += costs.node_ns
+            start_ns = now_ns
+            mine = kernels[place]
+            own_ns = costs.operation_ns(operation, len(mine))
+            now_ns += own_ns // 2
+            for name, duration_ns in mine:
+                now_ns = stream.launch(now_ns, name, duration_ns, place)
+            if operation.name == READ_BACK and operation.on_device and found.kernels:
+                now_ns = stream.read_back(now_ns, place)
+            now_ns += own_ns - own_ns // 2 + work_ns[place]
+            found.operations.append(Span(operation.name, start_ns, now_ns, place))
+            if operation.node and _ends_node(graph, place):
+                found.nodes.append(Span(operation.node, node_ns, now_ns, place))
+            for call in closes.get(place, ()):
+                now_ns += costs.layer_call_ns // 2
+                found.layers.append(Span(graph.layer_calls[call].name, starts[call], now_ns, place))
+        if update_ns >= 0:
+            optimizer = _optimizer(graph)
+            found.marks.append(Span(f"Optimizer.step#{optimizer}.step", update_ns, now_ns))
+        found.steps.append(Span(f"ProfilerStep#{number}", begin_ns, now_ns))
+    return found
+
+
+def _by_operation(graph: OperatorGraph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """The layer calls that begin with each operation, outermost first, and that end with each, innermost first."""
+    opens: dict[int, list[int]] = {}
+    closes: dict[int, list[int]] = {}
+    # A call that ends later, or was taken down later where both end together, encloses the other.
+    order = sorted(range(len(graph.layer_calls)), key=lambda c: (-graph.layer_calls[c].last, -c))
+    for call in order:
+        opens.setdefault(graph.layer_calls[call].first, []).append(call)
+    for call in sorted(range(len(graph.layer_calls)), key=lambda c: (-graph.layer_calls[c].first, c)):
+        closes.setdefault(graph.layer_calls[call].last - 1, []).append(call)
+    return opens, closes
+
+
+def _node_of(graph: OperatorGraph, place: int) -> tuple[str, int] | None:
+    if not 0 <= place < len(graph.operations):
+        return None
+    operation = graph.operations[place]
+    return (operation.node, operation.sequence) if operation.node else None
+
+
+def _begins_node(graph: OperatorGraph, place: int) -> bool:
+    return _node_of(graph, place - 1) != _node_of(graph, place)
+
+
+def _ends_node(graph: OperatorGraph, place: int) -> bool:
+    return _node_of(graph, place + 1) != _node_of(graph, place)
+
+
+def _parameter_tensors(graph: OperatorGraph) -> int:
+    told = recorded_of(graph.metadata)[0].optimizer
+    return (told.parameter_tensors or 0) if told is not None else 0
+
+
+def _optimizer(graph: OperatorGraph) -> str:
+    told = recorded_of(graph.metadata)[0].optimizer
+    return str(told.type) if told is not None else "Optimizer"
+
+
+def memory_events(graph: OperatorGraph, schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (time in ns, address, bytes taken or -bytes given back, bytes held then) of all steps, in order."""
+    n = len(graph.operations)
+    for first in range(0, len(schedule.operations), n):
+        changes = []
+        for number, block in enumerate(graph.allocations):
+            birth = schedule.operations[first + min(block.birth, n - 1)].start_ns
+            death = schedule.operations[first + min(max(block.death, 1), n) - 1].end_ns
+            address = (number + 1) << 12
+            changes += [(birth, 1, address, block.size_bytes), (max(death, birth), 0, address, -block.size_bytes)]
+        held = graph.resident_bytes
+        for time_ns, _, address, size in sorted(changes):
+            held += size
+            yield time_ns, address, size, held

@@ -1,0 +1,1 @@
+"""The task graph: the one data type, its columns, selection and edits."""

@@ -1,0 +1,78 @@
+"""The columns of the task graph, listed once: type, default and what edits and merges do with each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.types import Array, Phase, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: ``default`` is the value of a task about which nothing is known.
+
+    ``codes`` is what the values index: a sequence, or the name of a table of the graph. ``inherits``: an inserted task
+    takes the value of the task that it is put behind. ``divides``: the parts of a split task share the value; without
+    it each part has all of it. ``across_ranks``: what a merge of ranks does with the values of each rank.
+    """
+
+    name: str
+    dtype: type[np.generic]
+    default: int = -1
+    codes: type[IntEnum] | tuple[str, ...] | Literal["names", "threads", "layers", "operators"] | None = None
+    inherits: bool = False
+    divides: bool = False
+    # "table": codes of a table that the ranks then share; "number": numbers stay distinct; "time": since the first one.
+    across_ranks: Literal["keep", "table", "number", "time"] = "keep"
+
+
+# In the order in which people see them. ``TaskGraph`` has a field for each; a test compares the two.
+COLUMNS = (
+    Column("name", np.int32, 0, codes="names", across_ranks="table"),
+    Column("kind", np.int8, 0, codes=TaskKind),
+    Column("thread", np.int32, 0, codes="threads", inherits=True, across_ranks="table"),
+    Column("duration_ns", np.int64, 0, divides=True),
+    Column("low_ns", np.int64, 0, divides=True),
+    Column("high_ns", np.int64, 0, divides=True),
+    Column("start_ns", np.int64, across_ranks="time"),
+    Column("layer", np.int32, 0, codes="layers", inherits=True, across_ranks="table"),
+    Column("phase", np.int8, 0, codes=Phase, inherits=True),
+    Column("step", np.int32, inherits=True),
+    Column("correlation_id", np.int64),
+    Column("family", np.int8, codes=KernelFamily),
+    Column("dtype", np.int8, 0, codes=DTYPES),
+    Column("size_bytes", np.int64, divides=True),
+    Column("flops", np.int64, divides=True),
+    Column("warps", np.int64, divides=True),
+    Column("registers", np.int32),
+    Column("operator", np.int32, across_ranks="number"),
+    Column("in_optimizer", np.bool_, 0),
+    Column("measured", np.int32),
+    Column("called", np.int32, codes="operators", across_ranks="table"),
+    Column("profiler_events", np.int32, 0, divides=True),
+)
+TASK_COLUMNS = tuple(column.name for column in COLUMNS)
+
+
+def filled(n_tasks: int, given: Mapping[str, npt.ArrayLike]) -> dict[str, Any]:
+    """Return every column of ``n_tasks`` tasks: the given ones in the types of the table, defaults for the others.
+
+    A given value is one number or one per task. Raises WhatifError on a name that is not a column.
+    """
+    unknown = given.keys() - set(TASK_COLUMNS)
+    if unknown:
+        raise WhatifError(f"expected columns of the task graph, got {', '.join(sorted(unknown))}.")
+    return {column.name: _filled(n_tasks, given.get(column.name, column.default), column.dtype) for column in COLUMNS}
+
+
+def _filled(n_tasks: int, values: npt.ArrayLike, dtype: type[np.generic]) -> Array:
+    array = np.asarray(values)
+    return np.full(n_tasks, array, dtype=dtype) if array.ndim == 0 else array.astype(dtype, copy=False)

@@ -1,0 +1,245 @@
+"""Put new tasks into a graph, with the calls that launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.graph.columns import COLUMNS
+from whatif.graph.edit import (
+    Columns,
+    as_ids,
+    as_ns,
+    columns_of,
+    renumbered,
+    reorder,
+)
+from whatif.graph.types import (
+    GPU_KINDS,
+    Array,
+    Dependencies,
+    DependencyKind,
+    Int32,
+    Int64,
+    TaskKind,
+    Waits,
+    among,
+)
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+
+@dataclass(frozen=True)
+class NewTasks:
+    """Tasks to insert, n at once; a scalar field applies to all of them.
+
+    ``after`` (n,): ids, or a selection, of the tasks after which to insert them; layer, phase and step default to those
+    of ``after``. ``thread``: None for the thread of ``after``. ``launched_after`` (n,): ids of CPU tasks after which to
+    insert the launching call, which lasts ``launch_ns``; None for tasks that no new call launches. ``launched_by``
+    (n,): ids of existing calls that launch the new tasks too, as a CUDA graph's call does. A launched task comes after
+    its launch, even if ``after`` is before it. ``waits_for``: the stream (or ``ALL_STREAMS``) for whose earlier
+    launches the tasks of kind WAIT wait; they return ``return_ns`` later.
+    """
+
+    after: npt.ArrayLike
+    name: str
+    kind: TaskKind | npt.NDArray[Any]
+    duration_ns: npt.ArrayLike
+    thread: npt.ArrayLike | None = None
+    low_ns: npt.ArrayLike | None = None
+    high_ns: npt.ArrayLike | None = None
+    layer: npt.ArrayLike | None = None
+    phase: npt.ArrayLike | None = None
+    step: npt.ArrayLike | None = None
+    size_bytes: npt.ArrayLike = -1
+    flops: npt.ArrayLike = -1
+    family: npt.ArrayLike = -1
+    dtype: npt.ArrayLike = 0
+    launched_after: npt.ArrayLike | None = None
+    launch_name: str = "cudaLaunchKernel"
+    launch_ns: npt.ArrayLike = 0
+    launched_by: npt.ArrayLike | None = None
+    waits_for: npt.ArrayLike | None = None
+    return_ns: int = 0
+
+
+class Inserted(NamedTuple):
+    """The graph with the new tasks, their ids, their launches' ids (empty without) and the new id of each old task."""
+
+    graph: TaskGraph
+    ids: Int32
+    launches: Int32
+    moved: Int32
+
+
+def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
+    """See ``TaskGraph.insert``. Raises WhatifError where ids or durations are out of range."""
+    return insert_all(graph, [tasks])[0]
+
+
+def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
+    """Put several lots of new tasks in at once, which takes the time of one; all their ids are those of ``graph``.
+
+    Behind one and the same task they stand in the order of the lots. Raises WhatifError where ids or durations are out
+    of range.
+    """
+    n = len(graph)
+    names = dict.fromkeys(graph.names)
+    new: list[Columns] = []
+    behind, rank, counts = [], [], []
+    done = 0
+    for tasks in parts:
+        after = as_ids(graph, tasks.after)
+        count = len(after)
+        launched_after, launched_by = (
+            _for_each(graph, ids, count) for ids in (tasks.launched_after, tasks.launched_by)
+        )
+        counts.append((count, 0 if launched_after is None else count))
+        if not count:
+            continue
+        for given in (after, launched_after, launched_by):
+            if given is not None and (given.min() < 0 or given.max() >= n):
+                raise WhatifError(f"insert: expected ids of tasks in 0..{n - 1}, got one outside.")
+        names.setdefault(tasks.name)
+        if launched_after is not None:
+            names.setdefault(tasks.launch_name)
+        name_ids = {name: code for code, name in enumerate(names)}
+        place_in_turn = done + 2 * np.arange(count)
+        done += 2 * count
+        rows = _rows(graph, tasks, after, name_ids[tasks.name])
+        new.append(rows)
+        behind.append(np.max([ids for ids in (after, launched_after, launched_by) if ids is not None], axis=0))
+        rank.append(place_in_turn + 2)
+        if launched_after is not None:
+            new.append(_launch_rows(graph, tasks, launched_after, name_ids[tasks.launch_name], rows))
+            behind.append(launched_after)
+            rank.append(place_in_turn + 1)
+    if not new:
+        nothing = np.empty(0, np.int32)
+        return [Inserted(graph, nothing, nothing, np.arange(n, dtype=np.int32)) for _ in parts]
+    return _woven(graph, parts, counts, tuple(names), new, np.concatenate(behind), np.concatenate(rank))
+
+
+def _for_each(graph: TaskGraph, ids: npt.ArrayLike | None, count: int) -> Int64 | None:
+    return None if ids is None else np.broadcast_to(as_ids(graph, ids), count)
+
+
+def _woven(
+    graph: TaskGraph, parts: Sequence[NewTasks], counts: list[tuple[int, int]], names: tuple[str, ...],
+    new: list[Columns], behind: Int64, rank: Int64,
+) -> list[Inserted]:  # fmt: skip
+    """The graph with the new rows, each right behind an old one, and what each lot has become."""
+    # Only the new rows are sorted: each stands right behind an old one, which keeps its order.
+    order = np.lexsort((rank, behind))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = behind[order] + 1 + np.arange(len(order))
+    is_old = np.ones(len(graph) + len(order), dtype=np.bool_)
+    is_old[place] = False
+    moved = np.flatnonzero(is_old).astype(np.int32)
+    from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
+
+    def woven(column: npt.NDArray[Any], inserted: npt.ArrayLike) -> npt.NDArray[Any]:
+        result = column.take(from_old)
+        result[place] = inserted
+        return result
+
+    rows = {name: np.concatenate([block[name] for block in new]) for name in new[0]}
+    columns = {name: woven(column, rows[name]) for name, column in columns_of(graph).items()}
+    attached = {name: woven(column, 0) for name, column in graph.attached.items()}
+    found, at = [], 0
+    for count, n_launches in counts:
+        found.append((place[at : at + count], place[at + count : at + count + n_launches]))
+        at += count + n_launches
+    dependencies = [renumbered(graph.dependencies, moved)]
+    waits = [Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)]
+    for tasks, (ids, launches) in zip(parts, found, strict=True):
+        if len(launches):
+            dependencies.append(Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
+        launched_by = _for_each(graph, tasks.launched_by, len(ids))
+        if launched_by is not None:
+            by = moved[launched_by]
+            dependencies.append(Dependencies.of(by, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
+        if tasks.waits_for is not None:
+            waiting = np.broadcast_to(np.asarray(tasks.kind), len(ids)) == TaskKind.WAIT
+            scope = np.broadcast_to(np.asarray(tasks.waits_for), len(ids))[waiting]
+            lag_ns = np.full(len(scope), tasks.return_ns, dtype=np.int64)
+            waits.append(Waits(ids[waiting].astype(np.int32), scope.astype(np.int32), lag_ns))
+    edited = graph.replace(
+        **columns,
+        names=names,
+        dependencies=Dependencies.concatenate(dependencies) if len(dependencies) > 1 else dependencies[0],
+        waits=Waits(*(np.concatenate([getattr(w, column) for w in waits]) for column in Waits.__slots__)),
+        attached=attached,
+    )
+    again = None
+    # CPU tasks fit where they are put; only what the GPU runs, and waits, can change who waits for whom.
+    if among(rows["kind"], GPU_KINDS).any() or len(waits) > 1:
+        edited, again = reorder(edited)
+
+    def at_last(ids: Array) -> Int32:
+        return ids.astype(np.int32) if again is None else again[ids]
+
+    moved = at_last(moved)
+    return [Inserted(edited, at_last(ids), at_last(launches), moved) for ids, launches in found]
+
+
+def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Columns:
+    count = len(after)
+
+    def column(value: npt.ArrayLike | None, default: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
+        result = np.empty(count, dtype=dtype)
+        result[:] = default if value is None else value  # four times faster than to broadcast one value and convert
+        return result
+
+    duration = as_ns(np.broadcast_to(np.asarray(tasks.duration_ns, dtype=np.float64), (count,)))
+    if duration.min() < 0:
+        raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
+    given = {each.name: getattr(tasks, each.name, None) for each in COLUMNS} | {
+        "name": name_id,
+        "duration_ns": duration,
+    }
+    rows = {
+        each.name: column(
+            given[each.name], getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype
+        )
+        for each in COLUMNS
+    }
+    rows["low_ns"] = np.minimum(column(tasks.low_ns, duration, np.int64), duration)
+    rows["high_ns"] = np.maximum(column(tasks.high_ns, duration, np.int64), duration)
+    return rows
+
+
+def _launch_rows(graph: TaskGraph, tasks: NewTasks, launched_after: Int64, name_id: int, new: Columns) -> Columns:
+    launch = NewTasks(launched_after, tasks.launch_name, TaskKind.RUNTIME, tasks.launch_ns, step=tasks.step)
+    rows = _rows(graph, launch, launched_after, name_id)
+    return {**rows, "layer": new["layer"], "phase": new["phase"]}
+
+
+# How long after the GPU is done a waiting call returns, where a trace shows none: 5 to 15 us in the recordings of
+# docs/accuracy.md.
+RETURN_NS = 8_000
+
+
+def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> TaskGraph:
+    """See ``TaskGraph.synchronize``.
+
+    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first
+    insertion change.
+    """
+    return insert(graph, synchronizing(as_ids(graph, after), call_ns=call_ns, name=name, stream=stream)).graph
+
+
+def synchronizing(after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> NewTasks:
+    """Give the tasks of such calls, each behind one of the tasks ``after``: the call, and its wait."""
+    places = np.atleast_1d(np.asarray(after))
+    kinds = np.tile([TaskKind.RUNTIME, TaskKind.WAIT], len(places))
+    return NewTasks(
+        np.repeat(places, 2), name, kinds, np.where(kinds == TaskKind.WAIT, 0, call_ns), waits_for=stream,
+        return_ns=RETURN_NS,
+    )  # fmt: skip

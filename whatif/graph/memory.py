@@ -1,0 +1,179 @@
+"""What a training step keeps in the memory of its device, and the most of it at one moment.
+
+The step is told layer by layer: the forward pass keeps each layer's activations, the backward pass goes the layers in
+reverse, needs room for what it computes with, leaves gradients and gives the activations back; then comes the update.
+What optimizations make of it is in ``whatif.models.layers.memory_effects``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from whatif.graph.types import Phase
+
+
+# Rows are tuples: a what-if makes new ones of hundreds of them, and a frozen dataclass takes five times as long.
+class LayerMemory(NamedTuple):
+    """One visit of a layer, bytes: a layer whose work other layers interrupt has a row for each piece of it.
+
+    ``workspace`` is what exists only while the layer runs, beyond what it keeps.
+    """
+
+    name: str
+    activations: int  # kept from its forward to its backward work: what the backward work of this visit frees
+    gradients: int  # of its own parameters
+    forward_workspace: int = 0
+    backward_workspace: int = 0
+    # Of the activations: what a layer before it made, and what autocast would leave in full precision.
+    kept_input: int = 0
+    full_precision: int = 0
+    # What flows in, whether this layer keeps it or one before it does.
+    input: int = 0
+    # Of the backward workspace: what is as large as parameters, whatever the batch.
+    fixed_workspace: int = 0
+    # Parameters that its products and convolutions read.
+    weights: int = 0
+    # Full-precision tensors that are kept elsewhere, of which autocast keeps a copy in 16 bits for its products.
+    copied: int = 0
+    # Of the activations: what is as large as an attention's scores, which a fused attention does not keep.
+    scores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a step, bytes; ``layers`` in the order of the forward pass."""
+
+    parameters: int
+    optimizer_state: int
+    inputs: int  # the batch, and buffers such as running statistics
+    layers: tuple[LayerMemory, ...]
+    update_workspace: int = 0
+    # Gradients live from one step to the next (zero_grad(set_to_none=False), or accumulation over passes).
+    gradients_stay: bool = False
+    # The last step's gradients are there until the backward pass begins (they are zeroed right before it).
+    gradients_in_forward: bool = False
+    # A layer's gradients are gone when its backward work ends (the update is made there).
+    gradients_leave: bool = False
+    # Where the numbers come from: "allocations" (recorded) or "shapes" (of operators and parameters).
+    source: str = "shapes"
+    # Of ``inputs``: what does not grow with the batch.
+    buffers: int = 0
+    # What-ifs that were applied and whose effect on memory nobody modelled.
+    not_modelled: tuple[str, ...] = ()
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of all layers, bytes."""
+        return sum(layer.gradients for layer in self.layers)
+
+    @property
+    def activations(self) -> int:
+        """What all layers keep at the end of the forward pass, bytes."""
+        return sum(layer.activations for layer in self.layers)
+
+    def with_layers(self, layers: Sequence[LayerMemory]) -> Memory:
+        """Give this memory with other layers."""
+        return replace(self, layers=tuple(layers))
+
+
+class Moment(NamedTuple):
+    """What is in memory while one layer works (the update has none), bytes."""
+
+    phase: Phase
+    layer: str
+    parameters: int
+    optimizer_state: int
+    inputs: int
+    gradients: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """All of it, bytes."""
+        return self.parameters + self.optimizer_state + self.inputs + self.gradients + self.activations + self.workspace
+
+
+def moments(memory: Memory) -> Iterator[Moment]:
+    """Walk through a step: give the fullest moment of each layer's forward, then backward work, then the update."""
+    resident = memory.parameters, memory.optimizer_state, memory.inputs
+    gradients = memory.gradients if memory.gradients_stay or memory.gradients_in_forward else 0
+    activations = 0
+    for layer in memory.layers:
+        activations += layer.activations
+        yield Moment(Phase.FORWARD, layer.name, *resident, gradients, activations, layer.forward_workspace)
+    gradients = memory.gradients if memory.gradients_stay else 0
+    for layer in reversed(memory.layers):
+        if memory.gradients_stay:  # the new gradient is there until it is added to the old one
+            workspace = layer.backward_workspace + layer.gradients
+            yield Moment(Phase.BACKWARD, layer.name, *resident, gradients, activations, workspace)
+        else:
+            now = gradients + layer.gradients
+            yield Moment(Phase.BACKWARD, layer.name, *resident, now, activations, layer.backward_workspace)
+            gradients = gradients if memory.gradients_leave else now
+        activations -= layer.activations
+    yield Moment(Phase.UPDATE, "", *resident, gradients, activations, memory.update_workspace)
+
+
+def peak(memory: Memory) -> Moment:
+    """Return the moment of a step with the most memory in use, in bytes by what holds it; the first of equals."""
+    return max(moments(memory), key=lambda moment: moment.total)
+
+
+def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
+    """Let the rows [first, end) of each of ``runs`` keep the input of the first alone; in the order of the rows."""
+    rows = list(memory.layers)
+    ended = -1
+    for first, end in runs:
+        # The gradient of its output, which is what flows into the layer behind it, is there all the while.
+        gradient = rows[end].input if end < len(rows) else 0
+        rows[first:end] = _recomputed(rows[first:end], gradient, from_segment=first == ended)
+        ended = end
+    return memory.with_layers(rows)
+
+
+def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: bool) -> list[LayerMemory]:
+    """One visit of a segment; ``from_segment``: what made its input keeps nothing any more."""
+    first = rows[0]
+    kept = first.input if from_segment else min(first.input, first.kept_input)
+    again = 0
+    most = 0
+    found = []
+    for row in rows:
+        again += max(row.activations - kept, 0) if row is first else row.activations
+        most = max(most, again + row.forward_workspace + gradient)
+        found.append(
+            row._replace(
+                activations=kept if row is first else 0,
+                kept_input=kept if row is first else 0,
+                full_precision=min(row.full_precision, kept) if row is first else 0,
+                forward_workspace=row.forward_workspace
+                + row.activations
+                - (min(kept, row.activations) if row is first else 0),
+                backward_workspace=row.backward_workspace + again,
+                scores=0,
+            )
+        )
+    # The forward work of the whole segment runs before the backward work of its last layer.
+    found[-1] = found[-1]._replace(backward_workspace=max(found[-1].backward_workspace, most))
+    return found
+
+
+# Adam keeps a list of denominators as large as the parameters beside them; torch.optim's other foreach forms work in
+# place (torch 2.13, torch/optim/adam.py, sgd.py).
+_FOREACH_COPIES = {"adam": 1, "adamw": 1, "nadam": 1, "radam": 1, "adamax": 1, "rmsprop": 1, "adagrad": 1}
+# Parameter by parameter, Adam makes a square root and its quotient.
+_LOOP_COPIES = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 1, "rmsprop": 1, "adagrad": 1}
+
+
+def update_workspace(optimizer: str | None, implementation: str, parameters: int, largest: int) -> int:
+    """Give what an update of ``parameters`` bytes computes with, bytes; ``largest`` is the largest single parameter.
+
+    ``implementation`` is one of for_loop, foreach and fused.
+    """
+    name = (optimizer or "").lower()
+    if implementation == "foreach":
+        return _FOREACH_COPIES.get(name, 0) * parameters
+    return _LOOP_COPIES.get(name, 0) * largest if implementation == "for_loop" else 0

@@ -1,0 +1,154 @@
+"""Order: a topological one that changes as little as possible, and the dependencies that follow from position.
+
+Derived dependencies are found anew in every edited graph and never stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.graph.types import ALL_STREAMS, Anchor, Dependencies, DependencyKind, Int32, Int64, ThreadKind
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+
+def incoming(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
+    """Group dependencies by target: the row offsets, shape (n_tasks + 1,), and the rows in target order."""
+    return _grouped(n_tasks, dependencies.target)
+
+
+def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
+    """Group dependencies by source: the row offsets, shape (n_tasks + 1,), and the rows in source order."""
+    return _grouped(n_tasks, dependencies.source)
+
+
+def _grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
+    offsets = np.zeros(n_tasks + 1, dtype=np.int64)
+    np.cumsum(np.bincount(ends, minlength=n_tasks), out=offsets[1:])
+    return offsets, np.argsort(ends, kind="stable")
+
+
+def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
+    """Give the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle."""
+    source, target = dependencies.source, dependencies.target
+    backward = source >= target
+    order = np.arange(n_tasks, dtype=np.int32)
+    kept = []
+    done = 0
+    # Only ids between the ends of a backward dependency can move, and none of them leaves its interval.
+    for first, last in _merged(target[backward], source[backward]):
+        inside = (source >= first) & (source <= last) & (target >= first) & (target <= last)
+        local = _smallest_first(last - first + 1, source[inside] - first, target[inside] - first)
+        kept += [order[done:first], local + np.int32(first)]
+        done = last + 1
+        if len(local) < last - first + 1:
+            return np.concatenate(kept)
+    return np.concatenate([*kept, order[done:]])
+
+
+def _merged(first: Int32, last: Int32) -> list[tuple[int, int]]:
+    """The union of the intervals [first, last], as disjoint intervals in order."""
+    if not len(first):
+        return []
+    by_first = np.argsort(first, kind="stable")
+    first, reach = first[by_first], np.maximum.accumulate(last[by_first])
+    begins = np.append(True, first[1:] > reach[:-1])
+    ends = np.append(begins[1:], True)
+    return list(zip(first[begins].tolist(), reach[ends].tolist(), strict=True))
+
+
+def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:
+    offsets, rows = _grouped(n_tasks, before)
+    targets: list[int] = after[rows].tolist()
+    starts = offsets.tolist()
+    missing: list[int] = np.bincount(after, minlength=n_tasks).tolist()
+    ready: list[int] = [task for task in range(n_tasks) if missing[task] == 0]
+    order = []
+    while ready:
+        task = heapq.heappop(ready)
+        order.append(task)
+        for target in targets[starts[task] : starts[task + 1]]:
+            missing[target] -= 1
+            if missing[target] == 0:
+                heapq.heappush(ready, target)
+    return np.array(order, dtype=np.int32)
+
+
+def derived_dependencies(graph: TaskGraph) -> Dependencies:
+    """Give the waits for all that was launched before, and the launches that a full queue holds back.
+
+    They follow from the order of each thread alone. Where ids are out of order, as an insertion can leave them for a
+    moment, some point backward; ``reorder`` mends that.
+    """
+    if not len(graph.waits.task) and not graph.info.queue_depth:
+        return Dependencies.concatenate([])
+    streams = _streams(graph)
+    return Dependencies.concatenate([_waits(graph, streams), _back_pressure(graph, streams)])
+
+
+def thread_dependencies(graph: TaskGraph) -> Dependencies:
+    """Give the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
+    order = graph.by_thread.astype(np.int32)
+    thread = graph.thread[order]
+    ordered = np.array([t.ordered for t in graph.threads], dtype=np.bool_)
+    lag_ns = np.array([t.lag_ns for t in graph.threads], dtype=np.int64)
+    same = (thread[1:] == thread[:-1]) & ordered[thread[1:]]
+    return Dependencies.of(order[:-1][same], order[1:][same], DependencyKind.THREAD, lag_ns[thread[1:][same]])
+
+
+def _streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
+    """Each stream's tasks in order, and for each the position from which on it counts as launched."""
+    by_thread = graph.by_thread
+    gpu = by_thread[graph.on_gpu[by_thread]].astype(np.int32)
+    thread = graph.thread[gpu]
+    bounds = np.flatnonzero(np.diff(thread)) + 1
+    streams = []
+    for tasks in np.split(gpu, bounds):
+        if not len(tasks) or graph.threads[graph.thread[tasks[0]]].kind != ThreadKind.STREAM:
+            continue
+        # A task without a known launch was launched with or before the one that precedes it on its stream.
+        launched = np.maximum.accumulate(graph.launch_of[tasks].astype(np.int64))
+        streams.append((int(graph.thread[tasks[0]]), tasks, launched))
+    return streams
+
+
+def _waits(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+    parts = []
+    waits = graph.waits
+    rank = np.array([thread.rank for thread in graph.threads], dtype=np.int32)
+    for stream, tasks, launched in streams:
+        own = rank[graph.thread[waits.task]] == rank[stream]  # all streams of a machine, not of others
+        concerned = ((waits.scope == ALL_STREAMS) & own) | (waits.scope == stream)
+        wait = waits.task[concerned]
+        # The last task that was launched before the wait, if there is one.
+        last = np.searchsorted(launched, wait, side="left") - 1
+        found = last >= 0
+        parts.append(
+            Dependencies.of(tasks[last[found]], wait[found], DependencyKind.SYNC, waits.lag_ns[concerned][found])
+        )
+    return Dependencies.concatenate(parts)
+
+
+def _back_pressure(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+    """The call that launches the k-th task of a stream waits until task k - queue_depth has started."""
+    depth = graph.info.queue_depth
+    if not depth:
+        return Dependencies.concatenate([])
+    parts = []
+    for _, tasks, _ in streams:
+        launch = graph.launch_of[tasks]
+        # A graph launch puts many tasks into the queue with one call: only its first one counts.
+        first = launch < 0
+        first[np.unique(launch, return_index=True)[1]] = True
+        tasks, launch = tasks[first], launch[first]
+        if len(tasks) <= depth:
+            continue
+        known = launch[depth:] >= 0
+        parts.append(
+            Dependencies.of(tasks[:-depth][known], launch[depth:][known], DependencyKind.QUEUE, anchor=Anchor.START)
+        )
+    return Dependencies.concatenate(parts)

@@ -1,0 +1,226 @@
+"""What the recorder wrote beside the events of a recording, as facts of known types; ingest reads them once.
+
+``None`` and empty are not told. ``other`` holds what nobody reads, as it was written: it is there to be written back.
+``told`` names the settings that were written, ``None`` among them: torch's own choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Setting = str | bool | tuple[str, ...] | None
+Other = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of the model and its own parameters."""
+
+    name: str = ""
+    type: str = ""
+    parameters: int | None = None
+    gradient_bytes: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each parameter by its name in the layer
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A parameter's gradient. The backward pass finishes gradients in the order of the list."""
+
+    name: str = ""
+    layer: str = ""
+    size_bytes: int | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters whose gradients DistributedDataParallel sends together."""
+
+    parameters: tuple[str, ...] = ()
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ddp:
+    """The buckets of DistributedDataParallel in the order in which they are sent, and how many workers there are."""
+
+    world_size: int | None = None  # None unless there are several
+    buckets: tuple[Bucket, ...] | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The number formats of a run, by torch's names."""
+
+    parameters: Setting = None
+    autocast: Setting = None
+    matmul: Setting = None
+    conv: Setting = None
+    cudnn_allow_tf32: Setting = None
+    told: frozenset[str] = frozenset()
+    other: Other = field(default_factory=dict)
+
+    def with_formats(self, formats: Mapping[str, str]) -> Precision:
+        """Return the precision with some settings exchanged."""
+        changed = {**vars(self), **formats, "told": self.told | formats.keys()}
+        return Precision(**changed)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer: its class, torch's implementation flags, its tensors and the size of its state."""
+
+    type: str | None = None
+    foreach: Setting = None
+    fused: Setting = None
+    capturable: Setting = None
+    parameter_tensors: int | None = None
+    state_bytes: int | None = None
+    told: frozenset[str] = frozenset()
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Quartiles of the times of steps, ms; each None where what was written is no time."""
+
+    median_ms: float | None = None
+    q25_ms: float | None = None
+    q75_ms: float | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProfilerCost:
+    """What an event costs the profiled program, ns; None where what was written is no such time."""
+
+    per_event_ns: float | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the recorder measured on the machine: products, copies in memory, copies between host and GPU."""
+
+    fp32_gflops: float | None = None
+    bf16_gflops: float | None = None
+    copy_gbyte_s: float | None = None
+    h2d_pinned_gbyte_s: float | None = None
+    d2h_pinned_gbyte_s: float | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasuredOperator:
+    """An operator that was measured alone: its call as the profiler writes one, and by form its time and spread."""
+
+    op: str = ""
+    dims: Any = None
+    types: Any = None
+    concrete: Any = None
+    ns: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)  # quartile range over median
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Whether modules were compiled and CUDA graphs launched."""
+
+    compiled: bool | None = None
+    cuda_graph: bool | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataLoading:
+    """How batches were loaded."""
+
+    workers: int | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The floating-point operations of a step's forward pass."""
+
+    forward: float | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PredictedRanges:
+    """Of a step that nobody ran: ranges of its kernels in their order, ns, and the factor of the host's range."""
+
+    cpu_range_factor: float | None = None
+    low_ns: tuple[int, ...] | None = None  # None where what was written are no times
+    high_ns: tuple[int, ...] | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Of a graph that was simulated and saved: its what-ifs, and whether its times are without the profiler's cost."""
+
+    what_ifs: str = ""
+    without_profiler: bool = False
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All that the recorder writes beside the events, but for what ``GraphInfo`` tells: device and batch size."""
+
+    # The machine and its software.
+    cpu: str | None = None
+    cpu_cores: int | None = None
+    threads: int | None = None
+    driver: str | int | None = None
+    torch: str | int | None = None
+    cuda: str | int | None = None
+    cudnn: str | int | None = None
+    python: str | int | None = None
+    date: str | int | None = None
+    clocks: Mapping[str, Any] | None = None
+    rates: Rates | None = None
+    # The model and how it is trained.
+    layers: tuple[Layer, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
+    ddp: Ddp | None = None
+    precision: Precision | None = None
+    optimizer: Optimizer | None = None
+    execution: Execution | None = None
+    data_loading: DataLoading | None = None
+    input_shape: tuple[int, ...] | None = None
+    input_dtype: str | int | None = None
+    flops: Flops | None = None
+    # What was measured.
+    untraced_step: StepTimes | None = None
+    untraced_cpu: StepTimes | None = None
+    traced_step: StepTimes | None = None
+    traced_cpu: StepTimes | None = None
+    profiler_cost: ProfilerCost | None = None
+    peak_memory_bytes: int | None = None
+    operator_times: tuple[MeasuredOperator, ...] = ()
+    update_times_ns: Mapping[str, float] = field(default_factory=dict)  # of the update alone, by implementation
+    # A step that nobody ran.
+    predicted: PredictedRanges | None = None
+    simulated: Simulated | None = None
+    other: Other = field(default_factory=dict)
+
+    def on_another_device(self) -> Recorded:
+        """Return the facts without those that are true of the recorded machine only."""
+        return replace(
+            self, rates=None, operator_times=(), update_times_ns={}, clocks=None, driver=None, peak_memory_bytes=None
+        )
+
+    def without_untraced_step(self) -> Recorded:
+        """Return the facts without those that tell how long a step takes without the profiler."""
+        return replace(
+            self, untraced_step=None, untraced_cpu=None, traced_step=None, traced_cpu=None, profiler_cost=None
+        )

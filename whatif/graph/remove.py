@@ -1,0 +1,272 @@
+"""Take tasks out of a graph and keep what they stood between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.graph.edit import as_mask, columns_of, reorder
+from whatif.graph.selection import Tasks
+from whatif.graph.types import (
+    Anchor,
+    Bool,
+    Dependencies,
+    DependencyKind,
+    Int32,
+    Int64,
+    TaskKind,
+    Waits,
+    among,
+)
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+
+def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
+    """See ``TaskGraph.remove``.
+
+    What waited for a removed task then waits for what that task waited for: the task before it on its thread, and the
+    sources of its dependencies. What a removed task waited for holds back the next task on its thread.
+    """
+    gone = as_mask(graph, tasks)
+    if not gone.any():
+        return graph
+    gone = _with_launches(graph, gone)
+    gone = _with_gaps(graph, gone)
+    kept = ~gone
+    new_id = np.cumsum(kept, dtype=np.int32) - 1
+    dependencies = _bridged(graph, gone)
+    moved = Dependencies(
+        new_id[dependencies.source],
+        new_id[dependencies.target],
+        dependencies.kind,
+        dependencies.lag_ns,
+        dependencies.anchor,
+    )
+    stays = kept[graph.waits.task]
+    waits = Waits(new_id[graph.waits.task[stays]], graph.waits.scope[stays], graph.waits.lag_ns[stays])
+    columns = {name: column[kept] for name, column in columns_of(graph).items()}
+    attached = {name: column[kept] for name, column in graph.attached.items()}
+    # A kernel whose call went counts as launched earlier: a wait of another thread may now wait for it.
+    return reorder(graph.replace(**columns, dependencies=moved, waits=waits, attached=attached))[0]
+
+
+def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
+    """Add the CPU calls that launch nothing any more."""
+    launch = graph.launch_of
+    launches = launch >= 0
+    removed = np.zeros(len(graph), dtype=np.bool_)
+    removed[launch[launches & gone]] = True
+    still_needed = np.zeros(len(graph), dtype=np.bool_)
+    still_needed[launch[launches & ~gone]] = True
+    # A blocking copy's call goes with its copy, but never one that other waits hang on.
+    return np.asarray(gone | (removed & ~still_needed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)
+
+
+def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
+    """Add the gap that follows each removed CPU task on its thread."""
+    order = graph.by_thread
+    thread, kind = graph.thread[order], graph.kind[order]
+    removed = gone[order]
+    # A call that was inserted has no gap of its own: the one behind it belongs to what stood there before.
+    recorded = graph.start_ns[order] >= 0
+    calls = removed & recorded & among(kind, [TaskKind.RUNTIME, TaskKind.CPU_OP])
+    # The wait that belongs to a removed call stands between the call and its gap.
+    waits = np.zeros_like(removed)
+    waits[1:] = calls[:-1] & (kind[1:] == TaskKind.WAIT) & (thread[1:] == thread[:-1])
+    before_gap = calls | waits
+    gaps = np.zeros_like(removed)
+    gaps[1:] = before_gap[:-1] & (kind[1:] == TaskKind.GAP) & (thread[1:] == thread[:-1])
+    result = gone.copy()
+    result[order[gaps | waits]] = True
+    return result
+
+
+def _neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
+    """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 where none is."""
+    n = len(graph)
+    order = graph.by_thread.astype(np.int32)
+    thread = graph.thread[order]
+    kept = ~gone[order]
+    position = np.arange(n)
+    before = np.maximum.accumulate(np.where(kept, position, -1))
+    after = np.minimum.accumulate(np.where(kept, position, n)[::-1])[::-1]
+    previous = np.full(n, -1, dtype=np.int32)
+    following = np.full(n, -1, dtype=np.int32)
+    has_before = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
+    has_after = (after < n) & (thread[np.minimum(after, n - 1)] == thread)
+    previous[order[has_before]] = order[before[has_before]]
+    following[order[has_after]] = order[after[has_after]]
+    return previous, following
+
+
+def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
+    """The dependencies between kept tasks, those that led over removed ones included."""
+    dependencies = graph.dependencies
+    source_gone, target_gone = gone[dependencies.source], gone[dependencies.target]
+    kept = dependencies.take(~source_gone & ~target_gone)
+    previous, following = _neighbours(graph, gone)
+
+    # A launch starts the task that it launched and no other.
+    into = dependencies.take(target_gone & ~source_gone & (dependencies.kind != DependencyKind.LAUNCH))
+    into_target = following[into.target]
+    into = into.take(into_target >= 0)
+    forwarded = Dependencies(into.source, following[into.target], into.kind, into.lag_ns, into.anchor)
+
+    # What a removed call launched is launched by what came before the call.
+    calls = dependencies.take(source_gone & ~target_gone & (dependencies.kind == DependencyKind.LAUNCH))
+    calls = calls.take(previous[calls.source] >= 0)
+    relaunched = Dependencies(previous[calls.source], calls.target, calls.kind, calls.lag_ns, calls.anchor)
+
+    # The lag told how long after the removed task the target came; a zero lag is all that is known now.
+    out = dependencies.take(source_gone & ~target_gone & (dependencies.kind != DependencyKind.LAUNCH))
+    out_source = previous[out.source]
+    on_thread = out_source >= 0
+    backed = Dependencies.of(out_source[on_thread], out.target[on_thread], DependencyKind.USER)
+    backed = Dependencies(
+        backed.source, backed.target, out.kind[on_thread], np.minimum(out.lag_ns[on_thread], 0), backed.anchor
+    )
+    pairs = _across(dependencies, gone, out)
+    chains = _through_chains(graph, gone, previous, following)
+    parts = [kept, forwarded, backed, pairs, relaunched, chains]
+    joined = Dependencies.concatenate(parts)
+    return joined.take(joined.source < joined.target)
+
+
+def _through_chains(graph: TaskGraph, gone: Bool, previous: Int32, following: Int32) -> Dependencies:
+    """What waited for removed tasks that waited for removed tasks: the last kept task of each thread still counts."""
+    d = graph.dependencies
+    rows = np.flatnonzero(
+        (gone[d.source] | gone[d.target]) & (d.kind != DependencyKind.LAUNCH) & (d.anchor == Anchor.END)
+    )
+    into: dict[int, list[int]] = {}
+    out: dict[int, list[int]] = {}
+    for source, target in zip(d.source[rows].tolist(), d.target[rows].tolist(), strict=True):
+        if gone[target]:
+            into.setdefault(target, []).append(source)
+        else:
+            out.setdefault(source, []).append(target)
+    if not into or not (out or any(gone[source] for sources in into.values() for source in sources)):
+        return Dependencies.concatenate([])
+    reached: dict[int, dict[int, int]] = {}  # removed task -> thread -> last kept task there that it waited for
+    newest: dict[int, int] = {}  # thread -> last removed task on it
+    found: set[tuple[int, int]] = set()
+    for task in np.flatnonzero(gone).tolist():
+        thread = int(graph.thread[task])
+        before = newest.get(thread)
+        # Only tasks of one run of removed neighbours hand on what they waited for; else a kept task stands between.
+        joined = before is not None and previous[before] == previous[task]
+        mine = dict(reached[before]) if joined and before is not None else {}
+        if previous[task] >= 0:
+            mine[thread] = int(previous[task])
+        for source in into.get(task, ()):
+            for other, last in (reached[source] if gone[source] else {int(graph.thread[source]): source}).items():
+                mine[other] = max(mine.get(other, -1), last)
+        reached[task], newest[thread] = mine, task
+        targets = [*out.get(task, ()), *([int(following[task])] if following[task] >= 0 else [])]
+        found.update((last, target) for target in targets for last in mine.values()
+                     if graph.thread[last] != graph.thread[target])  # fmt: skip
+    pairs = np.array(sorted(found), dtype=np.int32).reshape(-1, 2)
+    return Dependencies.of(pairs[:, 0], pairs[:, 1], DependencyKind.EVENT)
+
+
+def _across(dependencies: Dependencies, gone: Bool, out: Dependencies) -> Dependencies:
+    """Pairs (kept source of a removed task, kept target of it): source -> removed -> target becomes one dependency."""
+    incoming = dependencies.take(gone[dependencies.target] & ~gone[dependencies.source])
+    if not len(incoming) or not len(out):
+        return Dependencies.concatenate([])
+    incoming = incoming.take(np.argsort(incoming.target, kind="stable"))
+    first = np.searchsorted(incoming.target, out.source, side="left")
+    count = np.searchsorted(incoming.target, out.source, side="right") - first
+    outgoing = np.repeat(np.arange(len(out)), count)
+    offset = np.arange(len(outgoing)) - np.repeat(np.cumsum(count) - count, count)
+    pair = np.repeat(first, count) + offset
+    return Dependencies(
+        incoming.source[pair],
+        out.target[outgoing],
+        out.kind[outgoing],
+        np.zeros(len(pair), dtype=np.int64),
+        incoming.anchor[pair],
+    )
+
+
+STAYS, GOES = -2, -1
+
+
+def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
+    """Give the graph without the tasks whose ``fate``, shape (n_tasks,), is not ``STAYS``.
+
+    A fate of 0 or more is the task that stands for the one that goes: what waited for that one waits for it, and it
+    waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nobody stands for it:
+    its neighbours on its thread do, as in ``TaskGraph.remove``. Neither a gap behind it nor its launch goes with it:
+    that is the caller's choice. Dependencies that would point backward bind the next task on the thread instead. Where
+    neither a wait for the GPU nor a full launch queue lies between a launch that goes and the earlier task that
+    launches in its place, no cycle can come about; else a task may come to wait for itself, and WhatifError is raised.
+    """
+    gone = fate != STAYS
+    if not gone.any():
+        return graph
+    n = len(graph)
+    itself = np.arange(n, dtype=np.int64)
+    heir = np.where(fate >= 0, fate, -1)
+    # Where tasks of the same thread stand for all that goes, nobody asks for neighbours.
+    none = np.full(n, -1, dtype=np.int64)
+    alone = gone & ((heir < 0) | (graph.thread != graph.thread[heir]))
+    before, after = _kept_neighbours(graph, gone) if alone.any() else (none, none)
+    as_source = np.where(gone, np.where(heir >= 0, heir, before), itself)
+    as_target = np.where(gone, np.where(heir >= 0, heir, after), itself)
+
+    old = graph.dependencies
+    launch = old.kind == DependencyKind.LAUNCH
+    # A launch starts what it launched and no other: of a kernel that goes nothing is left to start.
+    rows = np.flatnonzero((gone[old.source] | gone[old.target]) & ~(launch & gone[old.target]))
+    source, target = as_source[old.source[rows]], as_target[old.target[rows]]
+    backward = (source >= target) & gone[old.target[rows]]
+    if backward.any() and after is none:
+        after = _kept_neighbours(graph, gone)[1]
+    target = np.where(backward, after[old.target[rows]], target)
+    sound = (source >= 0) & (target >= 0) & (source < target)
+    rows, source, target = rows[sound], source[sound], target[sound]
+    # A lag told how long after the one task the other came; where the tasks are others a zero lag is what is known.
+    lag_ns = np.where(launch[rows], old.lag_ns[rows], np.minimum(old.lag_ns[rows], 0))
+    bridged = Dependencies(source.astype(np.int32), target.astype(np.int32), old.kind[rows], lag_ns, old.anchor[rows])
+    untouched = old.take(~gone[old.source] & ~gone[old.target])
+    joined = Dependencies.concatenate([untouched, bridged, _across_threads(graph, gone, heir, after)])
+
+    new_id = (np.cumsum(~gone) - 1).astype(np.int32)
+    moved = Dependencies(new_id[joined.source], new_id[joined.target], joined.kind, joined.lag_ns, joined.anchor)
+    stays = ~gone[graph.waits.task]
+    waits = Waits(new_id[graph.waits.task[stays]], graph.waits.scope[stays], graph.waits.lag_ns[stays])
+    kept = np.flatnonzero(~gone)  # numpy gathers twice as fast by number as by mask
+    columns = {name: column[kept] for name, column in columns_of(graph).items()}
+    attached = {name: column[kept] for name, column in graph.attached.items()}
+    return reorder(graph.replace(**columns, dependencies=moved, waits=waits, attached=attached))[0]
+
+
+def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int64, Int64]:
+    """The nearest kept tasks before and after each task on its thread, shape (n_tasks,); -1 where there is none."""
+    order = graph.by_thread
+    n = len(order)
+    thread = graph.thread[order]
+    place = np.arange(n)
+    kept = ~gone[order]
+    last = np.maximum.accumulate(np.where(kept, place, -1))
+    following = np.minimum.accumulate(np.where(kept, place, n)[::-1])[::-1]
+    before, after = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    known = (last >= 0) & (thread[np.maximum(last, 0)] == thread)
+    before[order[known]] = order[last[known]]
+    known = (following < n) & (thread[np.minimum(following, n - 1)] == thread)
+    after[order[known]] = order[following[known]]
+    return before, after
+
+
+def _across_threads(graph: TaskGraph, gone: Bool, heir: Int64, after: Int64) -> Dependencies:
+    """What followed a task on its thread follows the task of another thread that stands for it."""
+    tasks = np.flatnonzero(gone & (heir >= 0))
+    tasks = tasks[graph.thread[tasks] != graph.thread[heir[tasks]]]
+    pairs = heir[tasks] * len(graph) + after[tasks]
+    pairs = np.unique(pairs[(after[tasks] > heir[tasks])])
+    source, target = np.divmod(pairs, len(graph))
+    return Dependencies.of(source, target, DependencyKind.HANDOFF)

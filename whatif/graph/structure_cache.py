@@ -1,0 +1,54 @@
+"""A cached property that graphs of the same structure share, whichever of them asked for it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from whatif.graph.types import Dependencies, Waits
+
+T = TypeVar("T")
+
+_CACHE = "_of_structure"
+
+
+class shared_property(Generic[T]):  # noqa: N801 -- used as a decorator, like functools.cached_property
+    """Computed once for all objects that ``share`` made sharers; like ``functools.cached_property`` for a lone one."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> shared_property[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> T: ...
+    def __get__(self, owner: object | None, kind: type | None = None) -> T | shared_property[T]:
+        if owner is None:
+            return self
+        cache: dict[str, T] = owner.__dict__.setdefault(_CACHE, {})
+        if self._name not in cache:
+            cache[self._name] = self._compute(owner)
+            freeze(cache[self._name])
+        return cache[self._name]
+
+
+def share(old: object, new: object) -> None:
+    """Let ``new`` take part in what is found of ``old``, and the other way round."""
+    new.__dict__[_CACHE] = old.__dict__.setdefault(_CACHE, {})
+
+
+def freeze(*values: object) -> None:
+    """Make arrays read-only, and those in tuples and in tables of columns (``Dependencies``, ``Waits``)."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+        elif isinstance(value, tuple):
+            freeze(*value)
+        elif isinstance(value, Dependencies | Waits):
+            freeze(*(getattr(value, name) for name in value.__slots__))

@@ -1,0 +1,441 @@
+"""The task graph: columns of tasks, the dependencies between them, and what is known of the recording."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.graph import edit
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, Column
+from whatif.graph.edit import as_ids, as_index
+from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
+from whatif.graph.memory import Memory
+from whatif.graph.notebook_view import notebook_view
+from whatif.graph.order import derived_dependencies, incoming, thread_dependencies
+from whatif.graph.recorded import Recorded
+from whatif.graph.remove import remove
+from whatif.graph.selection import Selection, TaskOrder, Tasks
+from whatif.graph.structure_cache import freeze, share, shared_property
+from whatif.graph.types import (
+    ALL_STREAMS,
+    CPU_WORK_KINDS,
+    GPU_KINDS,
+    Anchor,
+    Array,
+    Bool,
+    Change,
+    Dependencies,
+    DependencyKind,
+    Int8,
+    Int32,
+    Int64,
+    Phase,
+    TaskKind,
+    Thread,
+    ThreadKind,
+    Waits,
+    among,
+)
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+    from whatif.graph.described import Described
+
+# The fields that say which task waits for which, and what is kept of them once it has been asked for.
+_STRUCTURE = {"kind", "thread", "dependencies", "waits", "threads"}
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What is known of the recording beside its tasks. Times are measured ones; ``None`` is not known."""
+
+    path: str = ""
+    gpu: str | None = None
+    gpu_memory_bytes: int | None = None
+    n_steps: int = 0
+    step_source: str = "none"  # what told where steps begin: profiler marks, optimizer marks, repetition, none
+    # Measured time of each step by each clock, ns; the span has one entry.
+    measured_step_ns: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    steady: tuple[int, int] = (0, 0)  # steps [first, last) that are neither first nor last where there are enough
+    untraced_step_ns: int | None = None
+    launch_lag_ns: int = 0
+    queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
+    batch_size: int | None = None
+    workers: int | None = None  # how many ranks trained together, by the trace's header
+    optimizer: str | None = None  # its class, from the optimizer's marks
+    execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
+    operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
+    memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
+    loads_in_processes: bool = False  # whether processes of their own prepare the batches
+    changes: tuple[Change, ...] = ()  # what transforms did that later ones have to know
+    quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
+    origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
+    ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
+    recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples all workers together train in a step; None where the batch is not known."""
+        return None if self.batch_size is None else self.batch_size * (self.workers or 1)
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks as columns of shape (n_tasks,), ids in recorded-time order, and what each waits for.
+
+    Immutable: every edit returns a new graph that shares the untouched columns, whose arrays are read-only. Times are
+    nanoseconds. ``start_ns`` is the measured start (-1 for a task that a transform inserted). ``low_ns`` and
+    ``high_ns`` bound a duration that a transform or the recording leaves uncertain. ``name``, ``layer``, ``thread`` and
+    ``dtype`` index their tables.
+    """
+
+    name: Int32
+    kind: Int8
+    thread: Int32
+    duration_ns: Int64
+    low_ns: Int64
+    high_ns: Int64
+    start_ns: Int64
+    layer: Int32
+    phase: Int8
+    step: Int32
+    correlation_id: Int64
+    family: Int8
+    dtype: Int8
+    size_bytes: Int64
+    flops: Int64
+    warps: Int64  # of all thread blocks that a kernel starts; -1 where the recording does not tell
+    registers: Int32  # of each thread of a kernel; -1 where the recording does not tell
+    operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
+    in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
+    measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 where there is none
+    called: Int32  # row of its operator in `info.operators`; -1 where none is known
+    profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
+
+    dependencies: Dependencies
+    waits: Waits
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    layers: tuple[str, ...]  # layers[0] is "": no layer known
+    info: GraphInfo = GraphInfo()
+    # Columns that a transform attached for its schedule, by name: priority, prefetch distance, ...
+    attached: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    # Sentences that transforms leave for the user, and those of them that say that a transform changed nothing.
+    notes: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    # Shared by graphs in which a task id means the same task: what a ``Selection`` belongs to.
+    order: TaskOrder = field(default_factory=TaskOrder, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        freeze(*(getattr(self, name) for name in TASK_COLUMNS), *self.attached.values(), self.dependencies, self.waits)
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    # -- selection ---------------------------------------------------------------------------------------------
+
+    @shared_property
+    def on_gpu(self) -> Selection:
+        """The tasks that GPU streams run: kernels, copies, memsets and collectives.
+
+        A transfer on a channel of its own is not of the GPU: a step on a CPU has such ones too.
+        """
+        streams = np.array([thread.kind != ThreadKind.CHANNEL for thread in self.threads], dtype=np.bool_)
+        on_gpu = among(self.kind, GPU_KINDS)
+        return Selection(on_gpu if streams.all() else on_gpu & streams[self.thread], self.order)
+
+    @shared_property
+    def on_cpu(self) -> Selection:
+        """The tasks in which a CPU thread works (waits are not work)."""
+        return Selection(among(self.kind, CPU_WORK_KINDS), self.order)
+
+    def select(
+        self,
+        *,
+        kind: TaskKind | Iterable[TaskKind] | None = None,
+        name: str | None = None,
+        layer: str | None = None,
+        phase: Phase | None = None,
+        thread: int | None = None,
+        step: int | None = None,
+    ) -> Selection:
+        """Return the selection of the tasks that meet every given criterion; it composes with ``& | ~``.
+
+        ``name`` and ``layer`` are regular expressions that may match anywhere. An edit that changes ids makes the
+        selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError where an expression is
+        not a regular one.
+        """
+        mask = np.ones(len(self), dtype=np.bool_)
+        if kind is not None:
+            mask &= among(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
+        if name is not None:
+            mask &= matching(self.names, name)[self.name]
+        if layer is not None:
+            mask &= matching(self.layers, layer)[self.layer]
+        if phase is not None:
+            mask &= self.phase == phase
+        if thread is not None:
+            mask &= self.thread == thread
+        if step is not None:
+            mask &= self.step == step
+        return Selection(mask, self.order)
+
+    @shared_property
+    def of_clock(self) -> Selection:
+        """The tasks of the first rank, whose steps are the ones that are reported."""
+        first = self.threads[0].rank if self.threads else 0
+        mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
+        return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine[self.thread], self.order)
+
+    @shared_property
+    def launch_of(self) -> Int32:
+        """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""
+        launch = np.full(len(self), -1, dtype=np.int32)
+        links = self.dependencies.kind == DependencyKind.LAUNCH
+        launch[self.dependencies.target[links]] = self.dependencies.source[links]
+        return launch
+
+    @shared_property
+    def by_thread(self) -> Array:
+        """All tasks, thread by thread and each thread's in order, shape (n_tasks,)."""
+        # numpy sorts 16 bits four times faster than 32: by digits instead of by comparison.
+        narrow = self.thread.astype(np.int16) if len(self.threads) < 2**15 else self.thread
+        return np.argsort(narrow, kind="stable")
+
+    @shared_property
+    def neighbours(self) -> tuple[Int32, Int32]:
+        """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 where there is none."""
+        order = self.by_thread.astype(np.int32)
+        same = self.thread[order][1:] == self.thread[order][:-1]
+        previous, following = (np.full(len(self), -1, dtype=np.int32) for _ in range(2))
+        previous[order[1:][same]] = order[:-1][same]
+        following[order[:-1][same]] = order[1:][same]
+        return previous, following
+
+    # -- dependencies ------------------------------------------------------------------------------------------
+
+    @shared_property
+    def derived(self) -> Dependencies:
+        """The positional dependencies (waits for earlier launches, launch-queue back-pressure) of this very graph."""
+        return derived_dependencies(self)
+
+    @shared_property
+    def incoming(self) -> tuple[Int64, Int32, Int64]:
+        """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
+        derived = self.derived
+        dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
+        if np.any(dependencies.source >= dependencies.target):
+            raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
+        if "whatif.graph.compiled" in sys.modules:
+            from whatif.graph import compiled
+
+            offsets = np.zeros(len(self) + 1, dtype=np.int64)
+            points = np.empty(len(dependencies), dtype=np.int32)
+            lags_ns = np.empty(len(dependencies), dtype=np.int64)
+            compiled.group_by_target(
+                len(self), dependencies.source, dependencies.target, dependencies.lag_ns, dependencies.anchor,
+                offsets, points, lags_ns,
+            )  # fmt: skip
+            return offsets, points, lags_ns
+        offsets, rows = incoming(len(self), dependencies)
+        points = dependencies.source[rows].astype(np.int32)
+        points[dependencies.anchor[rows] == Anchor.END] += len(self)
+        return offsets, points, dependencies.lag_ns[rows]
+
+    def all_dependencies(self) -> Dependencies:
+        """Every dependency as a row: the stored ones, the derived ones and the order of each thread."""
+        return Dependencies.concatenate([self.dependencies, self.derived, thread_dependencies(self)])
+
+    # -- edits (each returns a new graph) ----------------------------------------------------------------------
+
+    def replace(self, **columns: Any) -> TaskGraph:
+        """Return this graph with some columns or tables exchanged.
+
+        Ids stay, unless all columns are exchanged or their length is another: then the tasks are others, in an order
+        of their own.
+        """
+        columns = {
+            name: as_index(self, column) if isinstance(column, Selection) else column
+            for name, column in columns.items()
+        }
+        others = columns.keys() >= set(TASK_COLUMNS) or len(columns.get("duration_ns", self.duration_ns)) != len(self)
+        edited = replace(self, **columns)
+        if others:
+            return edited
+        edited.__dict__["order"] = self.order
+        info = columns.get("info", self.info)
+        if not _STRUCTURE & columns.keys() and info.queue_depth == self.info.queue_depth:
+            # What is found about the structure is true of both: most edits change durations alone.
+            share(self, edited)
+        return edited
+
+    def scale(self, tasks: Tasks, factor: float, *, low: float | None = None, high: float | None = None) -> TaskGraph:
+        """Multiply the durations of ``tasks`` by ``factor``; ``low`` and ``high`` are factors that bound it.
+
+        ``tasks`` is here, as in the other edits, a selection of this graph, a mask of shape (n_tasks,) or ids.
+        """
+        return edit.scale(self, tasks, factor, low=low, high=high)
+
+    def with_duration(
+        self,
+        tasks: Tasks,
+        duration_ns: npt.ArrayLike,
+        *,
+        low_ns: npt.ArrayLike | None = None,
+        high_ns: npt.ArrayLike | None = None,
+    ) -> TaskGraph:
+        """Set the durations of ``tasks`` to one number or one per task, with bounds where known."""
+        return edit.with_duration(self, tasks, duration_ns, low_ns=low_ns, high_ns=high_ns)
+
+    def remove(self, tasks: Tasks) -> TaskGraph:
+        """Take out ``tasks``, with the gap after a CPU task and the launch of a GPU task."""
+        return remove(self, tasks)
+
+    def insert(self, tasks: NewTasks) -> Inserted:
+        """Put new tasks in, each after a given task on its thread; a GPU task brings the CPU call that launches it."""
+        return insert(self, tasks)
+
+    def split(self, tasks: Tasks, parts: int) -> TaskGraph:
+        """Cut each of ``tasks`` into ``parts`` equal tasks that follow one another."""
+        return edit.split(self, tasks, parts)
+
+    def synchronize(
+        self, after: npt.ArrayLike, *, call_ns: int, stream: int = ALL_STREAMS, name: str = "cudaStreamSynchronize"
+    ) -> TaskGraph:
+        """Let each CPU task ``after`` be followed by a call that waits for earlier launches on ``stream``."""
+        return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
+
+    def add_dependencies(
+        self,
+        source: npt.ArrayLike,
+        target: npt.ArrayLike,
+        *,
+        kind: DependencyKind = DependencyKind.USER,
+        lag_ns: npt.ArrayLike = 0,
+        anchor: Anchor = Anchor.END,
+    ) -> TaskGraph:
+        """Let each task of ``target`` wait for the one of ``source`` beside it. Raises WhatifError on a cycle."""
+        ends = as_ids(self, source), as_ids(self, target)
+        return edit.add_dependencies(self, Dependencies.of(*ends, kind, lag_ns, anchor))
+
+    def attach(self, **columns: Tasks) -> TaskGraph:
+        """Give a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice.
+
+        Their arrays become read-only.
+        """
+        attached = dict(self.attached)
+        for key, column in columns.items():
+            attached[key] = as_index(self, column) if isinstance(column, Selection) else np.asarray(column)
+            if len(attached[key]) != len(self):
+                raise WhatifError(f"attach: expected {len(self)} values for column {key!r}, got {len(attached[key])}.")
+        return self.replace(attached=attached)
+
+    def note(self, sentence: str) -> TaskGraph:
+        """Leave a sentence for the user beside the prediction."""
+        return self if sentence in self.notes else self.replace(notes=(*self.notes, sentence))
+
+    def unchanged(self, sentence: str) -> TaskGraph:
+        """Say that the transform changes nothing here, and why. Returned as it is, the graph has the same timeline."""
+        return self.note(sentence).replace(declined=(*self.declined, sentence))
+
+    def with_change(self, change: Change) -> TaskGraph:
+        """Return the graph whose ``info.changes`` tells later transforms of ``change``."""
+        if change in self.info.changes:
+            return self
+        return self.replace(info=replace(self.info, changes=(*self.info.changes, change)))
+
+    def table_of(self, column: Column) -> Sized | None:
+        """Return the table that the values of a column index; None where they are no codes."""
+        if column.codes == "operators":
+            return self.info.operators
+        return getattr(self, column.codes) if isinstance(column.codes, str) else column.codes
+
+    # -- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> TaskGraph:
+        """Give the graph back if every invariant holds, else raise WhatifError naming the first one that does not.
+
+        Ids in range, dependencies that point forward in id order (so there is no cycle), durations that are neither
+        negative nor outside their bounds, tables that cover their codes.
+        """
+        n = len(self)
+        for column in TASK_COLUMNS:
+            if getattr(self, column).shape != (n,):
+                raise WhatifError(f"graph: expected {n} values in column {column}, got {getattr(self, column).shape}.")
+        for name, attached in self.attached.items():
+            if len(attached) != n:
+                raise WhatifError(f"graph: expected {n} values in attached column {name!r}, got {len(attached)}.")
+        waits = self.waits.task
+        if len(waits) and not (int(waits.min()) >= 0 and int(waits.max()) < n):
+            raise WhatifError(f"graph: a wait names a task outside 0..{n - 1}.")
+        for each in COLUMNS:
+            codes, table = getattr(self, each.name), self.table_of(each)
+            if not n or table is None or each.default < 0:  # a table that not every task has an entry in
+                continue
+            if not 0 <= int(codes.min()) <= int(codes.max()) < len(table):
+                raise WhatifError(f"graph: column {each.name} has codes outside its table of {len(table)} entries.")
+        if n and int(self.duration_ns.min()) < 0:
+            worst = int(self.duration_ns.argmin())
+            raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
+        if float(self.high_ns.sum(dtype=np.float64)) > 2**62:
+            raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
+        if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
+            raise WhatifError("graph: a duration lies outside its low and high bounds.")
+        for dependencies in (self.dependencies, self.derived):
+            if not len(dependencies):
+                continue
+            ids = np.concatenate([dependencies.source, dependencies.target])
+            if int(ids.min()) < 0 or int(ids.max()) >= n:
+                raise WhatifError(f"graph: a dependency names a task outside 0..{n - 1}.")
+            backward = np.flatnonzero(dependencies.source >= dependencies.target)
+            if len(backward):
+                first = int(backward[0])
+                raise WhatifError(
+                    f"graph: task {dependencies.target[first]} waits for task {dependencies.source[first]}, "
+                    "which does not come before it; add it with add_dependencies, which re-orders."
+                )
+        return self
+
+    # -- exploration -------------------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Give the tasks as a table with names spelled out, one row a task."""
+        from whatif.graph.convert import to_pandas
+
+        return to_pandas(self)
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """Give a networkx graph: a node a task with its columns, an edge a dependency with kind, lag and anchor."""
+        from whatif.graph.convert import to_networkx
+
+        return to_networkx(self)
+
+    @staticmethod
+    def from_networkx(graph: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
+        """Give the task graph that ``to_networkx`` made ``graph`` from, with its edits; tables come from ``like``."""
+        from whatif.graph.convert import from_networkx
+
+        return from_networkx(graph, like)
+
+    def __repr__(self) -> str:
+        return f"TaskGraph({len(self):,} tasks on {len(self.threads)} threads, {self.info.path!r})"
+
+    _repr_html_ = notebook_view
+
+
+def matching(table: tuple[str, ...], pattern: str) -> Bool:
+    """Give the mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise WhatifError(f"expected a regular expression, got {pattern!r}: {error}.") from None
+    return np.fromiter((expression.search(text) is not None for text in table), dtype=np.bool_, count=len(table))

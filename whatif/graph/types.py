@@ -1,0 +1,184 @@
+"""The words of the task graph: what a task, a dependency, a phase and an execution thread can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bool = npt.NDArray[np.bool_]
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+
+
+class TaskKind(IntEnum):
+    """What a task is. A gap is its own task on its CPU thread; a wait is time that no work explains."""
+
+    CPU_OP = 0
+    RUNTIME = 1
+    GAP = 2
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    COMMUNICATION = 6
+    DATA_LOADING = 7
+    WAIT = 8
+
+
+# What tasks without an event of their own are called.
+SYNC_NAME = "(waits for the GPU)"
+HANDOFF_NAME = "(waits for another thread)"
+UNEXPLAINED_NAME = "(unexplained wait)"
+BEFORE_NAME = "(before the first task)"
+IDLE_NAME = "(idle)"
+# In a graph of several ranks: one arrives at a collective, all have arrived, one's recording begins later than others'.
+ARRIVAL_NAME = "(arrives)"
+HUB_NAME = "(all have arrived)"
+BEGIN_NAME = "(its recording begins)"
+
+GPU_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET, TaskKind.COMMUNICATION)
+# Time in which a CPU thread works; a wait is not work.
+CPU_WORK_KINDS = (TaskKind.CPU_OP, TaskKind.RUNTIME, TaskKind.GAP, TaskKind.DATA_LOADING)
+
+
+class Phase(IntEnum):
+    """The part of a training step that a task belongs to."""
+
+    UNKNOWN = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    UPDATE = 4
+
+
+class DependencyKind(IntEnum):
+    """Why one task waits for another. The order of tasks on one execution thread follows from their ids."""
+
+    LAUNCH = 0  # a CPU call starts a GPU task
+    SYNC = 1  # a CPU thread waits for GPU work
+    EVENT = 2  # a stream waits for another stream
+    HANDOFF = 3  # a CPU thread waits for another CPU thread
+    COMMUNICATION = 4  # a collective or transfer and what needs it
+    QUEUE = 5  # derived: the launch queue is full
+    THREAD = 6  # derived: the order of one execution thread
+    USER = 7  # added by a transform
+
+
+class Change(Enum):
+    """What a transform did to the steps that a later one has to know."""
+
+    ENCODES = "encodes feature maps"
+    RECOMPUTES = "recomputes the forward pass"
+    UPDATES_IN_BACKWARD = "updates in the backward pass"
+    ON_SEVERAL_PROCESSORS = "runs on several processors"
+
+
+class Anchor(IntEnum):
+    """The moment of the source task from which a dependency counts."""
+
+    END = 0
+    START = 1
+
+
+class ThreadKind(IntEnum):
+    """What an execution thread is: a CPU thread, a GPU stream or a communication channel."""
+
+    CPU = 0
+    STREAM = 1
+    CHANNEL = 2
+
+
+def among(codes: Array, members: Iterable[int]) -> Bool:
+    """Return a mask of the codes (each -1 or more and below 127) that are among ``members``, by table look-up."""
+    table = np.zeros(128, dtype=np.bool_)
+    table[[int(member) for member in members]] = True  # -1 is the last entry
+    return table[codes]
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """An execution thread: it runs one task at a time.
+
+    ``lag_ns`` is the time between the end of a task and the start of the next one that is already waiting.
+    ``ordered`` threads run their tasks in the order of their ids; on the others the schedule chooses.
+    """
+
+    name: str
+    kind: ThreadKind
+    device: int = -1
+    stream: int = -1
+    lag_ns: int = 0
+    ordered: bool = True
+    rank: int = 0  # whose it is in a graph of several ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Dependencies as columns of shape (n_dependencies,): the target starts ``lag_ns`` after the source's anchor."""
+
+    source: Int32
+    target: Int32
+    kind: Int8
+    lag_ns: Int64
+    anchor: Int8
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @staticmethod
+    def of(
+        source: npt.ArrayLike,
+        target: npt.ArrayLike,
+        kind: DependencyKind,
+        lag_ns: npt.ArrayLike = 0,
+        anchor: Anchor = Anchor.END,
+    ) -> Dependencies:
+        """Dependencies of one kind; ``lag_ns`` is one number or one per dependency."""
+        sources = np.asarray(source, dtype=np.int32)
+        n = len(sources)
+        return Dependencies(
+            source=sources,
+            target=np.asarray(target, dtype=np.int32),
+            kind=np.full(n, kind, dtype=np.int8),
+            lag_ns=np.broadcast_to(np.asarray(lag_ns, dtype=np.int64), (n,)).copy(),
+            anchor=np.full(n, anchor, dtype=np.int8),
+        )
+
+    @staticmethod
+    def concatenate(parts: list[Dependencies]) -> Dependencies:
+        """All dependencies of several tables, in their order."""
+        if not parts:
+            return Dependencies.of([], [], DependencyKind.USER)
+        return Dependencies(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in Dependencies.__slots__)
+        )
+
+    def take(self, index: Array) -> Dependencies:
+        """The dependencies at ``index`` (a mask or positions)."""
+        return Dependencies(
+            self.source[index], self.target[index], self.kind[index], self.lag_ns[index], self.anchor[index]
+        )
+
+
+# What a wait task waits for when it is not one stream: all streams of the machine.
+ALL_STREAMS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """CPU waits for "all that was launched before", as columns of shape (n_waits,).
+
+    They are positional: the tasks waited for are found anew in every edited graph. ``scope`` is a thread (one stream)
+    or ``ALL_STREAMS``; ``lag_ns`` is what the call still needs once the GPU is done.
+    """
+
+    task: Int32
+    scope: Int32
+    lag_ns: Int64

@@ -1,0 +1,1 @@
+"""What hardware can do: GPUs, clusters, links and collective algorithms."""

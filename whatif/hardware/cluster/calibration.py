@@ -1,0 +1,85 @@
+"""Measured times of collectives in place of formulas: a table of sizes and times, a CSV or nccl-tests' output.
+
+Within the table times are interpolated between the logarithms of sizes and times; above it the bus bandwidth of its
+largest size goes on; below it the time of its smallest size is latency. By nccl-tests' bus factors (doc/PERFORMANCE.md)
+a table of one operation among n workers also tells of the others, and of other numbers of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.hardware.cluster.collectives import Cost, bus_factor
+
+if TYPE_CHECKING:
+    from whatif.hardware.cluster.network import Network
+
+# NCCL 2.30, tuning.cc: 6.6 us to start a ring, and 0.6 us for each of its steps over NVLink (protocol LL).
+_STARTING_STEPS = 6.6 / 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Times of one operation, ascending by size; ``workers`` is None where the file does not tell."""
+
+    operation: str
+    workers: int | None
+    size_bytes: tuple[float, ...]
+    time_ns: tuple[float, ...]
+
+    def time_of(self, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Give the time of each size, ns, shape (n,)."""
+        size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
+        known, time = np.asarray(self.size_bytes), np.asarray(self.time_ns)
+        inside = np.exp(np.interp(np.log(np.maximum(size, known[0])), np.log(known), np.log(time)))
+        return np.asarray(np.where(size > known[-1], time[-1] / known[-1] * size, inside), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The curves of a file. Raises WhatifError where there is none."""
+
+    curves: tuple[Curve, ...]
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that there is a curve."""
+        if not self.curves:
+            raise WhatifError(f"{self.path}: expected rows of sizes and times, got none.")
+
+    @property
+    def workers(self) -> int | None:
+        """The number of workers that was measured; None where several were, or where the file does not tell."""
+        told = {curve.workers for curve in self.curves}
+        return told.pop() if len(told) == 1 else None
+
+    def cost(self, operation: str, size_bytes: npt.NDArray[np.float64], network: Network) -> Cost:
+        """Give what n exchanges among the workers of ``network`` take, shape (n,) each part.
+
+        The curve of the same operation and the closest number of workers is taken, else one of the others. The
+        latency is the time of the smallest size.
+        """
+        workers = network.workers
+
+        def unlike(curve: Curve) -> tuple[bool, bool, float]:
+            ratio = abs(np.log((curve.workers or workers) / workers))
+            return curve.operation != operation, curve.operation != "all_reduce", float(ratio)
+
+        curve = min(self.curves, key=unlike)
+        measured = curve.workers or workers
+        factor = bus_factor(operation, workers) / bus_factor(curve.operation, measured)
+        steps = _steps(operation, workers) / _steps(curve.operation, measured)
+        total = curve.time_of(size_bytes)
+        latency = np.minimum(curve.time_ns[0], total)
+        return Cost(latency * steps, (total - latency) * factor)
+
+
+def _steps(operation: str, workers: int) -> float:
+    """The latency of an operation, in steps: messages that follow one another, and what starting it takes."""
+    messages = 1 if operation in ("all_to_all", "send") else workers - 1
+    return _STARTING_STEPS + (2 if operation == "all_reduce" else 1) * messages

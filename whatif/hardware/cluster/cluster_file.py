@@ -1,0 +1,245 @@
+"""Read a cluster from a TOML file or by a preset's name (docs/cluster.md has the format).
+
+Presets are such files in `whatif/hardware/cluster/presets`, a source beside each number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.hardware.cluster.derive_levels import check_connected
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.network import MOST_WORKERS
+from whatif.hardware.cluster.topology import (
+    Cluster,
+    ClusterLevel,
+    ClusterLink,
+    Processor,
+)
+from whatif.units import Bandwidth
+
+# What people call a link. Of the costs NCCL's tuner alone asks for it.
+KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
+MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
+_LARGEST_FILE_BYTES = 5_000_000
+_MOST_LATENCY_US = 1e9
+
+Table = Mapping[str, Any]
+
+
+def preset_names() -> tuple[str, ...]:
+    """Give the names of the clusters that ship with the package, sorted."""
+    return tuple(sorted(_preset_texts()))
+
+
+def load_cluster(name: str) -> Cluster:
+    """Give the preset of that name, or the cluster of a TOML file.
+
+    Raises WhatifError with the place in the file where something is unknown, missing or impossible.
+    """
+    if name in _preset_texts():
+        return _preset(name)
+    path = Path(name)
+    if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
+        close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
+        raise WhatifError(
+            f"cluster: expected the path of a TOML file or one of {', '.join(close or preset_names())}, got {name!r}."
+        )
+    try:
+        with path.open("rb") as file:  # a device says that it is empty, and never ends
+            content = file.read(_LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        raise WhatifError(f"{name}: expected a cluster file, got {error.strerror or error}.") from error
+    except ValueError as error:
+        raise WhatifError(f"cluster: expected the path of a TOML file, got {name!r}: {error}.") from error
+    if len(content) > _LARGEST_FILE_BYTES:
+        raise WhatifError(f"{name}: expected a cluster file of at most 5 MB, got a larger one.")
+    try:
+        return parse_cluster(content.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        raise WhatifError(f"{name}: expected a cluster file (TOML), got one that is no text.") from error
+
+
+def parse_cluster(text: str, path: str) -> Cluster:
+    """Give the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
+    try:
+        told = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is an error of Python's, not of TOML's
+        raise WhatifError(f"{path}: expected a cluster file (TOML), got an error: {str(error)[:120]}.") from error
+    top = _Fields(told, path, "")
+    head = _Fields(top.table("cluster"), path, "cluster")
+    levels = [_level(fields) for fields in top.tables("level")]
+    processors: list[Processor] = []
+    groups: dict[str, tuple[str, ...]] = {}
+    for fields in top.tables("processor"):
+        found = _processors(fields)
+        name = fields.text("name")
+        fields.done()
+        if name in groups or len(processors) + len(found) > MOST_PROCESSORS:
+            taken = "another name, since this one is taken" if name in groups else f"at most {MOST_PROCESSORS:,} in all"
+            raise WhatifError(f"{fields.where('name')}: expected {taken}, got {name!r}.")
+        groups[name] = tuple(processor.name for processor in found)
+        processors += found
+    if len({processor.name for processor in processors}) < len(processors):
+        raise WhatifError(f"{path}: processor: expected names of their own, got one twice once they are numbered.")
+    links = [link for table, fields in enumerate(top.tables("link")) for link in _links(fields, groups, table)]
+    cluster = Cluster(
+        name=head.text("name", Path(path).stem), levels=tuple(levels), processors=tuple(processors),
+        links=tuple(links), gpu=head.text("gpu", "") or None, path=path,
+    )  # fmt: skip
+    head.done()
+    top.done()
+    if not levels and not processors:
+        raise WhatifError(f"{path}: expected a [[level]] or a [[processor]], got neither.")
+    for number, level in enumerate(levels[:-1]):
+        if level.workers is None:
+            raise WhatifError(f"{path}: level[{number}].workers: expected a number but in the last level, got none.")
+    check_connected(cluster)
+    return cluster
+
+
+class _Fields:
+    """The keys of one table: read once each, and none may be left over."""
+
+    def __init__(self, told: Table, path: str, name: str) -> None:
+        self.told, self.path, self.name, self.seen = told, path, name, set[str]()
+
+    def where(self, key: str) -> str:
+        return f"{self.path}: {'.'.join(part for part in (self.name, key) if part)}"
+
+    def done(self) -> None:
+        for key in self.told:
+            if key not in self.seen:
+                close = difflib.get_close_matches(key, self.seen, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(self.seen))}."
+                raise WhatifError(f"{self.where(key)}: expected a key that is known, got this one; {hint}")
+
+    def table(self, key: str) -> Table:
+        told = self._get(key, {})
+        if not isinstance(told, dict):
+            raise WhatifError(f"{self.where(key)}: expected a table [{key}], got {_shown(told)}.")
+        return told
+
+    def tables(self, key: str) -> list[_Fields]:
+        told = self._get(key, [])
+        if not isinstance(told, list) or not all(isinstance(entry, dict) for entry in told):
+            raise WhatifError(f"{self.where(key)}: expected tables [[{key}]], got {_shown(told)}.")
+        return [_Fields(entry, self.path, f"{key}[{number}]") for number, entry in enumerate(told)]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        told = self._get(key, default)
+        if not isinstance(told, str) or (default is None and not told.strip()):
+            raise WhatifError(f"{self.where(key)}: expected text, got {_shown(told)}.")
+        return told
+
+    def number(self, key: str, low: float, high: float, default: float | None, *, whole: bool = False) -> float | None:
+        told = self._get(key, default)
+        if told is None:
+            return None
+        wrong = isinstance(told, bool) or not isinstance(told, int if whole else int | float)
+        if wrong or not low <= told <= high:
+            kind = "whole number" if whole else "number"
+            raise WhatifError(f"{self.where(key)}: expected a {kind} from {low:g} to {high:,.0f}, got {_shown(told)}.")
+        return float(told)
+
+    def flag(self, key: str, default: bool) -> bool:
+        told = self._get(key, default)
+        if not isinstance(told, bool):
+            raise WhatifError(f"{self.where(key)}: expected true or false, got {_shown(told)}.")
+        return told
+
+    def one_of(self, key: str, known: tuple[str, ...], default: str) -> str:
+        told = self._get(key, default)
+        if told not in known:
+            raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(told)}.")
+        return str(told)
+
+    def link(self) -> Link:
+        told = self._get("bandwidth", None)
+        told = str(told) if isinstance(told, int | float) else self.text("bandwidth")
+        try:
+            byte_s = Bandwidth(told).byte_s
+        except WhatifError as error:
+            raise WhatifError(f"{self.where('bandwidth')}: {error}") from None
+        latency_us = self.number("latency_us", 0, _MOST_LATENCY_US, 0.0) or 0.0
+        return Link(byte_s, latency_us * 1e3, self.one_of("duplex", ("full", "half"), "full") == "full")
+
+    def _get(self, key: str, default: object) -> Any:
+        self.seen.add(key)
+        return self.told.get(key, default)
+
+
+def _level(fields: _Fields) -> ClusterLevel:
+    workers = fields.number("workers", 1, MOST_WORKERS, None, whole=True)
+    level = ClusterLevel(
+        name=fields.text("name", fields.name), workers=None if workers is None else int(workers), link=fields.link(),
+        shared=fields.flag("shared", True), kind=fields.one_of("kind", KINDS, "other"),
+    )  # fmt: skip
+    fields.done()
+    return level
+
+
+def _processors(fields: _Fields) -> list[Processor]:
+    name, count = fields.text("name"), int(fields.number("count", 1, MOST_PROCESSORS, 1, whole=True) or 1)
+    names = [name] if count == 1 else [f"{name}{number}" for number in range(1, count + 1)]
+    gflop_s = fields.number("gflop_s", 1e-6, 1e12, None)
+    fluctuation = fields.number("power_fluctuation_pct", 0, 100, 0.0) or 0.0
+    memory = fields.number("memory_gbyte", 0, 1e9, None)
+    factor = fields.number("parallelization_factor", 1e-3, 1e6, 1.0) or 1.0
+    return [Processor(each, gflop_s, fluctuation, memory, factor) for each in names]
+
+
+def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -> list[ClusterLink]:
+    """A name with a count stands for all of its processors: each of one side with each of the other."""
+    ends = fields.told.get("between")
+    fields.seen.add("between")
+    if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
+        raise WhatifError(f"{fields.where('between')}: expected two names of processors, got {_shown(ends)}.")
+    single = {name: (name,) for names in groups.values() for name in names}
+    sides = []
+    for end in ends:
+        if end not in groups and end not in single:
+            raise WhatifError(f"{fields.where('between')}: expected the name of a [[processor]], got {end!r}.")
+        sides.append(groups.get(end) or single[end])
+    if len(sides[0]) * len(sides[1]) > MOST_LINKS:
+        raise WhatifError(
+            f"{fields.where('between')}: expected at most {MOST_LINKS:,} links of a [[link]], got "
+            f"{len(sides[0]):,} x {len(sides[1]):,}; describe equal workers as [[level]]."
+        )
+    link, shared = fields.link(), fields.flag("shared", False)
+    fluctuation = fields.number("bandwidth_fluctuation_pct", 0, 100, 0.0) or 0.0
+    kind = fields.one_of("kind", KINDS, "other")
+    fields.done()
+    pairs = dict.fromkeys(
+        (min(a, b), max(a, b)) if ends[0] == ends[1] else (a, b) for a in sides[0] for b in sides[1] if a != b
+    )
+    if not pairs:
+        raise WhatifError(f"{fields.where('between')}: expected two processors, got {ends[0]!r} twice.")
+    return [ClusterLink(pair, link, fluctuation, shared, kind, table) for pair in pairs]
+
+
+def _shown(told: object) -> str:
+    return "nothing" if told is None else repr(told)[:60]
+
+
+@lru_cache(maxsize=1)
+def _preset_texts() -> dict[str, str]:
+    folder = resources.files("whatif.hardware") / "cluster" / "presets"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str) -> Cluster:
+    return parse_cluster(_preset_texts()[name], f"{name}.toml")

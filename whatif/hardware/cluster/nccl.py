@@ -1,0 +1,124 @@
+"""What NCCL's own tuner thinks that its collectives take: the fastest of its algorithms and protocols, size by size.
+
+Source: NCCL 2.30, src/graph/tuning.cc; its constants are in `nccl_tuning.toml`. Ring and tree in three protocols each
+        (LL and LL128 send small packets that carry their own flag, Simple large ones behind a flag), and the reduction
+        inside of NVSwitch (NVLS: more than four Hopper or newer GPUs of one machine).
+Left out: limits of a channel, which bind only where there are few; collnet; PAT; the CPU's vendor (Intel is assumed).
+        The rate of NVLS is written as what was measured on 8 GPUs, 7/8 of link times efficiency (475 GB/s of bus
+        bandwidth on an H200 machine, 838 on a B200), since the tuner's own depends on the channels that it finds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.types import Float64
+from whatif.hardware.cluster.collectives import Cost
+
+if TYPE_CHECKING:
+    from whatif.hardware.cluster.network import Network
+    from whatif.hardware.gpu import Gpu
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+PROTOCOLS = ("LL", "LL128", "Simple")
+# What flags leave of each protocol's rate around a ring: half of LL's bytes are flags, 8 of LL128's 128, and some.
+_RING_SHARE = (0.5, 0.92, 1.0)
+# Of a tree's: in one node, and between nodes.
+_TREE_SHARE = ((0.92 / 3.8, 0.92 * 7 / 9, 0.92), (0.92 / 3.8, 0.92 * 120 / 128, 0.92))
+_NVLS_SHARE, _NVLS_MORE_THAN = 7 / 8, 4
+# A ring's Simple protocol between nodes, from 64 bytes for each rank and channel on: slower on its plateau.
+_PLATEAU, _PLATEAU_BEFORE_AMPERE = 1.4, 1.9
+
+
+def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
+    """Give what n collectives take, shape (n,) each part. Raises WhatifError where the GPU's kind is not known."""
+    arch = _architecture(network.gpu)
+    facts = _facts()
+    inside = network.levels[0]
+    per_node = inside.workers if inside.kind in ("NVLink", "PCIe") else 1
+    nodes, workers = network.workers // per_node, network.workers
+    wire = "network" if per_node == 1 else inside.kind
+    bus = network.ring_byte_s / 1e9
+    doubled = 2 if operation == "all_reduce" else 1
+    steps = workers if operation == "broadcast" else doubled * (workers - 1)
+    between = doubled * (nodes - 1)
+    most_ll = facts["ll_gbyte_s"][arch][min(nodes, 3) - 1]
+    tried: list[tuple[float, Float64]] = []
+    for place, protocol in enumerate(PROTOCOLS):
+        if protocol == "LL128" and wire == "PCIe":  # not where NVLink does not join all
+            continue
+        inner, outer = (facts["step_us"][where]["ring"][place] for where in (wire, "network"))
+        latency = facts["base_us"]["ring"][place] + (
+            inner if operation == "broadcast" else (steps - between) * inner + between * outer
+        )
+        if protocol == "Simple" and nodes > 1 and operation == "all_reduce":
+            latency *= _PLATEAU if arch != "volta" else _PLATEAU_BEFORE_AMPERE
+        rate = min(most_ll, bus * _RING_SHARE[place]) if protocol == "LL" else bus * _RING_SHARE[place]
+        tried.append((latency, np.full(size_bytes.shape, rate * workers / steps)))
+        if operation == "all_reduce":
+            inner, outer = (facts["step_us"][where]["tree"][place] for where in (wire, "network"))
+            latency = facts["base_us"]["tree"][place] + 2 * ((per_node - 1) * inner + (nodes.bit_length() - 1) * outer)
+            rate = bus * _TREE_SHARE[nodes > 1][place]
+            rate = min(rate, most_ll) if protocol == "LL" else rate
+            tried.append((latency, rate / 2 * _correction(protocol, size_bytes)))
+    if operation == "all_reduce" and nodes == 1 and arch in facts["nvls"] and workers > _NVLS_MORE_THAN:
+        rate = bus * facts["nvls"][arch] * _NVLS_SHARE
+        tried.append((facts["step_us"]["NVLink"]["nvls"], np.full(size_bytes.shape, rate)))
+    return _fastest(size_bytes, tried)
+
+
+def _fastest(size_bytes: Float64, tried: list[tuple[float, Float64]]) -> Cost:
+    """Of each size the one whose time is least; 1 GB/s is 1 byte a nanosecond."""
+    latency = np.array([us * 1e3 for us, _ in tried])[:, None] + np.zeros(size_bytes.shape)
+    transfer = np.stack([size_bytes / rate for _, rate in tried])
+    best = np.argmin(latency + transfer, axis=0)[None]
+    return Cost(np.take_along_axis(latency, best, 0)[0], np.take_along_axis(transfer, best, 0)[0])
+
+
+def _correction(protocol: str, size_bytes: Float64) -> Float64:
+    """What of a tree's rate a size reaches; 1 beyond the table."""
+    told = np.array([*_facts()["tree_correction"][protocol], 1.0])
+    place = np.floor(np.log2(np.maximum(size_bytes, 64.0) / 64.0)).astype(np.int64)
+    return np.asarray(told[np.minimum(place, len(told) - 1)], dtype=np.float64)
+
+
+# NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.
+_TUNED_AS = {"pascal": "volta", "turing": "volta", "ada": "ampere"}
+
+
+def knows(gpu: Gpu) -> bool:
+    """Whether NCCL's tuner has constants for the device."""
+    return _TUNED_AS.get(gpu.arch, gpu.arch) in _facts()["ll_gbyte_s"]
+
+
+def step_us(kind: str) -> float:
+    """Give what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
+    simple = PROTOCOLS.index("Simple")
+    return float(_facts()["base_us"]["ring"][simple] + _facts()["step_us"][kind]["ring"][simple])
+
+
+def _architecture(gpu: str | None) -> str:
+    from whatif.hardware.gpu import load_gpu
+
+    arch = load_gpu(gpu).arch if gpu else "none"
+    known = _facts()["ll_gbyte_s"]
+    arch = _TUNED_AS.get(arch, arch)
+    if arch not in known:
+        raise WhatifError(
+            f"nccl: expected a GPU whose architecture NCCL's tuner knows ({', '.join(known)}), got {gpu or 'none'}; "
+            "name it as gpu in the cluster file, or take another algorithm."
+        )
+    return arch
+
+
+@lru_cache(maxsize=1)
+def _facts() -> dict[str, Any]:
+    return tomllib.loads(
+        (resources.files("whatif.hardware") / "cluster" / "nccl_tuning.toml").read_text(encoding="utf-8")
+    )

@@ -1,0 +1,155 @@
+"""A network of equal workers in levels (GPUs of a node, nodes of a cluster), and what an exchange among them costs.
+
+The formulas are in `collectives.py`, NCCL's own tuner is in `nccl.py`, measured times are in `calibration.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.hardware.cluster.collectives import (
+    MODELS,
+    NCCL_CHOICES,
+    OPERATIONS,
+    Cost,
+    Terms,
+    send_terms,
+)
+from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.nccl import COLLECTIVES, nccl_cost
+
+if TYPE_CHECKING:
+    from whatif.hardware.cluster.calibration import Table
+
+# More are no cluster that anybody has.
+MOST_WORKERS = 1_000_000
+ALGORITHMS = ("auto", "ring", "tree", "hierarchical", "direct", "nccl")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """``workers`` members that reach one another over ``link``: GPUs in a node, or nodes in a cluster.
+
+    ``shared``: all the workers of a member have one such link together (a node's one network card); otherwise each
+    worker has one of its own. Innermost a member is one worker, so there it makes no difference. ``kind`` is what
+    people call the link (NVLink, PCIe, Ethernet, ...): NCCL's tuner alone asks for it.
+    """
+
+    workers: int
+    link: Link
+    shared: bool = True
+    kind: str = field(default="other", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Levels, innermost first; a table of measured times takes the place of the formulas where there is one.
+
+    ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known.
+    Raises WhatifError on no levels or no workers.
+    """
+
+    levels: tuple[Level, ...]
+    algorithm: str = "auto"
+    table: Table | None = None
+    gpu: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of workers and the algorithm."""
+        if not self.levels or any(level.workers < 1 for level in self.levels) or self.workers > MOST_WORKERS:
+            counts = " x ".join(str(level.workers) for level in self.levels) or "none"
+            raise WhatifError(f"network: expected from 1 to {MOST_WORKERS:,} workers, got {counts}.")
+        if self.algorithm not in ALGORITHMS:
+            raise WhatifError(f"network: expected an algorithm of {', '.join(ALGORITHMS)}, got {self.algorithm!r}.")
+
+    @classmethod
+    def of(cls, workers: int, link: Link, algorithm: str = "auto") -> Network:
+        """Give the network of that many workers on equal links."""
+        return cls((Level(workers, link),), algorithm)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are in all levels together."""
+        return math.prod(level.workers for level in self.levels)
+
+    def cost(self, operation: str, size_bytes: npt.ArrayLike, algorithm: str | None = None) -> Cost:
+        """Give what n exchanges of ``size_bytes`` take one by one, shape (n,) each part.
+
+        ``auto`` is the fastest of those that NCCL chooses from: ring and tree for an all-reduce, the ring for
+        reduce-scatter, all-gather and broadcast, direct messages for all-to-all and send. The network's own algorithm
+        is one of the operations that it can do; the others take auto's. ``nccl`` is NCCL's own tuner
+        (`whatif.hardware.cluster.nccl`). A table comes before all of them, unless ``algorithm`` is named here. Raises
+        WhatifError on an operation that is unknown, or one that the ``algorithm`` that is named here cannot do; a send
+        is the same by all of them.
+        """
+        name = algorithm or (self.algorithm if self.algorithm in _able(operation) else "auto")
+        if operation not in OPERATIONS:
+            raise WhatifError(f"network: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
+        size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
+        if self.workers == 1:
+            return Cost(np.zeros(size.shape), np.zeros(size.shape))
+        if self.table is not None and algorithm is None:
+            return self.table.cost(operation, size, self)
+        if operation == "send":
+            return _cost(size, send_terms(self))
+        if name == "auto":
+            return _fastest([_cost(size, MODELS[model][operation](self)) for model in NCCL_CHOICES[operation]])
+        if name not in _able(operation):
+            able = ", ".join(_able(operation))
+            raise WhatifError(f"network: expected an algorithm for {operation} of auto, {able}, got {name!r}.")
+        if name == "nccl":
+            return nccl_cost(self, operation, size)
+        return _cost(size, MODELS[name][operation](self))
+
+    @property
+    def described(self) -> str:
+        """What is counted on, in words: a measured table, or the links of each level with several workers."""
+        if self.table is not None:
+            return f"{self.workers:,} workers, times from {self.table.path}"
+        return " x ".join(
+            f"{level.workers:,} at {level.link.byte_s * 8e-9:,.6g} Gbit/s and {level.link.latency_ns / 1e3:g} us"
+            for _, level in self.used
+        )
+
+    @property
+    def ring_byte_s(self) -> float:
+        """The rate of a ring's slowest link; links of their own for the workers of a member add up."""
+        return min(level.link.exchange_byte_s * (1 if level.shared else below) for below, level in self.used)
+
+    @property
+    def used(self) -> list[tuple[int, Level]]:
+        """Each level with several members, with the number of workers in one of its members."""
+        found, below = [], 1
+        for level in self.levels:
+            if level.workers > 1:
+                found.append((below, level))
+            below *= level.workers
+        return found
+
+
+def _able(operation: str) -> tuple[str, ...]:
+    """The algorithms that do an operation."""
+    nccl = ("nccl",) if operation in COLLECTIVES else ()
+    return (*(name for name, operations in MODELS.items() if operation in operations), *nccl)
+
+
+def _cost(size_bytes: npt.NDArray[np.float64], terms: Terms) -> Cost:
+    latency_ns, ns_per_byte = terms
+    return Cost(np.full(size_bytes.shape, float(latency_ns)), size_bytes * ns_per_byte)
+
+
+def _fastest(costs: list[Cost]) -> Cost:
+    """Of each size the one whose total is least."""
+    best = costs[0]
+    for cost in costs[1:]:
+        slower = best.total_ns > cost.total_ns
+        best = Cost(
+            np.where(slower, cost.latency_ns, best.latency_ns), np.where(slower, cost.transfer_ns, best.transfer_ns)
+        )
+    return best

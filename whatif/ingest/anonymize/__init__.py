@@ -1,0 +1,1 @@
+"""Strips what identifies people from a recording."""

@@ -1,0 +1,254 @@
+"""Copy a recording without what says where and by whom it was made, so that it can be shared."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from whatif.errors import WhatifError
+from whatif.ingest.anonymize.text import Scrubber, dropped_field, find_secrets
+from whatif.ingest.exported import EXPORTED_BEGIN
+from whatif.ingest.file_bytes import FileBytes
+from whatif.ingest.json_chunks import EventArray
+from whatif.ingest.read_events import SQLITE_MAGIC
+from whatif.ingest.record_file import read_record
+from whatif.output_file import replaceable_file, replacing
+
+Progress = Callable[[int, int], None]
+
+STACK_FRAMES, PROCESS_NAMES = "stack frames", "names of processes and threads"
+
+# Text is kept in these arguments of an event, and dropped in any other: a profiler may write more than we know of.
+TEXT_ARGUMENTS = frozenset((
+    "Input type", "Concrete Inputs", "Collective name", "dtype", "Process Group Name", "Process Group Description",
+    "kind", "kernel", "src", "dst", "cuda_sync_kind", "stream", "Device Type", "kernel_backend", "labels", "group",
+))  # fmt: skip
+# And in these fields beside the events.
+TEXT_HEADERS = frozenset(("whatif", "deviceProperties", "distributedInfo", "displayTimeUnit"))
+# Numbers and lists of them stay wherever they stand, written as text or not; addresses of machines are no numbers.
+_NUMBERS = re.compile(rb'(?:\d\.\d+(?![\d.])|[\d\s\[\],"+\-]|true|false|null)*+')
+# Cleaned arguments are kept for as many distinct texts; traces repeat a few thousand.
+_MOST_CACHED = 200_000
+# What the labels of tracks may say: which one it is, and whether it is a thread of torch's own.
+_TRACK_LABEL = re.compile(r"(?:stream|thread) -?\d+(?: \(pt_\w+\))?|CPU|GPU \d+|python")
+_TRACK_NUMBER = re.compile(r"(?:stream|thread) -?\d+")
+
+_NOTHING = msgspec.Raw(b"")
+_Scalar = str | int | float | bool | None | msgspec.UnsetType
+
+
+class _Event(msgspec.Struct, gc=False, omit_defaults=True):
+    """The fields of an event that are copied. Times stay text, to the last digit."""
+
+    ph: _Scalar = msgspec.UNSET
+    cat: _Scalar = msgspec.UNSET
+    name: _Scalar = msgspec.UNSET
+    pid: _Scalar = msgspec.UNSET
+    tid: _Scalar = msgspec.UNSET
+    ts: msgspec.Raw = _NOTHING
+    dur: msgspec.Raw = _NOTHING
+    id: _Scalar = msgspec.UNSET
+    s: _Scalar = msgspec.UNSET
+    bp: _Scalar = msgspec.UNSET
+    args: dict[str, msgspec.Raw] | list[Any] | str | int | float | bool | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@dataclass(frozen=True)
+class Anonymized:
+    """What was written, what was taken out of it by kind, and how many layer words were numbered."""
+
+    path: Path
+    removed: dict[str, int]
+    lost: dict[str, int]  # events that could not be read, by reason
+    renamed_words: int | None
+
+
+def anonymize(
+    path: str | Path, output: str | Path | None = None, *, rename_layers: bool = False, progress: Progress | None = None
+) -> Anonymized:
+    """Write a copy of a Kineto recording, or of a campaign's record, that does not say where and by whom it was made.
+
+    Paths, stacks, command lines and the names of hosts, users and processes go. Events, times, shapes, annotations and
+    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), with paths cut out of
+    every text. ``output`` is a file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz"
+    beside the input. Raises WhatifError where the input is no such file, or the output is the input.
+    """
+    source = Path(path)
+    target = _target(source, output)
+    if source.exists() and not (source.is_file() or source.is_dir()):
+        raise WhatifError(
+            f"{path}: expected a file, got a pipe or a device, which cannot be read twice; save it first."
+        )
+    start = next(iter(FileBytes(source)), b"")
+    if start.startswith(SQLITE_MAGIC):
+        raise WhatifError(
+            f"{path}: expected a Kineto recording, got an SQLite database, which `whatif anonymize` does not rewrite; "
+            "share a recording of `whatif collect` instead."
+        )
+    if start.startswith(EXPORTED_BEGIN):
+        raise WhatifError(
+            f"{path}: expected a recording, got a timeline of `whatif export`, of which nothing would be left to read; "
+            "anonymize its recording and export that."
+        )
+    scrubber = Scrubber(find_secrets(start), rename_layers=rename_layers)
+    lost: Counter[str] = Counter()
+    record = read_record(source) if not source.name.endswith(".gz") else None
+    with replacing(target) as part, _writing(part, target.name.endswith(".gz")) as out:
+        try:
+            if record is not None:
+                out.write(msgspec.json.format(msgspec.json.encode(_clean_record(record, scrubber)), indent=1))
+            else:
+                _copy(EventArray(FileBytes(source, progress), _Event, lost), scrubber, out)
+        except RecursionError:
+            raise WhatifError(
+                f"{path}: expected values nested a few levels deep, got hundreds; this is no trace of a profiler."
+            ) from None
+    renamed = len(scrubber.layers) if scrubber.layers is not None else None
+    return Anonymized(target, {what: n for what, n in sorted(scrubber.removed.items()) if n}, dict(lost), renamed)
+
+
+def _target(source: Path, output: str | Path | None) -> Path:
+    if output is None:
+        stem, dot, suffix = source.name.partition(".json")
+        target = source.with_name(f"{stem.removesuffix('.trace')}.anonymous" + (dot + suffix or ".json"))
+    else:
+        target = Path(output) / source.name if Path(output).is_dir() else Path(output)
+    if os.path.realpath(target) == os.path.realpath(source) or (target.exists() and os.path.samefile(source, target)):
+        raise WhatifError(
+            f"{target}: expected another file than the trace itself, which is never overwritten; name one."
+        )
+    # A copy is a recording like any other, so only its name tells that it is one.
+    return replaceable_file(target, "copy of this command", lambda _: ".anonymous" in target.name)
+
+
+@contextmanager
+def _writing(path: Path, compressed: bool) -> Iterator[IO[bytes]]:
+    with path.open("wb") as raw:
+        if not compressed:
+            yield raw
+            return
+        # No name and no time inside.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+            yield packed  # type: ignore[misc]
+
+
+def _clean_record(record: dict[str, Any], scrubber: Scrubber) -> Any:
+    """A campaign's record; of what failed the last line stays, which says why."""
+    failure = record.get("failure")
+    if isinstance(failure, str):
+        lines = failure.strip().splitlines() or [""]
+        scrubber.removed[STACK_FRAMES] += len(lines) - 1
+        record = {**record, "failure": lines[-1]}
+    return scrubber.value(record)
+
+
+def _copy(events: EventArray[_Event], scrubber: Scrubber, out: IO[bytes]) -> None:
+    """Write the events as they are read, then the header, which is known only behind them."""
+    cleaner = _EventCleaner(scrubber)
+    encoder = msgspec.json.Encoder()
+    separator = b""
+    out.write(b'{"traceEvents":[')
+    for chunk in events:
+        kept = [event for event in chunk if cleaner.clean(event)]
+        if kept:
+            out.write(separator + encoder.encode(kept)[1:-1])
+            separator = b","
+    out.write(b"]")
+    for key, value in events.header.items():
+        if key not in TEXT_HEADERS and _has_text(encoder.encode(value)):
+            scrubber.removed[dropped_field(key)] += 1
+            continue
+        out.write(b"," + encoder.encode(key) + b":" + encoder.encode(scrubber.value(value, key)))
+    out.write(b"}\n")
+
+
+def _has_text(encoded: bytes) -> bool:
+    return b'"' in encoded and _NUMBERS.fullmatch(encoded) is None
+
+
+class _EventCleaner:
+    """Cleans events in place; texts repeat, so each is looked at once."""
+
+    def __init__(self, scrubber: Scrubber) -> None:
+        self._scrubber = scrubber
+        self._names: dict[tuple[str, bool], str] = {}
+        self._values: dict[bytes, msgspec.Raw] = {}
+        self._sound_keys: set[str] = set()
+
+    def clean(self, event: _Event) -> bool:
+        """Clean an event; False where nothing of it is to stay."""
+        name = event.name
+        if event.cat == "python_function" and not (isinstance(name, str) and name.startswith("nn.Module: ")):
+            self._scrubber.removed[STACK_FRAMES] += 1
+            return False
+        if event.ph == "M":
+            return self._clean_label(event)
+        if isinstance(name, str):
+            event.name = self._name(name, event.cat in ("user_annotation", "gpu_user_annotation"))
+        for part in ("ph", "cat", "pid", "tid", "id", "s", "bp"):
+            value = getattr(event, part)
+            if isinstance(value, str):
+                setattr(event, part, self._name(value, False))
+        event.args = self._arguments(event.args) if isinstance(event.args, dict) else msgspec.UNSET
+        return True
+
+    def _arguments(self, arguments: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+        kept = {}
+        for key, raw in arguments.items():
+            encoded = bytes(raw)
+            is_text = b'"' in encoded and _has_text(encoded)
+            if (is_text and key not in TEXT_ARGUMENTS) or not self._is_sound(key):
+                self._scrubber.removed[dropped_field(key)] += 1
+            else:
+                kept[key] = self._value(encoded, raw) if is_text else raw
+        return kept
+
+    def _is_sound(self, key: str) -> bool:
+        """Whether the name of an argument tells nothing itself."""
+        if key not in self._sound_keys:
+            if self._scrubber.text(key) != key:
+                return False
+            self._sound_keys.add(key)
+        return True
+
+    def _value(self, encoded: bytes, raw: msgspec.Raw) -> msgspec.Raw:
+        if encoded not in self._values:
+            if len(self._values) >= _MOST_CACHED:
+                self._values.clear()
+            value = msgspec.json.decode(encoded)
+            clean = self._scrubber.value(value)
+            # The very text where nothing had to go: numbers in it keep their last digit.
+            self._values[encoded] = raw.copy() if clean == value else msgspec.Raw(msgspec.json.encode(clean))
+        return self._values[encoded]
+
+    def _clean_label(self, event: _Event) -> bool:
+        """The label of a track: Kineto writes the command line of the process and the names of its threads there."""
+        arguments = event.args if isinstance(event.args, dict) else {}
+        label = next((key for key in ("name", "labels") if key in arguments), None)
+        event.args = {key: raw for key, raw in arguments.items() if not _has_text(bytes(raw))}
+        if label is not None:
+            text = msgspec.json.decode(bytes(arguments[label]))
+            sound = str(text).strip()
+            if not _TRACK_LABEL.fullmatch(sound):
+                number = _TRACK_NUMBER.match(sound)
+                sound = number[0] if number else "python" if event.name == "process_name" else ""
+                self._scrubber.removed[PROCESS_NAMES] += 1
+            event.args[label] = msgspec.Raw(msgspec.json.encode(sound))
+        return isinstance(event.name, str) and self._scrubber.text(event.name) == event.name
+
+    def _name(self, name: str, is_annotation: bool) -> str:
+        key = name, is_annotation
+        if key not in self._names:
+            if len(self._names) >= _MOST_CACHED:
+                self._names.clear()
+            self._names[key] = self._scrubber.name(name, is_annotation=is_annotation)
+        return self._names[key]

@@ -1,0 +1,153 @@
+"""Decoded events become a checked task graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.types import Bool
+from whatif.ingest.assemble import assemble
+from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.execution import find_execution
+from whatif.ingest.find_steps import steady_range
+from whatif.ingest.memory import find_memory
+from whatif.ingest.ranks.files import told_by
+from whatif.ingest.recorded import recorded_of
+from whatif.ingest.saved_graph import with_ranges
+from whatif.simulation.steps import step_times_ns
+
+# In the name of the annotation with which torch's loader marks a batch that other processes prepare.
+WORKER_LOADER = "_MultiProcessingDataLoaderIter"
+
+
+def graph_of_events(events: Events, path: str) -> TaskGraph:
+    """Give the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
+    refuse_what_has_no_work(events, path)
+    info = _recording_info(events, path)
+    parts = find_parts(events, is_amd=_is_amd(info, events))
+    execution, told = find_execution(parts, info.recorded)
+    edges_ns = parts.steps.edges_ns
+    n_steps = max(len(edges_ns) - 1, 0)
+    info = replace(
+        info,
+        n_steps=n_steps,
+        step_source=parts.steps.source,
+        steady=steady_range(n_steps, n_steps > 0),
+        optimizer=_optimizer(parts.marks.optimizer, events),
+        launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
+        queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
+        execution=execution,
+        quirks=(*info.quirks, *told),
+    )
+    info = replace(info, memory=find_memory(parts, info))
+    graph = assemble(parts, info).check()
+    graph = _with_measured_steps(graph, parts)
+    if any(WORKER_LOADER in name for name in graph.names):
+        graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
+    # A step that nobody ran carries ranges: `whatif predict --save`.
+    return with_ranges(graph) if info.recorded.predicted is not None else graph
+
+
+def refuse_what_has_no_work(events: Events, path: str) -> None:
+    """Raise WhatifError, one sentence, for a file that says nothing about training or inference work."""
+    categories = np.bincount(events.category, minlength=len(EventCategory)) if len(events) else np.zeros(16, int)
+    kernels = categories[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET]].sum()
+    foreign = events.header.get("_whatif_foreign_categories") or {}
+    devices = sorted({str(name).split("_")[0] for name in foreign if _is_accelerator(str(name))})
+    if devices and not kernels:
+        raise WhatifError(
+            f"{path}: expected CUDA or HIP kernels or a CPU-only recording, got events of the unsupported device "
+            f"{', '.join(devices)!r}; record on an NVIDIA or AMD GPU or on a CPU."
+        )
+    if kernels:
+        return
+    lost = sum(events.dropped.values())
+    path = f"{path} ({lost} of its events could not be read)" if lost else path
+    if categories[EventCategory.RUNTIME]:
+        raise WhatifError(
+            f"{path}: expected GPU kernels, got {categories[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
+            "so the recording lost its GPU half; record again with ProfilerActivity.CUDA (and permission for CUPTI)."
+        )
+    if not categories[EventCategory.CPU_OP]:
+        what = "no event at all" if not len(events) and not foreign else "only events of another tool"
+        raise WhatifError(
+            f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {what}; "
+            "record with torch.profiler or with `whatif collect`."
+        )
+
+
+def _is_accelerator(category: str) -> bool:
+    return any(part in category for part in ("_runtime", "_ccp", "mtia", "xpu", "hpu", "privateuse"))
+
+
+def _recording_info(events: Events, path: str) -> GraphInfo:
+    header = events.header
+    metadata = header.get("whatif")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    device = recorded_device(header, metadata)
+    quirks = [
+        f"{count} {'event was' if count == 1 else 'events were'} not read: {reason}"
+        for reason, count in sorted(events.dropped.items())
+    ]
+    recorded, damaged = recorded_of(metadata)
+    if damaged:
+        facts = f"{len(damaged)} {'fact' if len(damaged) == 1 else 'facts'}"
+        quirks.append(f"{facts} of the recorder beside the events could not be read as a whole: {', '.join(damaged)}")
+    median_ms = recorded.untraced_step.median_ms if recorded.untraced_step is not None else None
+    batch = metadata.get("batch_size")
+    version, known_version = metadata.get("version", 1), 1
+    if version != known_version:
+        named = version if isinstance(version, int) else "unknown"
+        quirks.append(
+            f"the recording's metadata has version {named}, and this whatif knows {known_version}: what it says beside "
+            "the events may be misread"
+        )
+    return GraphInfo(
+        path=path,
+        gpu=device[0],
+        gpu_memory_bytes=device[1] if 0 < (device[1] or 0) < 2**53 else None,
+        untraced_step_ns=None if median_ms is None else round(median_ms * 1e6),
+        batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
+        workers=told_by(header).world_size,
+        quirks=tuple(quirks),
+        recorded=recorded,
+    )
+
+
+def _optimizer(is_step: Bool, events: Events) -> str | None:
+    """The class in "Optimizer.step#Adam.step"."""
+    names = [name for name, step in zip(events.names, is_step.tolist(), strict=True) if step]
+    return names[0].partition("#")[2].removesuffix(".step") or None if names else None
+
+
+def recorded_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
+    """Give what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
+    devices = header.get("deviceProperties")
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, dict) and isinstance(device.get("name"), str):
+            memory = device.get("totalGlobalMem")
+            return device["name"], memory if isinstance(memory, int) else None
+    gpu = metadata.get("gpu")
+    return (gpu if isinstance(gpu, str) else None), None
+
+
+def _is_amd(info: GraphInfo, events: Events) -> bool:
+    named = (info.gpu or "").lower()
+    return "amd" in named or "instinct" in named or any(name.startswith("hip") for name in events.names)
+
+
+def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
+    """Write down the measured time of every step by each clock, from the recorded starts and ends."""
+    end_ns = graph.start_ns + graph.duration_ns
+    clocks = ("gpu", "mark", "span") if graph.on_gpu.any() else ("mark", "span")
+    measured = {}
+    for clock in clocks:
+        times = step_times_ns(graph, graph.start_ns, end_ns, clock)
+        if times:
+            measured[clock] = times
+    return graph.replace(info=replace(graph.info, measured_step_ns=measured))

@@ -1,0 +1,168 @@
+"""PyTorch's operators in the database's words, from the shapes and types that a recording tells of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import msgspec
+
+from whatif.graph.described import LARGEST_ATTRIBUTE, LONGEST_TEXT, Described
+from whatif.ingest.op_cost import CONVOLUTION_OPTIONS, integers_of, text_of
+
+# Type names of recordings (c10::ScalarType and TypeMeta spellings).
+_TYPES = {
+    "float": "fp32", "double": "fp64", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
+    "c10::float8_e5m2": "fp8", "signed char": "int8", "long int": "int", "long": "int", "int": "int",
+}  # fmt: skip
+
+
+class _Call:
+    """One call as a recording tells it; a lookup that finds nothing raises, and the call is none that is known."""
+
+    def __init__(self, dims: Any, types: Any, concrete: Any) -> None:
+        self.dims = dims if isinstance(dims, list) else []
+        self.types = types if isinstance(types, list) else []
+        self.concrete = concrete if isinstance(concrete, list) else []
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        shape = self.dims[place]
+        if not isinstance(shape, list) or not all(type(s) is int and 0 < s <= LARGEST_ATTRIBUTE for s in shape):
+            raise ValueError("no tensor")
+        if not shape and self.dtype(place) == "unknown":
+            raise ValueError("no tensor")
+        return tuple(shape)
+
+    def dtype(self, place: int) -> str:
+        told = self.types[place] if place < len(self.types) else ""
+        return _TYPES.get(told.lower(), "unknown") if isinstance(told, str) else "unknown"
+
+    def text(self, place: int) -> str:
+        return text_of(self.concrete, place)
+
+    def integers(self, place: int, size: int) -> list[int]:
+        return integers_of(self.concrete, place, size)
+
+
+_Rule = Callable[[str, _Call], Described | None]
+
+
+def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
+    """Give the operator that a call of ``op_name`` is, or None where its family or its shape is not known.
+
+    The arguments are "Input Dims", "Input type" and "Concrete Inputs" of a trace as decoded JSON; anything may stand
+    there.
+    """
+    if not isinstance(op_name, str) or not op_name.startswith("aten::"):
+        return None
+    name = op_name.removeprefix("aten::")
+    rule = _RULES.get(name) or _RULES.get(name.removesuffix("_"))
+    if rule is None:
+        return None
+    try:
+        return rule(name, _Call(dims, types, concrete))
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def describe_other(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
+    """Give any other operator: told apart by all that the recording says of its inputs. None where that is too much."""
+    try:
+        said = msgspec.json.encode([dims, types, concrete]).decode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(op_name, str) or not 0 < len(op_name) <= 200 or len(said) > LONGEST_TEXT:
+        return None
+    call = _Call(dims, types, concrete)
+    told = [call.dtype(place) for place in range(len(call.types))]
+    return Described(
+        "other", op_name, next((d for d in told if d not in ("unknown", "int")), "unknown"), (), layout=said
+    )
+
+
+def _matmul(name: str, call: _Call) -> Described | None:
+    first = 1 if name in ("addmm", "baddbmm") else 0
+    left, right = call.shape(first), call.shape(first + 1)
+    if name == "linear":
+        if len(right) != 2:
+            return None
+        right = right[::-1]
+        left = (prod(left[:-1]), left[-1])
+    if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
+        return None
+    sizes = (("batch", left[0] if len(left) == 3 else 1), ("m", left[-2]), ("n", right[-1]), ("k", left[-1]))
+    return Described("matmul", {"addmm": "linear", "baddbmm": "bmm"}.get(name, name), call.dtype(first), sizes)
+
+
+def _convolution(name: str, call: _Call) -> Described | None:
+    backward = name == "convolution_backward"
+    x, weight = (call.shape(1), call.shape(2)) if backward else (call.shape(0), call.shape(1))
+    if len(x) != 4 or len(weight) != 4 or x[1] % weight[1]:
+        return None
+    transposed = {"convolution": 6, "_convolution": 6, "convolution_backward": 7}.get(name)
+    if transposed is not None and call.text(transposed) != "False":
+        return None
+    stride, padding, dilation = (call.integers(place, 2) for place in CONVOLUTION_OPTIONS.get(name, (3, 4, 5)))
+    phase = "fwd"
+    if backward:
+        mask = re.findall("True|False", call.text(10))[:2]
+        phase = {("True", "True"): "bwd", ("True", "False"): "dgrad", ("False", "True"): "wgrad"}[mask[0], mask[1]]
+    integers = (
+        ("batch", x[0]), ("in_channels", x[1]), ("out_channels", weight[0]), ("in_h", x[2]), ("in_w", x[3]),
+        ("kernel_h", weight[2]), ("kernel_w", weight[3]), ("stride_h", stride[0]), ("stride_w", stride[1]),
+        ("padding_h", padding[0]), ("padding_w", padding[1]), ("dilation_h", dilation[0]), ("dilation_w", dilation[1]),
+        ("groups", x[1] // weight[1]),
+    )  # fmt: skip
+    # Which layout the tensors were in is not recorded.
+    return Described("conv", "conv2d", call.dtype(1 if backward else 0), integers, phase)
+
+
+def _binary(name: str, call: _Call) -> Described | None:
+    left = call.shape(0)
+    try:
+        right = call.shape(1)
+    except ValueError:
+        right = ()  # a number
+    name = name.removesuffix("_")
+    if not right:
+        return Described("elementwise", f"{name}_scalar", call.dtype(0), (("elements", prod(left)), ("tensors", 1)))
+    if left != right or call.dtype(0) != call.dtype(1):
+        return None
+    return Described("elementwise", name, call.dtype(0), (("elements", prod(left)), ("tensors", 2)))
+
+
+def _unary(name: str, call: _Call) -> Described | None:
+    name = {"clamp_min": "relu"}.get(name.removesuffix("_"), name.removesuffix("_"))
+    return Described("elementwise", name, call.dtype(0), (("elements", prod(call.shape(0))), ("tensors", 1)))
+
+
+def _softmax(name: str, call: _Call) -> Described | None:
+    x = call.shape(0)
+    if not x or int(call.text(1)) not in (-1, len(x) - 1):
+        return None
+    sizes = (("rows", prod(x[:-1])), ("columns", x[-1]))
+    return Described("normalization", name.removeprefix("_"), call.dtype(0), sizes)
+
+
+def _layer_norm(name: str, call: _Call) -> Described | None:
+    x, normalized = call.shape(0), re.findall(r"\d+", call.text(1)) or [str(s) for s in call.shape(2)]
+    columns = prod(map(int, normalized))
+    if prod(x) % columns:
+        return None
+    return Described("normalization", "layer_norm", call.dtype(0), (("rows", prod(x) // columns), ("columns", columns)))
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear"), _matmul),
+    **dict.fromkeys(
+        ("convolution", "_convolution", "conv2d", "cudnn_convolution", "miopen_convolution", "mkldnn_convolution",
+         "convolution_backward"),
+        _convolution,
+    ),
+    **dict.fromkeys(("add", "sub", "mul", "div"), _binary),
+    **dict.fromkeys(("relu", "clamp_min", "gelu", "tanh", "sigmoid", "silu", "exp"), _unary),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "native_layer_norm": _layer_norm,
+}  # fmt: skip

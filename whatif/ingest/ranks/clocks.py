@@ -1,0 +1,119 @@
+"""One clock for all ranks: collectives in which all wait for all end everywhere at nearly the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.graph.types import Array, Bool, Int64
+from whatif.ingest.ranks.collectives import Collectives
+from whatif.ingest.ranks.match import Match
+
+# Nobody leaves them before the last one has come.
+MEETING = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "allgather",
+    "reducescatter",
+    "alltoall",
+)
+# Computers' clocks keep within 100 ppm (crystals); what looks like more is no drift.
+MOST_DRIFT = 500e-6
+# A slope needs so many collectives, and has to exceed what their scatter alone makes of medians, three times over.
+FEWEST_FOR_DRIFT, SIGNIFICANT = 24, 3.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How one rank's clock differs from the first rank's: times on it minus ``shift_ns`` are on the common one.
+
+    The shift is ``offset_ns`` plus ``drift`` times (the rank's own time minus ``pivot_ns``).
+    """
+
+    offset_ns: int = 0  # between the graphs' own times, which count from their origins
+    drift: float = 0.0
+    pivot_ns: int = 0
+    spread_ns: int = 0  # median distance of the collectives' ends from the first rank's, after the correction
+    n_collectives: int = 0  # by which it was found; 0: by what the clocks themselves showed
+
+    def common_ns(self, time_ns: Int64) -> Int64:
+        """Give the times of a rank's own clock on the common one."""
+        drifted = np.rint(self.drift * (time_ns - self.pivot_ns)).astype(np.int64) if self.drift else 0
+        return np.asarray(time_ns - self.offset_ns - drifted, dtype=np.int64)
+
+
+def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequence[int]) -> list[Clock]:
+    """Give the clock of each rank; the first one's is the common one.
+
+    Ranks that meet the first one in no collective are found over those that do; those that meet nobody are placed by
+    what their clocks show.
+    """
+    operations = [np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks]
+    meeting = matched.column(operations).astype(np.bool_) if len(matched.rank) else np.zeros(0, dtype=np.bool_)
+    collective, rank = matched.collective[meeting], matched.rank[meeting]
+    end_ns = matched.column([c.end_ns for c in ranks])[meeting] if len(matched.rank) else np.empty(0, dtype=np.int64)
+    clocks = [Clock(offset_ns=origins_ns[0] - origin_ns) for origin_ns in origins_ns]
+    known = np.zeros(len(ranks), dtype=np.bool_)
+    known[:1] = True
+    common_ns = end_ns.copy()
+    by_rank = np.argsort(rank, kind="stable")
+    bounds = np.searchsorted(rank[by_rank], np.arange(len(ranks) + 1))
+    while True:
+        reference_ns, has = _medians(collective[known[rank]], common_ns[known[rank]], matched.n_collectives)
+        new = np.flatnonzero(~known[rank] & has[collective])
+        if not len(new):
+            return clocks
+        new = new[np.argsort(rank[new], kind="stable")]
+        for mine in np.split(new, np.flatnonzero(np.diff(rank[new])) + 1):
+            one = int(rank[mine[0]])
+            clocks[one] = _fit(end_ns[mine], reference_ns[collective[mine]])
+            known[one] = True
+            everywhere = by_rank[bounds[one] : bounds[one + 1]]
+            common_ns[everywhere] = clocks[one].common_ns(end_ns[everywhere])
+
+
+def _fit(own_ns: Int64, reference_ns: Int64) -> Clock:
+    """The clock by which ``own_ns`` come closest to ``reference_ns``: by medians, as some ends are late anyway."""
+    away_ns = own_ns - reference_ns
+    offset_ns = _median(away_ns)
+    left_ns = away_ns - offset_ns
+    spread_ns = _median(np.abs(left_ns))
+    plain = Clock(offset_ns, spread_ns=spread_ns, n_collectives=len(own_ns))
+    if len(own_ns) < FEWEST_FOR_DRIFT:
+        return plain
+    order = np.argsort(own_ns, kind="stable")
+    third = len(order) // 3
+    early, late = order[:third], order[-third:]
+    apart_ns = _median(own_ns[late]) - _median(own_ns[early])
+    grown_ns = _median(left_ns[late]) - _median(left_ns[early])
+    if apart_ns <= 0 or abs(grown_ns / apart_ns) > MOST_DRIFT:
+        return plain
+    drift, pivot_ns = grown_ns / apart_ns, _median(own_ns)
+    straight = left_ns - np.rint(drift * (own_ns - pivot_ns)).astype(np.int64)
+    offset_ns += _median(straight)
+    spread_after_ns = _median(np.abs(straight - _median(straight)))
+    if abs(grown_ns) <= SIGNIFICANT * max(spread_after_ns, 1) / np.sqrt(third) * 2 or spread_after_ns >= spread_ns:
+        return plain
+    return Clock(offset_ns, drift, pivot_ns, spread_after_ns, len(own_ns))
+
+
+def _median(values: Array) -> int:
+    """The lower median: one of the values, so that a shift of all shifts it exactly."""
+    middle = (len(values) - 1) // 2
+    return int(np.partition(values, middle)[middle])
+
+
+def _medians(group: Int64, values: Int64, n_groups: int) -> tuple[Int64, Bool]:
+    """The lower median of each group, shape (n_groups,), and which groups have any value."""
+    order = np.lexsort((values, group))
+    count = np.bincount(group, minlength=n_groups)
+    first = np.cumsum(count) - count
+    has = count > 0
+    result = np.zeros(n_groups, dtype=np.int64)
+    result[has] = values[order][(first + (count - 1) // 2)[has]]
+    return result, has

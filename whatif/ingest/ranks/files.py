@@ -1,0 +1,117 @@
+"""Which file is which rank: by the trace's header, else by the file's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.output_file import RECORDING_SUFFIXES
+
+# rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
+IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))
+_DIGITS = re.compile(r"(\d+)")
+
+
+def find_recordings(paths: Sequence[str | Path]) -> list[Path]:
+    """Give the files that are meant, those of folders among them, in the order of their names.
+
+    Raises WhatifError where a folder holds none, or where one file is named twice.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = [file for file in path.iterdir() if file.name.endswith(RECORDING_SUFFIXES) and file.is_file()]
+        if not inside:
+            raise WhatifError(
+                f"{path}: expected a folder with the recordings of a run's ranks "
+                f"({', '.join(RECORDING_SUFFIXES)}), got none in it; name the files."
+            )
+        found += [file for file in inside if not file.name.startswith(".")]
+    by_file: dict[Path, Path] = {}
+    for file in found:
+        if by_file.setdefault(file.resolve(), file) is not file:
+            raise WhatifError(f"{file}: expected each rank's recording once, got this file twice; name it once.")
+    return sorted(found, key=_in_order)
+
+
+def _in_order(path: Path) -> tuple[object, ...]:
+    """By name, numbers in it by their value: rank10 behind rank9."""
+    parts = _DIGITS.split(path.name)
+    return (*((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)), str(path))
+
+
+@dataclass(frozen=True)
+class RankTold:
+    """What a recording says of its place in the run; None where it does not tell."""
+
+    rank: int | None
+    world_size: int | None
+
+
+def told_by(header: dict[str, Any]) -> RankTold:
+    """Give the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
+    told = header.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
+    rank, size = told.get("rank"), told.get("world_size")
+    return RankTold(
+        rank if type(rank) is int and 0 <= rank < 10**6 else None,
+        size if type(size) is int and 1 <= size < 10**6 else None,
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """The rank of each file, in the order of the files, the number of ranks of the run, and what is to be told."""
+
+    ranks: tuple[int, ...]
+    world_size: int
+    warnings: tuple[str, ...] = field(default=())
+
+
+def place(files: Sequence[Path], told: Sequence[RankTold]) -> Places:
+    """Give each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
+    warnings = []
+    sizes = sorted({t.world_size for t in told if t.world_size is not None})
+    if len(sizes) > 1:
+        which = " and ".join(str(size) for size in sizes[:3])
+        raise WhatifError(
+            f"{files[0]}: expected the ranks of one run, got recordings of runs with {which} ranks; name those of one."
+        )
+    ranks = [t.rank for t in told]
+    if None in ranks:
+        named = [_in_name(file) for file in files]
+        if None in named or len(set(named)) < len(named):
+            named = list(range(len(files)))
+            warnings.append("the recordings lack their ranks: they are numbered in the order of their names")
+        ranks = [by_name if rank is None else rank for rank, by_name in zip(ranks, named, strict=True)]
+    placed = [int(rank or 0) for rank in ranks]
+    seen: dict[int, Path] = {}
+    for file, rank in zip(files, placed, strict=True):
+        if rank in seen:
+            raise WhatifError(
+                f"{file}: expected each rank once, got rank {rank} in {seen[rank]} as well; name one of the two."
+            )
+        seen[rank] = file
+    world_size = max([*sizes, *(rank + 1 for rank in placed)])
+    missing = sorted(set(range(world_size)) - set(placed)) if world_size < 10**6 else []
+    if missing:
+        some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        warnings.append(
+            f"{len(missing)} of {world_size} ranks {'is' if len(missing) == 1 else 'are'} missing ({some}): what "
+            "the others wait for them counts as transfer"
+        )
+    return Places(tuple(placed), world_size, tuple(warnings))
+
+
+def _in_name(file: Path) -> int | None:
+    for pattern in IN_NAME:
+        found = pattern.search(file.name)
+        if found:
+            return int(found.group(1))
+    return None

@@ -1,0 +1,146 @@
+"""Collectives of a CPU recording: gloo runs them on threads of its own, beside the one that computes.
+
+Gloo's threads mark each collective from its start, which waits for the peers, to its end. Here they become tasks on
+channels: each begins a recorded time after the call that asked for it, and the main thread's hole in which it ends is
+a wait for it. Of such a hole only what lies behind the end is work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Anchor,
+    Array,
+    DependencyKind,
+    Int64,
+    TaskKind,
+    Thread,
+    ThreadKind,
+)
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.ranks.collectives import (
+    Collectives,
+    first_step_of,
+    origin_ns,
+    shape_bytes,
+)
+
+PREFIX = "gloo:"
+# How c10d's operators that ask for a collective begin; torch spells them without the underscores of the marks.
+ASKS = "c10d::"
+
+
+def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]:
+    """Give a CPU recording's graph with its collectives as tasks, and these; the same graph where it has none."""
+    marked = np.array([name.startswith(PREFIX) for name in events.names], dtype=np.bool_)
+    # A mark on a thread that computes is the user's own.
+    computing = {thread.name for thread in graph.threads}
+    beside = np.array([f"CPU thread {thread}" not in computing for _, thread in events.tracks], dtype=np.bool_)
+    rows = np.flatnonzero(marked[events.name] & beside[events.track] & (events.category == EventCategory.ANNOTATION))
+    main = np.flatnonzero(graph.thread == 0)
+    start_ns = events.start_ns[rows] - origin_ns(graph, events)
+    # What the main thread did not ask for within the recording has nothing to depend on.
+    if len(main):
+        rows, start_ns = rows[start_ns >= graph.start_ns[main[0]]], start_ns[start_ns >= graph.start_ns[main[0]]]
+    if not len(rows) or not len(main):
+        return graph, _collectives(graph, events, rows[:0], np.empty(0, dtype=np.int32))
+    asked_ns = np.minimum(_asked_ns(events, rows) - origin_ns(graph, events), start_ns)
+    end_ns = start_ns + events.duration_ns[rows]
+    asks = main[np.maximum(np.searchsorted(graph.start_ns[main], asked_ns, side="right") - 1, 0)]
+    graph, channel = _with_channels(graph, events.track[rows])
+    new_names = [events.names[code] for code in events.name[rows].tolist()]
+    inserted = graph.insert(
+        NewTasks(after=asks, name=PREFIX, kind=TaskKind.COMMUNICATION, duration_ns=events.duration_ns[rows],
+                 thread=channel, size_bytes=_size_bytes(events, rows), layer=graph.layer[asks])
+    )  # fmt: skip
+    ids, moved = inserted.ids, inserted.moved
+    graph = _named(inserted.graph, ids, new_names)
+    measured_ns = graph.start_ns.copy()
+    measured_ns[ids] = start_ns
+    lag_ns = start_ns - measured_ns[moved[asks]]
+    graph = graph.replace(start_ns=measured_ns)
+    graph, main_after = _waiting(graph, moved[main], moved[asks], end_ns)
+    graph = graph.add_dependencies(
+        moved[asks], ids, kind=DependencyKind.COMMUNICATION, lag_ns=lag_ns, anchor=Anchor.START
+    )
+    waits = main_after >= 0
+    graph = graph.add_dependencies(ids[waits], main_after[waits], kind=DependencyKind.COMMUNICATION)
+    order = np.argsort(ids, kind="stable")
+    return graph, _collectives(graph, events, rows[order], ids[order])
+
+
+def _collectives(graph: TaskGraph, events: Events, rows: Array, ids: Array) -> Collectives:
+    return Collectives.of(
+        graph,
+        first_step_of(events),
+        task=ids.astype(np.int32),
+        size_bytes=_size_bytes(events, rows),
+        group_size=np.full(len(rows), -1, dtype=np.int64),
+        operation=tuple(events.names[code].removeprefix(PREFIX) for code in events.name[rows].tolist()),
+        group=("",) * len(rows),
+    )
+
+
+def _size_bytes(events: Events, rows: Array) -> Int64:
+    sizes = {code: shape_bytes(events.shapes[code]) for code in set(events.shape[rows].tolist()) if code >= 0}
+    return np.array([sizes.get(code, -1) for code in events.shape[rows].tolist()], dtype=np.int64)
+
+
+def _asked_ns(events: Events, rows: Array) -> Int64:
+    """When each collective was asked for: the k-th all_reduce by the k-th c10d::allreduce_, in the order of time.
+
+    Where the numbers differ, when it started.
+    """
+    asked_ns = events.start_ns[rows].copy()
+    name = events.name[rows]
+    operators = events.category == EventCategory.CPU_OP
+    for code in np.unique(name).tolist():
+        wanted = ASKS + events.names[code].removeprefix(PREFIX).replace("_", "")
+        asking = np.array([n.replace("_", "").rstrip("_") == wanted for n in events.names], dtype=np.bool_)
+        calls = np.flatnonzero(operators & asking[events.name])
+        mine = np.flatnonzero(name == code)
+        if len(calls) == len(mine):
+            asked_ns[mine] = events.start_ns[calls]
+    return asked_ns
+
+
+def _with_channels(graph: TaskGraph, track: Array) -> tuple[TaskGraph, Array]:
+    """The graph with a channel for each of gloo's threads, and the channel of each collective."""
+    tracks, which = np.unique(track, return_inverse=True)
+    channels = tuple(Thread(f"gloo thread {i + 1}", ThreadKind.CHANNEL) for i in range(len(tracks)))
+    return graph.replace(threads=(*graph.threads, *channels)), len(graph.threads) + which
+
+
+def _named(graph: TaskGraph, ids: Array, names: list[str]) -> TaskGraph:
+    table = tuple(dict.fromkeys((*graph.names, *names)))
+    code = {name: i for i, name in enumerate(table)}
+    column = graph.name.copy()
+    column[ids] = [code[name] for name in names]
+    return graph.replace(names=table, name=column)
+
+
+def _waiting(graph: TaskGraph, main: Array, asks: Array, end_ns: Int64) -> tuple[TaskGraph, Array]:
+    """Take out of the main thread's holes what lies before the last collective that ends in them.
+
+    Gives the graph, and for each collective the task that waited for it, -1 where none did: a collective that ends
+    while an operator runs kept nobody.
+    """
+    begins_ns = graph.start_ns[main]
+    at = np.searchsorted(begins_ns, end_ns, side="right") - 1
+    hole = main[np.maximum(at, 0)]
+    inside = (hole > asks) & (graph.kind[hole] == TaskKind.GAP) & (graph.operator[hole] < 0)
+    inside &= end_ns < graph.start_ns[hole] + graph.duration_ns[hole]
+    last_ns = graph.start_ns.copy()
+    np.maximum.at(last_ns, hole[inside], end_ns[inside])
+    held_ns = last_ns - graph.start_ns
+    graph = graph.replace(
+        start_ns=last_ns,
+        duration_ns=graph.duration_ns - held_ns,
+        low_ns=np.maximum(graph.low_ns - held_ns, 0),
+        high_ns=graph.high_ns - held_ns,
+    )
+    # A what-if may turn the order of the ends around, so the hole waits for each of them.
+    return graph, np.where(inside, hole, -1)

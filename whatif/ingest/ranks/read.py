@@ -1,0 +1,213 @@
+"""Read the recordings of a run's ranks and make one graph of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.ingest.graph_of_events import graph_of_events
+from whatif.ingest.ranks.clocks import Clock, find_clocks
+from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
+from whatif.ingest.ranks.files import (
+    Places,
+    RankTold,
+    find_recordings,
+    place,
+    told_by,
+)
+from whatif.ingest.ranks.gloo import with_gloo
+from whatif.ingest.ranks.match import Match, match
+from whatif.ingest.ranks.merge import COLLECTIVE, merge
+from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
+from whatif.ingest.read_events import read_events
+from whatif.simulation.transfers import LATENCY, WORKERS
+
+# Ranks of one run on clocks that a time server keeps differ by milliseconds; more is told.
+FAR_NS = 10_000_000_000
+# With fewer of the collectives in common than this share the recordings are of one program only by chance.
+FEWEST_MATCHED = 0.5
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Several ranks of a run: one graph of all, and how they were matched. Tuples have an entry for each rank read."""
+
+    graph: TaskGraph
+    numbers: tuple[int, ...]  # the ranks, ascending
+    world_size: int
+    paths: tuple[str, ...]
+    collectives: tuple[Collectives, ...]
+    clocks: tuple[Clock, ...]
+    matched: Match
+    waits: Waits
+
+    @property
+    def clock_offsets_ns(self) -> tuple[int, ...]:
+        """By how much each rank's own clock is ahead of the first one's, ns."""
+        infos = self.graph.info.ranks
+        return tuple(
+            clock.offset_ns + info.origin_ns - infos[0].origin_ns
+            for clock, info in zip(self.clocks, infos, strict=True)
+        )
+
+
+def read_ranks(paths: Sequence[str | Path], *, progress: Progress | None = None) -> Ranks:
+    """Return one graph of several ranks, whose recordings ``paths`` names by file or by folder.
+
+    ``progress(done, total)`` is called for each file. Raises WhatifError, one sentence, if a file cannot be read,
+    if two are the same rank, or if they do not belong to one run.
+    """
+    files = find_recordings(paths)
+    read = []
+    for done, file in enumerate(files):
+        read.append(_read(file))
+        if progress is not None:
+            progress(done + 1, len(files))
+    told = [t for _, _, t in read]
+    places = place(files, told)
+    by_rank = sorted(range(len(files)), key=lambda i: places.ranks[i])
+    graphs, collectives = [read[i][0] for i in by_rank], [read[i][1] for i in by_rank]
+    paths_told = [str(files[i]) for i in by_rank]
+    _check_alike(graphs, paths_told)
+    return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), paths_told)
+
+
+def _read(file: Path) -> tuple[TaskGraph, Collectives, RankTold]:
+    events = read_events(file)
+    graph = graph_of_events(events, str(file))
+    found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
+    return (*found, told_by(events.header))
+
+
+def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
+    """Raise WhatifError if some recordings have GPU work and others have none."""
+    on_gpu = [bool(graph.on_gpu.any()) for graph in graphs]
+    if len(set(on_gpu)) > 1:
+        other = on_gpu.index(not on_gpu[0])
+        raise WhatifError(
+            f"{paths[other]}: expected recordings of one run, got {'GPU kernels' if on_gpu[other] else 'none'} in it "
+            f"and {'GPU kernels' if on_gpu[0] else 'none'} in {paths[0]}; name the recordings of one run."
+        )
+
+
+def merged(
+    graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], places: Places, paths: Sequence[str]
+) -> Ranks:
+    """Return one graph of the ranks' graphs, in the order of their ranks. Raises WhatifError where nothing fits."""
+    matched = match(collectives)
+    warnings = [*places.warnings, *_doubts(graphs, collectives, matched, paths)]
+    clocks = find_clocks(collectives, matched, [graph.info.origin_ns for graph in graphs])
+    waits = find_waits(collectives, matched, clocks)
+    parts = _without_waiting(graphs, collectives, matched, waits)
+    begins_ns = [int(clock.common_ns(np.zeros(1, dtype=np.int64))[0]) for clock in clocks]
+    begins_ns = [begin_ns - min(begins_ns) for begin_ns in begins_ns]
+    first = graphs[0].info
+    count = len(graphs)
+    info = replace(
+        first,
+        path=f"{paths[0]} and {count - 1} more {'ranks' if count > 2 else 'rank'}" if count > 1 else paths[0],
+        workers=places.world_size,
+        ranks=tuple(graph.info for graph in graphs),
+        quirks=(*_quirks(graphs, places.ranks), *warnings),
+    )
+    graph = merge(parts, info, places.ranks, begins_ns).check()
+    result = Ranks(
+        graph, places.ranks, places.world_size, tuple(paths), tuple(collectives), tuple(clocks), matched, waits
+    )
+    far = max((abs(ns) for ns in result.clock_offsets_ns), default=0)
+    if far > FAR_NS:
+        sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of one and the same run?"
+        graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, sentence)))
+    return replace(result, graph=graph)
+
+
+def _quirks(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> list[str]:
+    """What was odd in the ranks' recordings: what all have in common once, the rest with its rank."""
+    of: dict[str, list[int]] = {}
+    for number, graph in zip(numbers, graphs, strict=True):
+        for quirk in graph.info.quirks:
+            of.setdefault(quirk, []).append(number)
+    found = []
+    for quirk, which in of.items():
+        some = ", ".join(map(str, which[:5])) + (", …" if len(which) > 5 else "")
+        named = f"rank {some}: " if len(which) == 1 else f"ranks {some}: "
+        found.append(quirk if len(which) == len(graphs) else named + quirk)
+    return found
+
+
+def _doubts(
+    graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, paths: Sequence[str]
+) -> list[str]:
+    """Warnings about ranks that do not fit together. Raises WhatifError if they do not fit at all."""
+    if len(graphs) < 2:
+        return []
+    total, lost = sum(map(len, collectives)), sum(matched.unmatched)
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(matched.reasons.items()))
+    if not total:
+        raise WhatifError(
+            f"{paths[0]}: expected collectives in which the ranks meet, got none in any of the {len(graphs)} "
+            "recordings; look at one of them alone."
+        )
+    if total - lost < FEWEST_MATCHED * total:
+        raise WhatifError(
+            f"{paths[0]}: expected the same collectives on every rank, got {total - lost} of {total} in common "
+            f"({why}); are the recordings of one run, with the same steps?"
+        )
+    found = []
+    if lost:
+        found.append(f"{lost} of {total} collectives are not matched ({why}): there waiting counts as transfer")
+    steps = sorted({graph.info.n_steps for graph in graphs})
+    if len(steps) > 1:
+        found.append(f"the ranks recorded {steps[0]} to {steps[-1]} steps: only what they have in common is matched")
+    return found
+
+
+def _without_waiting(
+    graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, waits: Waits
+) -> list[TaskGraph]:
+    """Each rank's graph with its matched collectives as long as their transfers, and told apart."""
+    size_bytes = matched.column([c.size_bytes for c in collectives])
+    operations: dict[str, int] = {}
+    kinds = [np.array([operations.setdefault(o, len(operations)) for o in c.operation], np.int64) for c in collectives]
+    members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
+    kind = matched.column(kinds) * (len(graphs) + 1) + members
+    latency = latency_ns(size_bytes, waits.transfer_ns, kind)
+    by_rank = np.argsort(matched.rank, kind="stable")
+    bounds = np.searchsorted(matched.rank[by_rank], np.arange(len(graphs) + 1))
+    parts = []
+    for i, (graph, own) in enumerate(zip(graphs, collectives, strict=True)):
+        rows = by_rank[bounds[i] : bounds[i + 1]]
+        task = own.task[matched.row[rows]]
+        # A transfer begins a stream's lag behind the arrival, which stands on the stream ahead of it.
+        lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[task]]
+        transfer_ns = np.maximum(waits.transfer_ns[rows] - np.where(waits.joins[rows], lag_ns, 0), 0)
+        # Ranks that began to record at different steps count them alike, from the first rank's first one.
+        ahead = own.first_step - collectives[0].first_step
+        step = np.where(graph.step >= 0, np.maximum(graph.step + ahead, -1), -1).astype(np.int32)
+        graph = graph.replace(step=step) if ahead else graph
+        parts.append(
+            graph.with_duration(task, transfer_ns).attach(
+                **_columns(len(graph), task, {
+                    COLLECTIVE: np.where(waits.joins[rows], 1, -1) * (matched.collective[rows] + 1),
+                    WORKERS: members[rows],
+                    LATENCY: np.minimum(latency[rows], transfer_ns),
+                })
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _columns(n: int, tasks: Any, values: dict[str, Any]) -> dict[str, Any]:
+    columns = {}
+    for name, value in values.items():
+        columns[name] = np.zeros(n, dtype=np.int64)
+        columns[name][tasks] = value
+    return columns

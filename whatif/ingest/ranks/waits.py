@@ -1,0 +1,77 @@
+"""Waiting for peers told from transfer: a rank arrives at a collective, and bytes move when all have arrived.
+
+On rank r it lasts from arrival s_r to end e_r. Where nobody leaves before the last one has come, at A = max s_r, the
+wait is A - s_r and the transfer e_r - A. Clocks are only nearly one: a transfer that is shorter than the shortest time
+that any rank spent in the collective (the last one to come waits for nobody) by no more than clocks differ is that.
+In a broadcast or a send a rank may be done before others come: those that left before A waited for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.graph.types import Bool, Int64
+from whatif.ingest.ranks.clocks import MEETING, Clock
+from whatif.ingest.ranks.collectives import Collectives
+from whatif.ingest.ranks.match import Match
+
+# Ends scatter by a clock's spread; what lies within three of it is no difference : our choice.
+WITHIN = 3
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What each rank did in each collective: columns of shape (n_members,), as those of ``Match``; common clock, ns."""
+
+    arrival_ns: Int64
+    wait_ns: Int64
+    transfer_ns: Int64
+    joins: Bool  # waits for the last one to come; the others left before
+
+
+def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Clock]) -> Waits:
+    """Give what the members of each matched collective waited and transferred."""
+    arrival_ns = matched.column([clock.common_ns(c.start_ns) for c, clock in zip(ranks, clocks, strict=True)])
+    # Durations are the rank's own: a drift within one collective is nothing.
+    spent_ns = matched.column([c.end_ns - c.start_ns for c in ranks])
+    meeting = matched.column([np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks])
+    first = matched.first
+    if not len(first):
+        empty = np.empty(0, dtype=np.int64)
+        return Waits(empty, empty, empty, empty.astype(np.bool_))
+    of = matched.collective
+    all_here_ns = np.maximum.reduceat(arrival_ns, first)[of]
+    joins = meeting | (arrival_ns + spent_ns >= all_here_ns)
+    shortest_ns = np.minimum.reduceat(np.where(joins, spent_ns, np.iinfo(np.int64).max), first)[of]
+    transfer_ns = arrival_ns + spent_ns - all_here_ns
+    unsure_ns = WITHIN * np.array([clock.spread_ns for clock in clocks], dtype=np.int64)[matched.rank]
+    transfer_ns = np.where(transfer_ns + unsure_ns >= shortest_ns, np.maximum(transfer_ns, shortest_ns), transfer_ns)
+    transfer_ns = np.clip(transfer_ns, 0, spent_ns)
+    transfer_ns = np.where(joins, transfer_ns, spent_ns)
+    return Waits(
+        arrival_ns=arrival_ns,
+        wait_ns=spent_ns - transfer_ns,
+        transfer_ns=transfer_ns,
+        joins=joins,
+    )
+
+
+def latency_ns(size_bytes: Int64, transfer_ns: Int64, kind: Int64) -> Int64:
+    """Give the part of each transfer that its bytes do not explain, ns: a line through the transfers of its kind.
+
+    Least squares over size and time of a kind (operation and number of ranks), between 0 and the shortest of them; 0
+    where sizes are unknown or all the same, as nothing tells the two parts apart then. Columns of shape (n,).
+    """
+    result = np.zeros(len(kind), dtype=np.int64)
+    for code in np.unique(kind).tolist():
+        mine = np.flatnonzero((kind == code) & (size_bytes >= 0))
+        size, time_ns = size_bytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
+        if len(mine) < 2 or size.min() == size.max():
+            continue
+        slope = np.cov(size, time_ns)[0, 1] / np.var(size, ddof=1)
+        start_ns = time_ns.mean() - max(slope, 0.0) * size.mean()
+        result[mine] = int(np.clip(start_ns, 0, time_ns.min()))
+    return result

@@ -1,0 +1,45 @@
+"""Decode a recording into event columns, whichever profiler wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from whatif.errors import WhatifError
+from whatif.ingest.events import Events
+from whatif.ingest.kineto import read_kineto
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+# What Nsight Systems calls its own format, which only its exporter reads.
+NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+
+
+def read_events(path: Path, progress: Callable[[int, int], None] | None = None) -> Events:
+    """Return the events of a Kineto / Chrome trace or of an nsys report (SQLite).
+
+    Raises WhatifError, one sentence, where the file cannot be read.
+    """
+    if _is_sqlite(path):
+        from whatif.ingest.nsys import read_nsys  # loads sqlite3
+
+        return read_nsys(path, progress=progress)
+    try:
+        return read_kineto(path, progress=progress)
+    except WhatifError as error:
+        if path.suffix in NSYS_SUFFIXES and path.is_file():
+            raise WhatifError(
+                f"{path}: expected a trace or a SQLite export, got a report of Nsight Systems as it was recorded; "
+                "export it first with `nsys export --type sqlite report.nsys-rep`."
+            ) from error
+        raise
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Say whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    except (OSError, ValueError):  # the reader of traces says what is wrong with it
+        return False

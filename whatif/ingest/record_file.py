@@ -1,0 +1,34 @@
+"""The record of a run: what a campaign writes beside its recordings, as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+# A record holds times, a table of layers and no events; what is larger is another file.
+MAX_RECORD_BYTES = 64 << 20
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Give the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
+    try:
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            return None
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and "traceEvents" not in found else None
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Give the record of a run in a JSON file as it stands; None where the file is none."""
+    found = read_json(path)
+    return None if found is None else as_record(found)
+
+
+def as_record(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON object where it is the record of a run, else None."""
+    named = all(isinstance(found.get(key), str) for key in ("model", "variant"))
+    return found if named and ("status" in found or "median_ms" in found) else None

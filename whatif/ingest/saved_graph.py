@@ -1,0 +1,333 @@
+"""A task graph as text, behind the events of a timeline file, and the graph that such a text tells.
+
+The text is one JSON object: what is small is plain, and each column of numbers is its bytes, compressed, in base64. It
+is data: nothing of it is executed or unpickled, and every size and every code is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS
+from whatif.graph.recorded import Simulated
+from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.types import (
+    Anchor,
+    Array,
+    Dependencies,
+    DependencyKind,
+    Int64,
+    TaskKind,
+    Thread,
+    Waits,
+)
+from whatif.ingest.recorded import recorded_of, written
+from whatif.simulation.simulator import simulate
+from whatif.simulation.timeline import Timeline
+
+FORMAT = 1
+# Where the events of the file end and the graph begins: no text in JSON has a line end in it, so events hold none such.
+GRAPH_FIELD = '\n],\n"whatif_graph":'
+# A file that asks for more tasks than this is damaged: ids have 31 bits.
+MOST_ROWS = 2**31 - 1
+MOST_STEPS = 2**30
+# Thirteen days, as of one task: no lag is longer.
+MOST_LAG_NS = 2**50
+# Most of a column is alike: the fastest level compresses it as well as the others.
+ZLIB_LEVEL = 1
+
+
+class _Column(msgspec.Struct, frozen=True):
+    """A column of numbers: its type as numpy writes it, how many, and their bytes."""
+
+    dtype: Any
+    count: int
+    data: str
+
+
+class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole text."""
+
+    format: int
+    n_tasks: int
+    info: dict[str, Any]
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    notes: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    columns: dict[str, _Column]
+    attached: dict[str, _Column]
+    dependencies: dict[str, _Column]
+    waits: dict[str, _Column]
+
+
+def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_profiler: bool = False) -> Iterator[str]:
+    """Give the graph of a timeline as pieces of JSON text; ``remark`` tells its reader what it is.
+
+    ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's
+    cost.
+
+    Its measured steps are the timeline's: read again it has no replay error, and nothing is left to calibrate. Where a
+    schedule of its own gave the timeline, the order in which it ran the tasks of free threads becomes dependencies.
+    """
+    graph = _replaying(timeline)
+    known = graph.info
+    before = known.recorded.simulated or Simulated()
+    told = Simulated(
+        what_ifs=" + ".join(filter(None, (before.what_ifs, what_ifs))),
+        without_profiler=without_profiler or before.without_profiler,
+    )
+    info = replace(
+        known,
+        path="",  # where a file lies says more of a machine than its reader needs
+        ranks=tuple(replace(rank, path=Path(rank.path).name) for rank in known.ranks),
+        measured_step_ns={clock: timeline.step_times_ns(clock) for clock in known.measured_step_ns},
+        untraced_step_ns=None,
+        quirks=(*known.quirks, remark),
+        # A simulated graph has nothing to correct.
+        recorded=replace(known.recorded.without_untraced_step(), simulated=told),
+    )
+    plain: dict[str, Any] = {
+        "format": FORMAT, "n_tasks": len(graph), "info": _info_table(info), "names": graph.names,
+        "layers": graph.layers, "notes": graph.notes, "threads": graph.threads,
+    }  # fmt: skip
+    yield _json(plain)[:-1]
+    groups: dict[str, Mapping[str, Array]] = {
+        "columns": {name: getattr(graph, name) for name in TASK_COLUMNS},
+        "attached": graph.attached,
+        "dependencies": {name: getattr(graph.dependencies, name) for name in Dependencies.__slots__},
+        "waits": {name: getattr(graph.waits, name) for name in Waits.__slots__},
+    }
+    for group, columns in groups.items():
+        yield f',\n"{group}":{{'
+        for place, (name, column) in enumerate(columns.items()):
+            yield ("," if place else "") + f"{_json(name)}:{_column_text(column)}"
+        yield "}"
+    yield "}"
+
+
+def graph_of_text(text: bytes, path: str) -> TaskGraph:
+    """Give the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, where it is damaged."""
+    from whatif.graph.described import check_described
+
+    try:
+        saved = msgspec.json.decode(text, type=_Saved)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if saved.format != FORMAT or list(saved.columns) != list(TASK_COLUMNS):
+        raise WhatifError(
+            f"{path}: expected a timeline of this version of whatif, got one of another; export it again from its "
+            "recording."
+        )
+    try:
+        info = _info(saved.info)
+        for what in info.operators:
+            check_described(what)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    n = saved.n_tasks
+    if not 0 < n <= MOST_ROWS:
+        raise _damaged(path, f"{n} tasks")
+
+    def numbers(columns: dict[str, _Column], length: int | None) -> dict[str, Array]:
+        return {name: _column(path, name, column, length) for name, column in columns.items()}
+
+    dependencies, waits = numbers(saved.dependencies, None), numbers(saved.waits, None)
+    for table, kind in ((dependencies, Dependencies), (waits, Waits)):
+        lengths = {len(column) for column in table.values()}
+        if tuple(table) != kind.__slots__ or len(lengths) != 1:
+            raise _damaged(path, f"its {kind.__name__.lower()} are incomplete")
+    graph = TaskGraph(
+        **numbers(saved.columns, n),
+        dependencies=Dependencies(**dependencies),
+        waits=Waits(**waits),
+        names=saved.names,
+        threads=saved.threads,
+        layers=saved.layers,
+        info=replace(info, path=path),
+        attached=numbers(saved.attached, n),
+        notes=saved.notes,
+        declined=(),
+    )
+    _check_codes(graph, path)
+    try:
+        return graph.check()
+    except (WhatifError, IndexError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+@cache
+def _info_type() -> type[msgspec.Struct]:
+    """What ``GraphInfo`` holds, as the decoder checks it; those of the ranks are looked at one by one."""
+    from whatif.graph.described import Described
+
+    hints = get_type_hints(GraphInfo, localns={"Described": Described})
+    hints["ranks"] = tuple[dict[str, Any], ...]
+    del hints["recorded"]
+    hints["metadata"] = dict[str, Any]
+    # Fields that older files do not have.
+    later = {"loads_in_processes": False, "changes": ()}
+    columns = [(name, kind) for name, kind in hints.items() if name not in later]
+    columns += [(name, hints[name], default) for name, default in later.items()]  # type: ignore[misc]
+    return msgspec.defstruct("_Info", columns, forbid_unknown_fields=True)
+
+
+def _info_table(info: GraphInfo) -> dict[str, Any]:
+    """The recording's facts as they are written: what the recorder wrote stands under ``metadata``."""
+    table = {each.name: getattr(info, each.name) for each in fields(info) if each.name != "recorded"}
+    return {**table, "ranks": [_info_table(rank) for rank in info.ranks], "metadata": written(info.recorded)}
+
+
+def _info(told: dict[str, Any]) -> GraphInfo:
+    """The recording's facts; raises msgspec.ValidationError where one is of another type."""
+    found = msgspec.convert(told, _info_type())
+    parts = {name: getattr(found, name) for name in found.__struct_fields__}
+    recorded, _ = recorded_of(parts.pop("metadata"))
+    return GraphInfo(**{**parts, "ranks": tuple(_info(rank) for rank in parts["ranks"]), "recorded": recorded})
+
+
+def _replaying(timeline: Timeline) -> TaskGraph:
+    """The graph whose default simulation is the timeline."""
+    graph = timeline.graph
+    if all(thread.ordered for thread in graph.threads):
+        return graph
+    if np.array_equal(simulate(graph).end_ns, timeline.end_ns):
+        return graph
+    order = timeline.order_of_free_threads
+    fixed = graph.add_dependencies(
+        order.source, order.target, kind=DependencyKind.COMMUNICATION, lag_ns=order.lag_ns, anchor=Anchor.END
+    )
+    return fixed.note("the order of its communication is the one that was simulated, whatever the network")
+
+
+def _column_text(column: Array) -> str:
+    packed = zlib.compress(np.ascontiguousarray(column).tobytes(), ZLIB_LEVEL)
+    kind = np.lib.format.dtype_to_descr(column.dtype)
+    return f'{{"dtype":{_json(kind)},"count":{len(column)},"data":"{base64.b64encode(packed).decode()}"}}'
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a character, as of a path that is no text
+        return msgspec.json.encode(_without_halves(msgspec.to_builtins(value))).decode()
+
+
+def _without_halves(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_without_halves(key): _without_halves(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_halves(item) for item in value]
+    return value
+
+
+def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
+    """The numbers of a column; how many bytes they take is known before they are unpacked."""
+
+    def damaged(why: str) -> WhatifError:
+        return _damaged(path, f"column {name!r}: {why}")
+
+    try:
+        kind = column.dtype
+        dtype = np.dtype(kind if isinstance(kind, str) else [(str(part), str(of)) for part, of in kind])
+    except (TypeError, ValueError) as error:
+        raise damaged(f"no type of numbers: {error}") from error
+    parts = [dtype] if dtype.fields is None else [part for part, *_ in dtype.fields.values()]
+    if any(part.kind not in "iufb" for part in parts):
+        raise damaged("no numbers")
+    if not 0 <= column.count <= MOST_ROWS or (length is not None and column.count != length):
+        raise damaged(f"{column.count} values where {length} are expected")
+    size_bytes = column.count * dtype.itemsize
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(column.data, validate=True), size_bytes + 1)
+    except (zlib.error, ValueError) as error:
+        raise damaged(str(error)) from error
+    if len(data) != size_bytes:
+        raise damaged("not as many bytes as it says")
+    return np.frombuffer(data, dtype=dtype).copy()
+
+
+def _check_codes(graph: TaskGraph, path: str) -> None:
+    """Raise WhatifError where a code or a lag lies outside of what it stands for; ``graph.check`` sees to the rest."""
+    if "" not in graph.layers[:1]:
+        raise _damaged(path, "no table of layers")
+    for column in COLUMNS:
+        values, table = getattr(graph, column.name), graph.table_of(column)
+        if values.dtype.kind not in "ib":
+            raise _damaged(path, "a column has no whole numbers")
+        if table is None and column.name != "step":
+            continue
+        least, most = min(column.default, 0), MOST_STEPS if table is None else len(table) - 1
+        if values.dtype.kind != "i" or int(values.min()) < least or int(values.max()) > most:
+            raise _damaged(path, f"column {column.name!r} has codes outside {least}..{most}")
+    edges, waits = graph.dependencies, graph.waits
+    for name, codes, low, high in (
+        ("kind", edges.kind, 0, len(DependencyKind) - 1),
+        ("anchor", edges.anchor, 0, len(Anchor) - 1),
+        ("source", edges.source, 0, len(graph) - 1),
+        ("target", edges.target, 0, len(graph) - 1),
+        ("lag_ns", edges.lag_ns, -MOST_LAG_NS, MOST_LAG_NS),
+        ("task", waits.task, 0, len(graph) - 1),
+        ("scope", waits.scope, -1, len(graph.threads) - 1),
+        ("lag_ns", waits.lag_ns, -MOST_LAG_NS, MOST_LAG_NS),
+    ):
+        if codes.dtype.kind != "i" or (len(codes) and not (low <= int(codes.min()) and int(codes.max()) <= high)):
+            raise _damaged(path, f"a dependency's {name} is outside {low}..{high}")
+    if any(abs(thread.lag_ns) > MOST_LAG_NS for thread in graph.threads):
+        raise _damaged(path, "a thread's lag is longer than thirteen days")
+
+
+def _damaged(path: str, why: str) -> WhatifError:
+    return WhatifError(f"{path}: expected the graph of a timeline that whatif wrote, got a damaged one ({why[:200]}); "
+                       "export it again.")  # fmt: skip
+
+
+# In the recorder's part of a recording: {"low_ns": [...], "high_ns": [...], ...} of one step's kernels in their order.
+PREDICTED = "predicted"
+
+
+def with_ranges(graph: TaskGraph) -> TaskGraph:
+    """Give the graph with the ranges that its recording tells of its kernels and of the host; else as it is.
+
+    Raises WhatifError where they do not fit the recording's kernels.
+    """
+    told = graph.info.recorded.predicted
+    if told is None:
+        return graph
+    factor = told.cpu_range_factor
+    if factor is not None:
+        cpu = graph.on_cpu
+        graph = graph.scale(cpu, 1.0, low=1 / factor, high=float(factor))
+    kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
+    low, high = (_range(times_ns, graph.info.path) for times_ns in (told.low_ns, told.high_ns))
+    if not len(low) and not len(kernels):
+        return graph
+    if len(low) != len(high) or not len(low) or len(kernels) % len(low):
+        raise WhatifError(
+            f"{graph.info.path}: expected the ranges of all {len(kernels)} kernels of a predicted step, got "
+            f"{len(low)} and {len(high)}; predict it again."
+        )
+    steps = len(kernels) // len(low)
+    duration_ns = graph.duration_ns[kernels]
+    return graph.with_duration(
+        kernels, duration_ns,
+        low_ns=np.minimum(np.tile(low, steps), duration_ns), high_ns=np.maximum(np.tile(high, steps), duration_ns),
+    )  # fmt: skip
+
+
+def _range(told: tuple[int, ...] | None, path: str) -> Int64:
+    if told is None:
+        raise WhatifError(f"{path}: expected ranges of a predicted step in whole nanoseconds; predict it again.")
+    return np.array(told, dtype=np.int64)

@@ -1,0 +1,250 @@
+"""Which processor takes which role: the allocation heuristic of DTS §II-C, and every way there is.
+
+DTS prints guidelines and a summary. What they leave open is decided here and said where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+
+from whatif.errors import WhatifError
+from whatif.models.dts.machines import Machines, Processor
+from whatif.models.dts.plan import Role
+
+Assignment = dict[str, str]  # a role's name -> its processor's
+# The time of a round under an assignment, ns, and the delay that each role causes in it.
+Judge = Callable[[Assignment], tuple[int, Mapping[str, int]]]
+
+# An exhaustive search beyond this is told to be none before it begins.
+MOST_PATHS = 200_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best path, its time of a round, and how many were tried."""
+
+    assignment: Assignment
+    time_ns: int
+    paths: int
+
+
+def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths: int | None = 100) -> Found:
+    """Give the fastest of up to ``max_paths`` assignments of roles; None tries all.
+
+    Raises WhatifError where there are fewer processors than roles, where no processor's memory holds a role, where
+    roles that exchange data have no way to do so, or where all ways are too many to try.
+    """
+    if max_paths is not None and max_paths < 1:
+        raise WhatifError(f"dts: expected max_paths from 1 on, or 0 for all, got {max_paths}.")
+    if len(roles) > len(machines.processors):
+        raise WhatifError(
+            f"dts: expected a processor for each of {len(roles)} roles, got {len(machines.processors)}; add processors "
+            "or take fewer clients."
+        )
+    return _best_of_all(roles, machines, judge) if max_paths is None else _improved(roles, machines, judge, max_paths)
+
+
+def first_path(roles: Sequence[Role], machines: Machines) -> Assignment:
+    """Give the assignment that ranking alone leads to. Raises WhatifError where the constraints cannot be met."""
+    placed: Assignment = {}
+    free = [processor.name for processor in machines.processors]
+    for role in _by_demand(roles, machines):
+        # Ranked anew: the processors and the ends of their links that are taken count no more.
+        ranked = _ranked(role, free, placed, machines)
+        if not ranked:
+            ranked = [_made_free(role, roles, placed, free, machines)]
+        placed[role.name] = ranked[0]
+        free.remove(ranked[0])
+    return {role.name: placed[role.name] for role in roles}
+
+
+def every_path(roles: Sequence[Role], machines: Machines) -> Iterator[Assignment]:
+    """Give every assignment that meets the constraints; of processors that are alike only the first free one takes
+    part, and roles of one kind without links of their own take theirs in order.
+    """
+    names = [processor.name for processor in machines.processors]
+    alike = machines.alike
+
+    def place(number: int, placed: Assignment) -> Iterator[Assignment]:
+        if number == len(roles):
+            yield dict(placed)
+            return
+        role, taken, seen = roles[number], set(placed.values()), set()
+        before = roles[number - 1] if number and _interchangeable(roles[number - 1], role) else None
+        lowest = names.index(placed[before.name]) if before else -1
+        for at, name in enumerate(names):
+            if name in taken or at < lowest or alike[at] in seen or not _fits(role, name, placed, machines):
+                continue
+            seen.add(alike[at])
+            placed[role.name] = name
+            yield from place(number + 1, placed)
+            del placed[role.name]
+
+    yield from place(0, {})
+
+
+def _best_of_all(roles: Sequence[Role], machines: Machines, judge: Judge) -> Found:
+    """The fastest of all assignments."""
+    # Counted ahead, which takes a hundredth of judging them.
+    count = sum(1 for _ in islice(every_path(roles, machines), MOST_PATHS + 1))
+    if count > MOST_PATHS:
+        raise WhatifError(f"dts: there are more than {MOST_PATHS:,} ways to give out the roles; set max_paths.")
+    if not count:
+        raise _impossible(roles, machines)
+    times = (
+        (judge(assignment)[0], number, assignment) for number, assignment in enumerate(every_path(roles, machines))
+    )
+    time_ns, _, assignment = min(times)
+    return Found(assignment, time_ns, count)
+
+
+def _improved(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths: int) -> Found:
+    """The first path, then one change of the role that causes the greatest delay after the other."""
+    current = first_path(roles, machines)
+    time_ns, delay = judge(current)
+    best, tried = Found(current, time_ns, 1), {_key(current, roles)}
+    count = 1
+    while count < max_paths:
+        for changed in _changes(current, delay, roles, machines):
+            if _key(changed, roles) in tried:
+                continue
+            tried.add(_key(changed, roles))
+            count += 1
+            time_ns, changed_delay = judge(changed)
+            if time_ns < best.time_ns:
+                best, current, delay = Found(changed, time_ns, count), changed, changed_delay
+                break
+            if count >= max_paths:
+                break
+        else:
+            break
+    return Found(best.assignment, best.time_ns, count)
+
+
+def _changes(
+    current: Assignment, delay: Mapping[str, int], roles: Sequence[Role], machines: Machines
+) -> Iterator[Assignment]:
+    """Assignments that differ in one role, the one of the greatest delay first: another processor, or a swap."""
+    by_name = {role.name: role for role in roles}
+    owner = {name: role for role, name in current.items()}
+    alike = dict(zip((p.name for p in machines.processors), machines.alike, strict=True))
+    for slow in sorted(current, key=lambda name: (-delay.get(name, 0), name)):
+        rest = {name: at for name, at in current.items() if name != slow}
+        candidates = [p.name for p in machines.processors if p.name != current[slow]]
+        for candidate in _ranked(by_name[slow], candidates, {}, machines):
+            if alike[candidate] == alike[current[slow]]:
+                continue  # it would be the same
+            changed = {**rest, slow: candidate}
+            other = owner.get(candidate)
+            if other:
+                changed[other] = current[slow]
+            if all(_fits(role, changed[role.name], changed, machines) for role in roles):
+                yield {role.name: changed[role.name] for role in roles}
+
+
+def _by_demand(roles: Sequence[Role], machines: Machines) -> list[Role]:
+    """The most demanding role first, by what it would take on a middling processor with a middling link."""
+    byte_s = _middling_byte_s(machines)
+    return sorted(roles, key=lambda role: -(role.work_ns + sum(role.partners.values()) * 1e9 / byte_s))
+
+
+def _middling_byte_s(machines: Machines) -> float:
+    rates = [wire.byte_s for wire in machines.wires.values()]
+    rates += [machines.anywhere.byte_s] if machines.anywhere else []
+    return median(rates) if rates else 1e9
+
+
+def _ranked(role: Role, free: Sequence[str], placed: Assignment, machines: Machines) -> list[str]:
+    """The free processors that can take ``role``, the best first.
+
+    Each has a place in the ranking by power, by memory and by bandwidth to the partners that are placed (to anybody
+    where none is). DTS does not print how it weighs them: here power and bandwidth weigh what work and transfers take
+    of the role's time, and memory, which is a constraint, decides between equals.
+    """
+    able = [name for name in free if _fits(role, name, placed, machines)]
+    transfer_ns = sum(role.partners.values()) * 1e9 / _middling_byte_s(machines)
+    power = _place_of({name: -_power(machines.by_name[name]) for name in able})
+    band = _place_of({name: -_bandwidth(name, role, placed, machines) for name in able})
+    memory = _place_of({name: machines.by_name[name].memory_bytes for name in able})  # the rest stays for others
+
+    def rank(name: str) -> tuple[float, int]:
+        return role.work_ns * power[name] + transfer_ns * band[name], memory[name]
+
+    return sorted(able, key=rank)
+
+
+def _place_of(value: Mapping[str, float]) -> dict[str, int]:
+    """The place of each among the distinct values: equals share one."""
+    order = {found: place for place, found in enumerate(sorted(set(value.values())))}
+    return {name: order[found] for name, found in value.items()}
+
+
+def _power(processor: Processor) -> float:
+    # Only the order counts; unknown is as fast as the recorded machine, and then all are.
+    return (processor.gflop_s or 1.0) * processor.parallelization_factor
+
+
+def _bandwidth(name: str, role: Role, placed: Assignment, machines: Machines) -> float:
+    partners = [placed[partner] for partner in role.partners if partner in placed]
+    if partners:
+        rates = [wire.byte_s for partner in partners if (wire := machines.wire(name, partner))]
+        return min(rates, default=0.0)
+    others = [p.name for p in machines.processors if p.name != name and p.name not in placed.values()]
+    rates = [wire.byte_s for other in others[:64] if (wire := machines.wire(name, other))]
+    # As many of the best links as the role has partners.
+    return sum(sorted(rates, reverse=True)[: max(len(role.partners), 1)])
+
+
+def _fits(role: Role, name: str, placed: Assignment, machines: Machines) -> bool:
+    if role.memory_bytes > machines.by_name[name].memory_bytes:
+        return False
+    partners = [placed[partner] for partner in role.partners if partner in placed]
+    return all(machines.wire(name, other) and machines.wire(other, name) for other in partners)
+
+
+def _made_free(role: Role, roles: Sequence[Role], placed: Assignment, free: list[str], machines: Machines) -> str:
+    """A placed processor that can take ``role``, its own role moved elsewhere: of those the one of greatest delay."""
+    by_name = {known.name: known for known in roles}
+
+    def delay(name: str) -> float:
+        return by_name[name].work_ns / _power(machines.by_name[placed[name]])
+
+    for other in sorted(placed, key=delay, reverse=True):
+        at = placed[other]
+        rest = {name: where for name, where in placed.items() if name != other}
+        for elsewhere in _ranked(by_name[other], free, rest, machines):
+            moved = {**rest, other: elsewhere}
+            if _fits(role, at, moved, machines):
+                placed[other] = elsewhere
+                free.remove(elsewhere)
+                free.append(at)
+                return at
+    raise _impossible(roles, machines, role)
+
+
+def _impossible(roles: Sequence[Role], machines: Machines, role: Role | None = None) -> WhatifError:
+    """Why no assignment exists, as a sentence."""
+    need = role or max(roles, key=lambda known: known.memory_bytes)
+    largest = max(processor.memory_bytes for processor in machines.processors)
+    if need.memory_bytes > largest:
+        return WhatifError(
+            f"dts: no processor's memory holds the role {need.name!r}, which needs {need.memory_bytes / 1e9:.3g} GB; "
+            f"the largest has {largest / 1e9:.3g} GB; cut the network elsewhere."
+        )
+    return WhatifError(
+        f"dts: no processor is left for the role {need.name!r}, which needs {need.memory_bytes / 1e9:.3g} GB and links "
+        f"with {', '.join(need.partners) or 'none'}; add processors or links, or cut the network elsewhere."
+    )
+
+
+def _interchangeable(one: Role, other: Role) -> bool:
+    """Whether it makes no difference which of two roles a processor has: they do the same with the same partners."""
+    same = one.kind and one.kind == other.kind and one.memory_bytes == other.memory_bytes
+    return bool(same and one.work_ns == other.work_ns and dict(one.partners) == dict(other.partners))
+
+
+def _key(assignment: Assignment, roles: Sequence[Role]) -> tuple[str, ...]:
+    return tuple(assignment[role.name] for role in roles)

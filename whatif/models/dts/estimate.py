@@ -1,0 +1,146 @@
+"""The time of a round of an architecture on a cluster: roles given out, played and timed (DTS figure 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.models.dts.allocate import Assignment, Found, allocate
+from whatif.models.dts.built_in import Architecture
+from whatif.models.dts.dnn import Dnn
+from whatif.models.dts.machines import Machines
+from whatif.models.dts.plan import (
+    Plan,
+    Role,
+    Training,
+    busy_ns,
+    run,
+    spread_ns,
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time with what the fluctuations of processors and links make of it, ns: the middle and a 90 % range."""
+
+    time_ns: int  # nothing fluctuates
+    median_ns: float
+    low_ns: float
+    high_ns: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One architecture on one cluster: who does what, and how long a batch takes."""
+
+    architecture: Architecture
+    dnn: Dnn
+    machines: Machines
+    training: Training  # of one batch
+    roles: tuple[Role, ...]
+    assignment: Assignment
+    paths: int  # assignments that were tried
+    batch_ns: int
+
+    def plan(self, batches: int = 1) -> Plan:
+        """Give the plan of a round of so many batches a client."""
+        return played(self.architecture, self.dnn, self.machines, self.assignment, self.training, batches)
+
+    def round_ns(self, batches: int = 1) -> int:
+        """Give the time of a round of so many batches a client: of an epoch, where it has so many."""
+        return run(self.plan(batches).activities).total_ns
+
+    def spread(self, batches: int = 1, *, samples: int = 1000, seed: int = 0) -> Spread:
+        """Give the round's time with its distribution over ``samples`` draws of the fluctuations."""
+        activities = self.plan(batches).activities
+        time_ns = run(activities).total_ns
+        if not any(activity.fluctuation for activity in activities):
+            return Spread(time_ns, float(time_ns), float(time_ns), float(time_ns))
+        low, middle, high = np.percentile(spread_ns(activities, samples, seed), (5, 50, 95)).tolist()
+        return Spread(time_ns, middle, low, high)
+
+
+def estimate(
+    architecture: Architecture, dnn: Dnn, machines: Machines, training: Training, max_paths: int | None = 100
+) -> Estimate:
+    """Give the fastest way to train by an architecture: the best of its cuts, where none is given, and of the paths.
+
+    Raises WhatifError where the roles cannot be given out, or where a user's script fails.
+    """
+    choices: list[Training] = [replace(training, batches=1)]
+    if not training.cuts and architecture.cuts is not None:
+        found = _of_script(architecture, architecture.cuts, dnn, training, machines)
+        choices = [replace(choices[0], cuts=tuple(cut)) for cut in found]
+    best: Estimate | None = None
+    reason: WhatifError | None = None
+    for choice in choices:
+        try:
+            one = _with_cuts(architecture, dnn, machines, choice, max_paths)
+        except WhatifError as error:
+            reason = reason or error  # another cut may fit
+            continue
+        if best is None or one.batch_ns < best.batch_ns:
+            best = one
+    if best is None:
+        raise reason or WhatifError(f"dts: {architecture.name} offers no way to cut the network.")
+    return best
+
+
+def _with_cuts(
+    architecture: Architecture, dnn: Dnn, machines: Machines, training: Training, max_paths: int | None
+) -> Estimate:
+    roles: Sequence[Role] = tuple(_of_script(architecture, architecture.roles, dnn, training))
+
+    def judge(assignment: Assignment) -> tuple[int, dict[str, int]]:
+        activities = played(architecture, dnn, machines, assignment, training).activities
+        return run(activities).total_ns, busy_ns(activities, assignment)
+
+    if architecture.allocate is not None:
+        given = dict(_of_script(architecture, architecture.allocate, roles, machines))
+        _check_own(architecture, given, roles, machines)
+        assignment = {role.name: given[role.name] for role in roles}
+        found = Found(assignment, judge(assignment)[0], 1)
+    else:
+        found = allocate(roles, machines, judge, max_paths)
+    return Estimate(architecture, dnn, machines, training, tuple(roles), found.assignment, found.paths, found.time_ns)
+
+
+def played(
+    architecture: Architecture, dnn: Dnn, machines: Machines, assignment: Assignment, training: Training,
+    batches: int | None = None,
+) -> Plan:  # fmt: skip
+    """Give the plan of a round. Raises WhatifError where a user's script fails."""
+    plan = Plan(dnn, machines, assignment)
+    wanted = training if batches is None else replace(training, batches=batches)
+    _of_script(architecture, architecture.play, plan, wanted)
+    return plan
+
+
+def _of_script(architecture: Architecture, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of a script returns; its errors become one sentence."""
+    try:
+        return function(*arguments)
+    except WhatifError:
+        raise
+    except Exception as error:
+        raise WhatifError(
+            f"dts: {function.__name__}() of the architecture {architecture.name!r} failed: {type(error).__name__}: "
+            f"{error}."
+        ) from error
+
+
+def _check_own(architecture: Architecture, assignment: Assignment, roles: Sequence[Role], machines: Machines) -> None:
+    """Raise WhatifError where a heuristic of the user's own leaves a role out, or breaks a constraint."""
+    where = f"dts: allocate() of {architecture.name!r}"
+    for role in roles:
+        at = assignment.get(role.name)
+        if at is None or at not in machines.by_name:
+            raise WhatifError(f"{where}: expected a processor of the cluster for the role {role.name!r}, got {at!r}.")
+        if role.memory_bytes > machines.by_name[at].memory_bytes:
+            raise WhatifError(f"{where}: the memory of {at!r} does not hold the role {role.name!r}.")
+    if len(set(assignment.values())) < len(assignment):
+        raise WhatifError(f"{where}: expected one role a processor, got one processor for several.")

@@ -1,0 +1,155 @@
+"""The processors of a cluster and the links between them, as DTS needs them (DTS §II-B, table I)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import networkx
+
+from whatif.errors import WhatifError
+
+MOST_PROCESSORS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A machine that takes one role: what it computes in a second, by how much that fluctuates, and its free memory.
+
+    ``gflop_s`` counts training as the measuring tool does (``whatif.instrumentation.dts_facts``); None is as fast as
+    the recorded machine. DTS lists a parallelization factor without saying what it does: here it multiplies the power,
+    as that many equal devices of one machine do.
+    """
+
+    name: str
+    gflop_s: float | None = None
+    power_fluctuation: float = 0.0  # 0.1 is +-10 %
+    memory_bytes: float = float("inf")
+    parallelization_factor: float = 1.0
+
+    def slowdown(self, recorded_gflop_s: float | None) -> float:
+        """Give how many times as long as on the recorded machine work takes here. Raises WhatifError where unknown."""
+        if self.gflop_s is None:
+            return 1.0 / self.parallelization_factor
+        if recorded_gflop_s is None:
+            raise WhatifError(
+                f"dts: the recording lacks its FLOPs, so that processor {self.name!r} with its gflop_s cannot "
+                "be compared with it; record anew with `whatif collect`, or leave gflop_s out."
+            )
+        return recorded_gflop_s / (self.gflop_s * self.parallelization_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What one direction of a link carries; transfers with the same ``channel`` take turns on it."""
+
+    channel: str
+    byte_s: float
+    latency_ns: float = 0.0
+    fluctuation: float = 0.0
+
+    def time_ns(self, size_bytes: float) -> float:
+        """Give the time of one transfer, ns."""
+        return self.latency_ns + size_bytes * 1e9 / self.byte_s
+
+
+@dataclass(frozen=True)
+class Machines:
+    """All processors, and the wire of each direction of each link between two names (of processors or of switches).
+
+    ``anywhere`` is the wire between any two processors that no link names: that of a cluster of equal links.
+    """
+
+    processors: tuple[Processor, ...]
+    wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
+    anywhere: Wire | None = None
+
+    def __post_init__(self) -> None:
+        """Check that names are distinct and that there is somebody."""
+        names = [processor.name for processor in self.processors]
+        if not 1 <= len(names) <= MOST_PROCESSORS:
+            raise WhatifError(f"dts: expected from 1 to {MOST_PROCESSORS:,} processors, got {len(names)}.")
+        double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if double:
+            raise WhatifError(f"dts: expected processors of different names, got {double[0]!r} twice.")
+
+    @staticmethod
+    def equal(count: int, wire: Wire, processor: Processor | None = None) -> Machines:
+        """Give ``count`` equal processors, any two of which have a link of their own."""
+        like = processor or Processor("")
+        processors = (replace(like, name=f"processor {number}") for number in range(1, count + 1))
+        return Machines(tuple(processors), anywhere=wire)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Processor]:
+        """The processors by their names."""
+        return {processor.name: processor for processor in self.processors}
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """A number for each processor; two with the same one can change places without any difference."""
+        number = list(range(len(self.processors)))
+        first: dict[Processor, list[int]] = {}  # the first processor of each number, by its own facts
+        for at, one in enumerate(self.processors):
+            known = first.setdefault(replace(one, name=""), [])
+            twin = next((before for before in known if self._same_links(one, self.processors[before])), None)
+            if twin is None:
+                known.append(at)
+            else:
+                number[at] = twin
+        return tuple(number)
+
+    def _same_links(self, one: Processor, other: Processor) -> bool:
+        if not self.wires:
+            return True
+        rest = [p.name for p in self.processors if p.name not in (one.name, other.name)]
+
+        def wires(name: str, twin: str) -> list[object]:
+            ways = [(name, twin), *((name, third) for third in rest), *((third, name) for third in rest)]
+            found = [self.wire(*way) for way in ways]
+            return [wire and (wire.byte_s, wire.latency_ns, wire.fluctuation) for wire in found]
+
+        return wires(one.name, other.name) == wires(other.name, one.name)
+
+    @cached_property
+    def _graph(self) -> networkx.DiGraph[str]:
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        for (source, target), wire in self.wires.items():
+            graph.add_edge(source, target, cost=1.0 / wire.byte_s)
+        return graph
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, str], Wire | None]:
+        return {}
+
+    def wire(self, source: str, target: str) -> Wire | None:
+        """Give the way from one processor to another; None where there is none.
+
+        Over several links it is as fast as the narrowest, the first of equals, and takes its turn there; latencies add
+        up and the fluctuation is that of the narrowest. Of several ways the one whose links together are fastest.
+        """
+        key = source, target
+        if key not in self._found:
+            self._found[key] = self._route(source, target)
+        return self._found[key]
+
+    def _route(self, source: str, target: str) -> Wire | None:
+        direct = self.wires.get((source, target))
+        if direct is not None:
+            return direct
+        if self._graph.has_node(source) and self._graph.has_node(target):
+            try:
+                path: Sequence[str] = networkx.shortest_path(self._graph, source, target, weight="cost")
+            except networkx.NetworkXNoPath:
+                path = ()
+            parts = [self.wires[hop] for hop in pairwise(path)]
+            if parts:
+                narrow = min(parts, key=lambda part: part.byte_s)
+                latency_ns = sum(part.latency_ns for part in parts)
+                return Wire(narrow.channel, narrow.byte_s, latency_ns, narrow.fluctuation)
+        if self.anywhere is None:
+            return None
+        common = self.anywhere
+        return Wire(f"{source} -> {target}", common.byte_s, common.latency_ns, common.fluctuation)

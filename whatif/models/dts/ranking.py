@@ -1,0 +1,135 @@
+"""All architectures on one cluster, the fastest first: what ``whatif dts`` reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.types import Phase
+from whatif.models.dts.built_in import Architecture
+from whatif.models.dts.check import equation_ns
+from whatif.models.dts.dnn import Dnn
+from whatif.models.dts.estimate import Estimate, Spread, estimate
+from whatif.models.dts.machines import Machines
+from whatif.models.dts.plan import Training
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One architecture: its batch and its epoch, or the sentence why it cannot be used there."""
+
+    name: str
+    summary: str
+    found: Estimate | None = None
+    batch: Spread | None = None
+    epoch: Spread | None = None
+    batches: int = 0  # of an epoch, those of each client
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the row as a JSON object; times in ms."""
+        if self.found is None or self.batch is None or self.epoch is None:
+            return {"name": self.name, "reason": self.reason}
+        by_equation = equation_ns(self.found)
+        return {
+            "name": self.name,
+            "batch_ms": _times(self.batch),
+            "epoch_ms": _times(self.epoch),
+            "batches_per_client": self.batches,
+            "equation_ms": None if by_equation is None else by_equation / 1e6,
+            "cut_behind": cut_layers(self.found),
+            "roles": self.found.assignment,
+            "paths": self.found.paths,
+            "network_bytes_per_batch": network_bytes(self.found),
+        }
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The architectures that the cluster can train with, the fastest epoch first, then those that it cannot."""
+
+    dnn: Dnn
+    machines: Machines
+    training: Training
+    epoch_batches: int  # of the whole data
+    rows: tuple[Ranked, ...]
+
+    @property
+    def possible(self) -> tuple[Ranked, ...]:
+        """The rows with times."""
+        return tuple(row for row in self.rows if row.found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the ranking as a JSON object."""
+        return {
+            "clients": self.training.clients,
+            "batches_per_epoch": self.epoch_batches,
+            "batch_size": self.dnn.batch_size,
+            "recorded_gflop_s": self.dnn.gflop_s,
+            "architectures": [row.to_dict() for row in self.possible],
+            "not_possible": [row.to_dict() for row in self.rows if not row.found],
+        }
+
+
+def rank(
+    architectures: Sequence[Architecture],
+    dnn: Dnn,
+    machines: Machines,
+    training: Training,
+    *,
+    epoch_batches: int = 100,
+    max_paths: int | None = 100,
+    samples: int = 1000,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ranking:
+    """Rank architectures by the time of an epoch: of the same data, which clients share where there are several.
+
+    ``training`` has what the user chose; its one cut is that between client and server, and not of pipeline learning.
+    ``progress(done, total)`` counts the architectures.
+    """
+    if not 1 <= epoch_batches <= 100_000:
+        raise WhatifError(f"dts: expected from 1 to 100,000 batches in an epoch, got {epoch_batches}.")
+    if not 1 <= samples <= 100_000:
+        raise WhatifError(f"dts: expected from 1 to 100,000 samples of the fluctuations, got {samples}.")
+    rows = []
+    for architecture in architectures:
+        try:
+            own = replace(training, cuts=()) if architecture.name == "pipeline_learning" else training
+            found = estimate(architecture, dnn, machines, own, max_paths)
+            batches = math.ceil(epoch_batches / batches_of_round(found))
+            batch, epoch = (found.spread(number, samples=samples, seed=seed) for number in (1, batches))
+            rows.append(Ranked(architecture.name, architecture.summary, found, batch, epoch, batches))
+        except WhatifError as error:
+            rows.append(Ranked(architecture.name, architecture.summary, reason=str(error)))
+        if progress is not None:
+            progress(len(rows), len(architectures))
+    order = sorted(rows, key=lambda row: (row.epoch is None, row.epoch.median_ns if row.epoch else 0.0))
+    return Ranking(dnn, machines, training, epoch_batches, tuple(order))
+
+
+def batches_of_round(found: Estimate) -> int:
+    """Give how many batches are trained on in a round of one batch a client: one a fetch of data."""
+    return max(sum(activity.phase == Phase.DATA for activity in found.plan().activities), 1)
+
+
+def network_bytes(found: Estimate) -> int:
+    """Give the bytes that cross all links in a round of one batch a client."""
+    return sum(activity.size_bytes for activity in found.plan().activities if activity.size_bytes > 0)
+
+
+def cut_layers(found: Estimate) -> list[str]:
+    """Give the last layer ahead of each cut."""
+    return [found.dnn.layers[at - 1] for at in found.training.cuts]
+
+
+def _times(spread: Spread) -> dict[str, float]:
+    return {
+        "undisturbed": spread.time_ns / 1e6,
+        "median": spread.median_ns / 1e6,
+        "low": spread.low_ns / 1e6,
+        "high": spread.high_ns / 1e6,
+    }

@@ -1,0 +1,1 @@
+"""How long operators and kernels take under other conditions."""

@@ -1,0 +1,221 @@
+"""What the op database says of a recorded operator that a what-if changes on its own device: another format or batch.
+
+New over old time by two estimates of one source, for as far as measurements of that very device go. Where they do not,
+the what-if's own model answers, which knows how well the recorded kernel itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.edit import as_ids
+from whatif.graph.kernels import DTYPES
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Int8,
+    Int64,
+    Phase,
+    TaskKind,
+    among,
+)
+from whatif.models.durations.database import SOURCE_OF_RUNG, estimator_of, same_rung_ratio
+from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.devices import cpu_called
+from whatif.opdb.importers.described import operators_of
+from whatif.opdb.rows import Operators, Texts
+from whatif.opdb.work import work
+
+# The worst source that may answer: below it other devices' measurements do, which know the recorded kernel less well
+# than the what-if's model does.
+WORST = Rung.LEARNED
+# Integers that grow with the batch. Of a product of two matrices the rows do in the forward pass; in the backward pass
+# a gradient of weights sums over them instead.
+_BATCH = {"conv": "batch", "attention": "batch", "normalization": "rows", "elementwise": "elements"}
+
+
+class Changed(NamedTuple):
+    """New over recorded time of n tasks, its nominal 90 % range, and who answers; NaN where no measurement does."""
+
+    ratio: Float64
+    low: Float64
+    high: Float64
+    source: Int8
+
+    @property
+    def known(self) -> Bool:
+        """Mask of the tasks that measurements answer for, shape (n,)."""
+        return np.isfinite(self.ratio)
+
+
+def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:
+    """Give the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
+    better = told.known & able
+    if not better.any():
+        return model
+    columns = zip(
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
+        strict=True,
+    )  # fmt: skip
+    times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
+    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
+
+
+def in_format(graph: TaskGraph, tasks: Array, dtype: str) -> Changed:
+    """Give what products and convolutions ``tasks`` (a mask or ids) take in ``dtype`` on the recorded device."""
+
+    def switched(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
+        able = ops.family in ("matmul", "conv", "attention")
+        return replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}), np.full(len(ops), able)
+
+    return _changed(graph, tasks, switched)
+
+
+def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
+    """Give what ``tasks`` (a mask or ids) take with ``factor`` times the samples on the recorded device."""
+    rows = _rows_of_samples(graph)
+    forward = _called_in_forward(graph)
+
+    def grown(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
+        integers, able = dict(ops.integers), np.zeros(len(ops), dtype=np.bool_)
+        if ops.family in _BATCH:
+            names, able = {_BATCH[ops.family]: np.ones(len(ops), dtype=np.bool_)}, np.ones(len(ops), dtype=np.bool_)
+        elif ops.family == "matmul":
+            names, able = _growing(ops, rows, forward[places])
+        else:
+            return ops, able
+        for name, mask in names.items():
+            new = ops.integers[name] * factor
+            able &= ~mask | ((new >= 1) & (new == np.rint(new)))
+            integers[name] = np.where(mask, np.maximum(np.rint(new), 1), ops.integers[name]).astype(np.int64)
+        return replace(ops, integers=integers), able
+
+    return _changed(graph, tasks, grown)
+
+
+def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed:
+    """Give what operators ``tasks`` (ids of one layer's) take with other ``sizes``, down to the data sheet.
+
+    ``sizes`` are integers of the database's operators, as ``out_channels``. A gradient of a product has its sizes in
+    other places: there the recorded value is looked for. Where nobody answers, as on a CPU that was not measured,
+    FLOPs or bytes do, with our estimate of a range.
+    """
+    used = np.unique(graph.called[tasks][graph.called[tasks] >= 0]).tolist()
+    forward = _called_in_forward(graph)
+    told = [dict(graph.info.operators[row].integers) for row in used if forward[row]]
+    olds = {name: {row[name] for row in told if name in row} for name in sizes}
+    work_ratio = np.full(len(graph.info.operators) + 1, np.nan)
+
+    def changed(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
+        integers, touched = dict(ops.integers), np.zeros(len(ops), dtype=np.bool_)
+        for name, new in sizes.items():
+            if name not in ops.integers:
+                continue
+            by_name = forward[places] if ops.family == "matmul" else np.ones(len(ops), dtype=np.bool_)
+            for other in ("m", "n", "k") if ops.family == "matmul" else ():
+                holds = np.isin(ops.integers[other], list(olds[name])) & ~forward[places]
+                integers[other] = np.where(holds, new, integers[other])
+                touched |= holds
+            integers[name] = np.where(by_name, new, integers[name])
+            touched |= by_name
+        after = replace(ops, integers=integers)
+        (flops, moved), (new_flops, new_moved) = work(ops), work(after)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(flops > 0, new_flops / flops, new_moved / moved)
+        work_ratio[places] = np.where(touched & np.isfinite(ratio) & (ratio > 0), ratio, np.nan)
+        return after, touched
+
+    for places, ops in operators_of(graph.info.operators):
+        changed(ops, places)  # also where no device is known to ask
+    answer = _changed(graph, tasks, changed, worst=Rung.ANALYTIC)
+    by_work = work_ratio[graph.called[tasks]]
+    ends = [by_work**exponent for exponent in _WORK_EXPONENTS]
+    return Changed(
+        np.where(answer.known, answer.ratio, by_work),
+        np.where(answer.known, answer.low, np.minimum(*ends)),
+        np.where(answer.known, answer.high, np.maximum(*ends)),
+        np.where(answer.known, answer.source, Source.ASSUMED).astype(np.int8),
+    )
+
+
+# Time grows slower or faster than work where a size fills the machine better or worse. Our estimate.
+_WORK_EXPONENTS = (0.6, 1.3)
+
+
+def _rows_of_samples(graph: TaskGraph) -> set[int]:
+    """How many rows products of the forward pass have: samples, or samples times their length."""
+    used = np.unique(graph.called[(graph.phase == Phase.FORWARD) & (graph.called >= 0)]).tolist()
+    told = (graph.info.operators[row] for row in used)
+    return {dict(what.integers)["m"] for what in told if what.family == "matmul" and dict(what.integers)["batch"] == 1}
+
+
+def _called_in_forward(graph: TaskGraph) -> Bool:
+    forward = np.zeros(len(graph.info.operators), dtype=np.bool_)
+    forward[graph.called[(graph.phase == Phase.FORWARD) & (graph.called >= 0)]] = True
+    return forward
+
+
+def _growing(ops: Operators, rows: set[int], forward: Bool) -> tuple[dict[str, Bool], Bool]:
+    """Which integer of each product grows with the batch, and for which products that is certain."""
+    several = ops.integers["batch"] > 1
+    m, k = (np.isin(ops.integers[name], list(rows)) for name in ("m", "k"))
+    of_rows = ~several & (forward | (m & ~k))
+    of_sum = ~several & ~forward & k & ~m
+    return {"batch": several, "m": of_rows, "k": of_sum}, several | of_rows | of_sum
+
+
+def _changed(
+    graph: TaskGraph, tasks: Array, change: Callable[[Operators, Int64], tuple[Operators, Bool]], *, worst: Rung = WORST
+) -> Changed:
+    """Each task's ratio, by what ``change`` makes of its operator and for which of them it can."""
+    ids = as_ids(graph, tasks)
+    table, name = graph.info.operators, _device_name(graph)
+    side = estimator_of(name) if name and table else None
+    if side is None or (worst <= WORST and not _was_measured(side)):
+        nothing = np.full(len(ids), np.nan)
+        return Changed(nothing, nothing, nothing, np.zeros(len(ids), dtype=np.int8))
+    called = graph.called[ids]
+    used = np.zeros(len(table) + 1, dtype=np.bool_)
+    used[called] = True
+    by_row = [np.full(len(table) + 1, np.nan) for _ in range(3)]  # -1 is the last entry
+    source_by_row = np.zeros(len(table) + 1, dtype=np.int8)
+    for places, ops in operators_of(table):
+        changed, able = change(ops, places)
+        rows = np.flatnonzero(able & used[places])
+        if ops.family == "other" or not len(rows):
+            continue
+        ratios = same_rung_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
+        for column, told in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
+            column[places[rows]] = told
+        source_by_row[places[rows]] = _SOURCES[ratios.rung]
+    # A what-if before may have put a task into another format than its operator was recorded in.
+    recorded = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in table] + [0])[called]
+    same = (graph.dtype[ids] == recorded) | (graph.dtype[ids] == 0) | (recorded == 0)
+    good = same & among(graph.kind[ids], (TaskKind.KERNEL, TaskKind.CPU_OP))
+    ratio, low, high = (np.where(good, column[called], np.nan) for column in by_row)
+    return Changed(ratio, low, high, source_by_row[called])
+
+
+def _device_name(graph: TaskGraph) -> str:
+    """What the database calls the recorded device; "" where it is not known."""
+    if graph.on_gpu.any():
+        gpu = device(graph)
+        return gpu.name if gpu is not None else ""
+    recorded = graph.info.recorded
+    return cpu_called(recorded.cpu, recorded.threads).name if recorded.cpu is not None else ""
+
+
+_SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung], dtype=np.int8)
+
+
+def _was_measured(side: Estimator) -> bool:
+    """Whether anything was measured on the very device."""
+    rows = any(group.device == side.device for groups in side.index.groups.values() for group in groups)
+    return rows or any(not model.facts.across for model in side.able_models)

@@ -1,0 +1,97 @@
+"""How long a new kernel takes that computes: the estimator's answer for products that a what-if adds.
+
+Sources: ``whatif/models/durations/roofline.py``; ``whatif/models/durations/half_precision.py`` for the share of the
+peak that the best shapes reach.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.models.durations.estimator import (
+    MEMORY_SHARE,
+    MEMORY_SHARE_HIGH,
+    MEMORY_SHARE_LOW,
+    UNKNOWN_MEMORY_GBYTE_S,
+    Estimates,
+    Source,
+    device,
+)
+from whatif.models.durations.half_precision import CEILING
+
+# Volta's peaks stand for an unknown device (V100 data sheet), FLOP/ns; either way by this much.
+_UNKNOWN_FLOPS_PER_NS = {"fp32": 15.7e3, "fp64": 7.8e3}
+_UNKNOWN_HALF_FLOPS_PER_NS, _UNKNOWN_SPREAD = 125e3, 3.0
+# Kernels of a family from which on their own share of the peak is taken, and the percentiles of its range.
+_ENOUGH, _LOW_PERCENTILE, _HIGH_PERCENTILE = 3, 10, 90
+# Without such kernels: the best shapes reach the ceiling of the family, most of them half of that. Our estimate.
+_USUAL, _SLOW = 0.5, 0.2
+# What is more than the peak is Winograd or damage.
+_MOST = 1.0
+
+
+class Share(NamedTuple):
+    """Share of the peak of the matrix units: centre, and the ends of a nominal 90 % range."""
+
+    centre: npt.ArrayLike
+    low: npt.ArrayLike
+    high: npt.ArrayLike
+
+
+def computing(
+    graph: TaskGraph, flops: npt.ArrayLike, size_bytes: npt.ArrayLike, family: KernelFamily, dtype: str,
+    share: Share | None = None,
+) -> Estimates:  # fmt: skip
+    """Estimate new matrix kernels that do ``flops`` operations on ``size_bytes`` in all, shape (n,), in ``dtype``.
+
+    By the roofline of the recorded GPU, at the share of its peak that the recording's own kernels of that family and
+    format reach; at the usual share of a family that it lacks, or at ``share``. Raises WhatifError on a CPU, where no
+    data sheet tells a peak.
+    """
+    if not graph.on_gpu.any():
+        raise WhatifError("expected the recording of a GPU to estimate a new kernel by its roofline, got one of a CPU.")
+    gpu = device(graph)
+    own = None if share else recorded_share(graph, family, dtype)
+    source = Source.ROOFLINE if own else Source.PAPER
+    ceiling = CEILING.get(family, CEILING[KernelFamily.GEMM])
+    reached = share or own or Share(ceiling * _USUAL, ceiling * _SLOW, ceiling)
+    if gpu is None:
+        peak, memory = _UNKNOWN_FLOPS_PER_NS.get(dtype, _UNKNOWN_HALF_FLOPS_PER_NS), UNKNOWN_MEMORY_GBYTE_S
+        spread, source = _UNKNOWN_SPREAD, Source.ASSUMED
+    else:
+        peak, memory, spread = gpu.matrix_tflops(dtype) * 1e3, gpu.memory_gbyte_s, 1.0
+    work, moved = (np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in (flops, size_bytes))
+    centre, slow, fast = (
+        np.maximum(np.maximum(work / (peak * np.asarray(of) * by), moved / (memory * at * by)), KERNEL_FLOOR_NS)
+        for of, at, by in (
+            (reached.centre, MEMORY_SHARE, 1.0),
+            (reached.low, MEMORY_SHARE_LOW, 1 / spread),
+            (reached.high, MEMORY_SHARE_HIGH, spread),
+        )
+    )
+    return Estimates.of(centre, source, fast, slow)
+
+
+def recorded_share(graph: TaskGraph, family: KernelFamily, dtype: str) -> Share | None:
+    """Give the share of the peak that the recorded kernels of a family and format reach, by their time.
+
+    None where the device is not known, or fewer than three of them tell their operations.
+    """
+    gpu = device(graph)
+    if gpu is None:
+        return None
+    like = graph.on_gpu & (graph.family == family) & (graph.dtype == DTYPES.index(dtype))
+    like &= (graph.flops > 0) & (graph.duration_ns > 0)
+    if np.count_nonzero(like) < _ENOUGH:
+        return None
+    most = graph.duration_ns[like] * gpu.matrix_tflops(dtype) * 1e3
+    each = np.minimum(graph.flops[like] / most, _MOST)
+    centre = min(float(graph.flops[like].sum(dtype=np.float64) / most.sum()), _MOST)
+    low, high = np.percentile(each, [_LOW_PERCENTILE, _HIGH_PERCENTILE])
+    return Share(centre, min(float(low), centre), max(float(high), centre))

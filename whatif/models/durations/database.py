@@ -1,0 +1,110 @@
+"""What the op database's estimators say of a graph's tasks: the ratio of two estimates of one source.
+
+A ratio cancels what both estimates miss in the same way, so both have to come from the same source: a measurement over
+a model's answer holds the model's whole error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from whatif.graph.types import Bool, Float64, Int8
+from whatif.models.durations.estimator import Source
+from whatif.opdb.chain import Answers, Estimator, Rung
+from whatif.opdb.default import estimator as default_estimator
+from whatif.opdb.location import default_database
+from whatif.opdb.rows import Operators
+
+# Who answers for a ratio of two estimates of a source.
+SOURCE_OF_RUNG = {
+    Rung.EXACT: Source.DATABASE, Rung.INTERPOLATED: Source.DATABASE, Rung.LEARNED: Source.LEARNED,
+    Rung.SAME_SHAPE: Source.OTHER_DEVICES, Rung.LEARNED_ACROSS: Source.OTHER_DEVICES,
+}  # fmt: skip
+# What was measured with its launch tells little of a kernel that is shorter than the launch: events around one kernel
+# read 24 us at the least (NeuSight's five GPUs).
+LEAST_WITH_LAUNCH_S = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """New over old time of n operators, with a nominal 90 % range and the source of both estimates, shape (n,) each.
+
+    NaN, and the source NONE, where no source answers for both.
+    """
+
+    ratio: Float64
+    low: Float64
+    high: Float64
+    rung: Int8
+
+
+def estimator_of(device: str) -> Estimator:
+    """Give the chain of a device, with the person's database and the shipped models; opened once a process."""
+    return _opened(device, default_database())
+
+
+@lru_cache(maxsize=64)
+def _opened(device: str, _database: Path) -> Estimator:
+    return default_estimator(device)
+
+
+def same_rung_ratio(
+    before: Operators, after: Operators, old: Estimator, new: Estimator, *, worst: Rung = Rung.LEARNED_ACROSS
+) -> Ratios:
+    """Give the time of ``after`` on the device of ``new`` over that of ``before`` on the device of ``old``.
+
+    Both are n operators of one family, row by row the one that becomes the other. The best source
+    up to ``worst`` that answers for both counts.
+    """
+    n = len(before)
+    ratio, low, high = (np.full(n, np.nan) for _ in range(3))
+    rung = np.full(n, Rung.NONE, dtype=np.int8)
+    allowed = np.zeros(n, dtype=np.int8)
+    open_ = np.arange(n)
+    # Each round at least one of the two answers moves down a source.
+    while len(open_):
+        floor = int(allowed[open_].min())
+        rows = open_[allowed[open_] == floor]
+        rungs = [step for step in Rung if floor <= step <= worst]
+        first, second = (_asked(side, ops.take(rows), rungs) for side, ops in ((old, before), (new, after)))
+        answered = (first.rung <= worst) & (second.rung <= worst)
+        agreed = answered & (first.rung == second.rung)
+        little = _mostly_launch(first) | _mostly_launch(second)
+        same = agreed & ~little
+        done = rows[same]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio[done] = (second.t_s / first.t_s)[same]
+            # Two estimates of one source may miss in opposite ways: their half-widths add as squares.
+            down = np.hypot(np.log(second.t_s / second.low_s), np.log(first.high_s / first.t_s))[same]
+            up = np.hypot(np.log(second.high_s / second.t_s), np.log(first.t_s / first.low_s))[same]
+        low[done], high[done] = ratio[done] * np.exp(-down), ratio[done] * np.exp(up)
+        rung[done] = first.rung[same]
+        allowed[rows] = np.maximum(first.rung, second.rung) + (agreed & little)
+        finished = same | ~answered | (allowed[rows] > worst)
+        open_ = np.setdiff1d(open_, rows[finished], assume_unique=True)
+    bad = ~np.isfinite(ratio) | ~np.isfinite(low) | ~np.isfinite(high) | (ratio <= 0) | (rung == Rung.NONE)
+    for column in (ratio, low, high):
+        column[bad] = np.nan
+    rung[bad] = Rung.NONE
+    return Ratios(ratio, low, high, rung)
+
+
+def _asked(side: Estimator, ops: Operators, rungs: Sequence[Rung]) -> Answers:
+    """What one side says with some of its sources; what it has learned stays learned."""
+    whole, side.rungs = side.rungs, [step for step in rungs if step in side.rungs]
+    try:
+        return side.estimate(ops)
+    finally:
+        side.rungs = whole
+
+
+def _mostly_launch(answers: Answers) -> Bool:
+    """Mask of the answers that rest on times with a launch and are too short for it to be taken out, shape (n,)."""
+    launched = np.array([basis.launch == "with launch" for basis in answers.bases] or [False])
+    basis = answers.basis
+    return np.asarray((basis >= 0) & launched[np.maximum(basis, 0)] & (answers.t_s < LEAST_WITH_LAUNCH_S))

@@ -1,0 +1,74 @@
+"""How long a convolution takes on a device in a number format, all kernels of its call together.
+
+Between units without and with tensor cores a library uses another algorithm and another layout of the tensors, so that
+what a recording tells of the old one says little: then the law itself answers, and not its ratio.
+
+Sources: a public recording of VGG-13 on an H100 in TF32 (docs/device.md) for what the shapes reach and for what
+changing the layout takes; one of ResNet-50 on a V100 for convolutions without tensor cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import Gpu
+from whatif.models.durations.device_law import memory_bytes_per_ns, reached_tflops
+from whatif.opdb.rows import Operators, Texts
+from whatif.opdb.work import output_size, work
+
+# Share of the peak of tensor cores: forward 0.79 to 0.94 for 128 channels or more, both gradients 0.49 to 0.60.
+_FORWARD_SHARE, _GRADIENT_SHARE = 0.85, 0.55
+# With 64 channels about half of that (forward 0.39 and 0.43, gradients 0.27 and 0.37).
+_WIDE_CHANNELS, _NARROW_EXPONENT, _NARROWEST_SHARE = 128, 0.85, 0.1
+# Without tensor cores, by the algorithms that save multiplications where there are such: the V100's convolutions reach
+# 12.0 TFLOP/s in all, and its products count for 0.8 of 15.7.
+_VECTOR_SHARE = 0.96
+# A depthwise or grouped one loads nearly as much as it multiplies: our estimate.
+_GROUPED_SHARE = 0.3
+# Tensor cores want channels last: every tensor of the call is read and written once more, 1.47 TB/s of 3.35 in either
+# direction. With so few channels (images) none is.
+_IMAGE_CHANNELS = 4
+# Rows and columns of the tiles of its product. Our estimate: the usual ones.
+_TILE = 128
+_TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8")
+
+
+def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
+    """Say whether a device has tensor cores for the format."""
+    return dtype in _TENSOR_DTYPES and getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
+
+
+def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool = False) -> Float64:
+    """Give the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
+
+    ``dtype`` counts, and not the format that the operators were recorded in.
+    """
+    flops, moved = work(replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}))
+    memory = moved / memory_bytes_per_ns(gpu)
+    c = ops.integers
+    grouped = c["groups"] > 1
+    # Of what products reach: clocks that sag under load slow convolutions as well.
+    vector = flops / (reached_tflops(gpu, "fp32") * 1e3 * np.where(grouped, _GROUPED_SHARE, _VECTOR_SHARE))
+    if not on_tensor_cores(gpu, dtype):
+        return np.asarray(np.maximum(vector, memory), dtype=np.float64)
+    forward = np.array([phase == "fwd" for phase in ops.texts["phase"].table] or [True])[ops.texts["phase"].codes]
+    narrow = np.minimum(c["in_channels"], c["out_channels"]) / _WIDE_CHANNELS
+    share = np.where(forward, _FORWARD_SHARE, _GRADIENT_SHARE)
+    share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
+    product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
+    changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & (not channels_last)
+    return np.asarray(np.maximum(product, memory) + np.where(changes, 2 * memory, 0.0), dtype=np.float64)
+
+
+def _whole_waves(ops: Operators, gpu: Gpu) -> Float64:
+    """The share of the device that tiles in whole waves fill; the gradient of weights splits its sum instead."""
+    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    weights = np.array([phase == "wgrad" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
+    rows = np.ceil(c["batch"] * output_size(c, "h") * output_size(c, "w") / _TILE)
+    tiles = np.maximum(rows * np.ceil(c["out_channels"] / _TILE), 1)
+    # Smaller tiles and split sums fill what is left of a device by half: our estimate.
+    filled = tiles / (np.ceil(tiles / gpu.sm_count) * gpu.sm_count)
+    return np.where(weights, 1.0, np.maximum(filled, 0.5))

@@ -1,0 +1,186 @@
+"""Times of a recording's operators measured alone, on the machine of the recording: what a what-if multiplies by.
+
+The recorder's option ``--measure-operators`` runs every operator of the recording by itself, as recorded and in other
+forms (bf16, channels-last, another batch size, ...), and writes the times beside the events. A what-if multiplies the
+recorded duration by the ratio of two such times, so that what one operator alone misses (cold caches) cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.graph.edit import as_index
+from whatif.graph.recorded import Recorded
+from whatif.graph.selection import Tasks
+from whatif.graph.types import Array, Bool, Float64
+from whatif.models.durations.estimator import Source, put, scaled
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+
+RECORDED = "recorded"
+# Forms that are measured together as well, and the name under which each combination is measured.
+_FORM_NAMES = {
+    frozenset(): RECORDED,
+    frozenset({"bf16"}): "bf16",
+    frozenset({"channels_last"}): "channels_last",
+    frozenset({"bf16", "channels_last"}): "bf16_channels_last",
+}
+_FORMS = frozenset(_FORM_NAMES.values()) | {"eval"}
+# A recording is data: forms named after batches are read as far as somebody could have measured them.
+_MOST_BATCH_FACTORS, _LARGEST_BATCH_FACTOR = 16, 1e6
+# A form bits column that transforms attach: which forms a task already has.
+_FORM_BITS = {"bf16": 1, "channels_last": 2, "eval": 4}
+_ATTACHED = "measured_forms"
+# Beyond the measured batches an operator grows with at most the square of the batch, and never shrinks: our estimate.
+_LARGEST_EXPONENT = 2.0
+# Outside these bounds a ratio is damage, not a measurement.
+SMALLEST_RATIO, LARGEST_RATIO = 1e-3, 1e3
+# In a step an operator meets other caches than alone; the ratio of two forms moves by less than this. Our estimate.
+CONTEXT_SPREAD = 0.05
+# Where the measurement does not tell its own spread.
+UNKNOWN_SPREAD = 0.1
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """The table of measured operators: ``ns[form]`` and ``spread[form]`` have shape (n_rows,), NaN where not measured.
+
+    ``spread`` is the quartile range over the median of repeated measurements; ``names`` are the operators' names.
+    """
+
+    names: tuple[str, ...]
+    ns: dict[str, Float64]
+    spread: dict[str, Float64]
+
+    @staticmethod
+    def of(recorded: Recorded) -> OperatorTimes:
+        """Give the table of a recording; what is no positive number counts as not measured."""
+        rows = recorded.operator_times
+        return OperatorTimes(
+            tuple(row.op for row in rows), _columns([row.ns for row in rows]), _columns([row.spread for row in rows])
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def ratio(self, form: str, to: str = RECORDED) -> Float64:
+        """Give time in ``form`` over time in ``to`` of each row, shape (n_rows,); NaN where one was not measured."""
+        if form not in self.ns or to not in self.ns:
+            return np.full(len(self), np.nan)
+        ratio = self.ns[form] / self.ns[to]
+        sane = (ratio >= SMALLEST_RATIO) & (ratio <= LARGEST_RATIO)
+        return np.where(sane, ratio, np.nan)
+
+    def batch_ratio(self, factor: float) -> Float64:
+        """Give time at ``factor`` times the batch over time as recorded, shape (n_rows,); NaN where not measured.
+
+        Between and beyond the measured factors the time follows the power law of the nearest two; beyond them it grows
+        with the batch, however noisy those two are.
+        """
+        measured = {1.0: np.ones(len(self))}
+        for form in self.ns:
+            if form.startswith("batch_x"):
+                measured[float(form.removeprefix("batch_x"))] = self.ratio(form)
+        factors = sorted(measured)
+        if factor in measured:
+            return measured[factor]
+        at = min(max(int(np.searchsorted(factors, factor)), 1), len(factors) - 1) if len(factors) > 1 else 0
+        if at == 0:
+            return np.full(len(self), np.nan)
+        low, high = factors[at - 1], factors[at]
+        exponent = np.log(measured[high] / measured[low]) / np.log(high / low)
+        if not low < factor < high:
+            exponent = np.clip(exponent, 0.0, _LARGEST_EXPONENT)
+        nearest = high if factor > high else low
+        return np.asarray(measured[nearest] * (factor / nearest) ** exponent, dtype=np.float64)
+
+
+def _columns(tables: Sequence[Mapping[str, float]]) -> dict[str, Float64]:
+    told = dict.fromkeys(form for table in tables for form in table)
+    batches = [form for form in told if _is_batch(form)][:_MOST_BATCH_FACTORS]
+    columns = {form: np.full(len(tables), np.nan) for form in sorted({*batches, *(_FORMS & told.keys())})}
+    for position, table in enumerate(tables):
+        for form, value in table.items():
+            if form in columns and value > 0:
+                columns[form][position] = value
+    return columns
+
+
+def _is_batch(form: str) -> bool:
+    if not form.startswith("batch_x"):
+        return False
+    try:
+        return 1 / _LARGEST_BATCH_FACTOR < float(form.removeprefix("batch_x")) < _LARGEST_BATCH_FACTOR
+    except ValueError:
+        return False
+
+
+def form_ratio(graph: TaskGraph, form: str) -> tuple[Float64, Float64]:
+    """Give the ratio that putting each task into ``form`` ("bf16", "channels_last", "eval") takes, and its spread.
+
+    Both have shape (n_tasks,), NaN where it was not measured. Forms that a transform before has put a task into
+    (``with_form``) are respected: bf16 of a channels-last convolution is that over the channels-last one, a form that
+    it has already takes 1, and eval, which is measured alone only, takes its own ratio whatever came before.
+    """
+    times = OperatorTimes.of(graph.info.recorded)
+    ratio, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
+    if not len(times):
+        return ratio, spread
+    bits = _bits(graph)
+    for present in np.unique(bits).tolist():
+        now = frozenset(name for name, bit in _FORM_BITS.items() if present & bit)
+        before, after = _FORM_NAMES[now - {"eval"}], _FORM_NAMES.get((now - {"eval"}) | {form}, form)
+        if after == "eval":
+            before = RECORDED
+        if form in now:
+            after = before
+        tasks = np.flatnonzero((bits == present) & (graph.measured >= 0))
+        rows = graph.measured[tasks]
+        ratio[tasks] = times.ratio(after, before)[rows]
+        spread[tasks] = np.fmax(_spread(times, after)[rows], _spread(times, before)[rows])
+    return ratio, spread
+
+
+def scale_measured(graph: TaskGraph, tasks: Tasks, ratio: Float64, spread: Float64) -> TaskGraph:
+    """Multiply the durations of ``tasks`` by ``ratio``, shape (n_tasks,); the measurement's spread widens the range."""
+    by = ratio[tasks]
+    noise = np.minimum(np.nan_to_num(spread[tasks], nan=UNKNOWN_SPREAD) + CONTEXT_SPREAD, 0.9)
+    noise[by == 1] = 0.0  # what does not change is as certain as it was
+    source = np.where(by == 1, Source.RECORDED, Source.MEASURED)
+    return put(graph, tasks, scaled(graph, tasks, by, source, low=by * (1 - noise), high=by * (1 + noise)))
+
+
+def with_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
+    """Remember that ``tasks`` now run in ``form`` ("bf16", "channels_last" or "eval")."""
+    bits = _bits(graph).copy()
+    bits[as_index(graph, tasks)] |= _FORM_BITS[form]
+    return graph.attach(**{_ATTACHED: bits})
+
+
+def has_form(graph: TaskGraph, form: str) -> Bool:
+    """Give the mask, shape (n_tasks,), of the tasks that a transform has put into ``form`` already."""
+    return np.asarray((_bits(graph) & _FORM_BITS[form]) != 0, dtype=np.bool_)
+
+
+def task_batch_ratio(graph: TaskGraph, factor: float) -> Float64:
+    """Give the time of each task at ``factor`` times the batch over now, shape (n_tasks,); NaN where not measured."""
+    times = OperatorTimes.of(graph.info.recorded)
+    ratio = np.full(len(graph), np.nan)
+    if len(times):
+        known = graph.measured >= 0
+        ratio[known] = times.batch_ratio(factor)[graph.measured[known]]
+    return ratio
+
+
+def _bits(graph: TaskGraph) -> Array:
+    return graph.attached.get(_ATTACHED, np.zeros(len(graph), dtype=np.int8))
+
+
+def _spread(times: OperatorTimes, form: str) -> Float64:
+    return times.spread.get(form, np.full(len(times), np.nan))

@@ -1,0 +1,232 @@
+"""The GPU tasks of a recording on another device: each kernel by the best answer that both devices have.
+
+Operators that the database or a model knows on both take the ratio of two estimates of one source; convolutions that
+change between units with and without tensor cores a law of their own; all others the ratio of two data sheets'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Bool,
+    Int8,
+    Int64,
+    TaskKind,
+    among,
+)
+from whatif.hardware.gpu import Gpu
+from whatif.models.durations.database import SOURCE_OF_RUNG
+from whatif.models.durations.device_convolutions import convolution_ns, on_tensor_cores
+from whatif.models.durations.device_law import (
+    Ratio,
+    above_floor,
+    counts_as,
+    law_ratio,
+    no_facts,
+    spread_between,
+    with_range,
+)
+from whatif.models.durations.device_operators import by_operator
+from whatif.models.durations.estimator import (
+    Estimates,
+    Source,
+    device,
+    scaled,
+)
+from whatif.models.durations.half_precision import SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW
+from whatif.models.durations.precision import matrix_dtype
+from whatif.models.durations.roofline import peaks_tflops
+from whatif.models.durations.work_done import work_times
+from whatif.opdb.chain import Rung
+from whatif.opdb.importers.described import operators_of
+
+_SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung], dtype=np.int8)
+# Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
+_SWITCH_SPREAD = 1.5
+_FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
+
+
+def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estimates:
+    """Estimate GPU ``tasks`` (ids, no collectives) on device ``new``; ``tf32``: fp32 convolutions use it where it is.
+
+    Where the recorded device is not known every kernel may take a fourth to four times as long.
+    """
+    old = device(graph)
+    n = len(tasks)
+    if old is None:
+        unknown = no_facts(n)
+        return scaled(graph, tasks, unknown.centre, Source.ASSUMED, low=unknown.low, high=unknown.high)
+    dtype = matrix_dtype(graph)[tasks]
+    new_dtype = formats_on(dtype, of_convolutions(graph)[tasks], old, new, tf32=tf32)
+    found = law_ratio(graph, tasks, old, new, dtype, new_dtype)
+    source = np.full(n, Source.ROOFLINE, dtype=np.int8)
+    switched = np.flatnonzero(dtype != new_dtype)
+    found.put(switched, _other_units(graph, tasks[switched], old, new, dtype[switched], new_dtype[switched]))
+    copies = np.flatnonzero(graph.kind[tasks] == TaskKind.MEMCPY)
+    found.put(copies, _copies(graph, tasks[copies], old, new))
+    other_units = _convolutions(graph, tasks, (old, new), (dtype, new_dtype), found)
+    for place, ops, ratios in by_operator(graph.info.operators, old, new):
+        at, which = _tasks_of(graph, tasks, place)
+        # A what-if before this one may have put a task into another format than its operator was recorded in.
+        recorded = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in ops.texts["dtype"].table] or [0])
+        recorded = recorded[ops.texts["dtype"].codes][which]
+        good = np.isfinite(ratios.ratio[which]) & (dtype[at] == new_dtype[at]) & ~other_units[at]
+        good &= (dtype[at] == recorded) | (dtype[at] == 0) | (recorded == 0)
+        at, which = at[good], which[good]
+        found.put(at, Ratio(ratios.ratio[which], ratios.low[which], ratios.high[which]))
+        source[at] = _SOURCES[ratios.rung[which]]
+    return scaled(
+        graph, tasks, found.centre, source, low=np.minimum(found.low, found.centre),
+        high=np.maximum(found.high, found.centre),
+    )  # fmt: skip
+
+
+def of_convolutions(graph: TaskGraph) -> Bool:
+    """Mask of the matrix kernels that compute a convolution, shape (n_tasks,): its call's products included."""
+    called = np.array([what.family == "conv" for what in graph.info.operators] + [False])[graph.called]
+    return np.asarray((graph.family == KernelFamily.CONVOLUTION) | (called & (graph.family == KernelFamily.GEMM)))
+
+
+def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
+    """Give the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
+
+    ``convolution`` tells which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
+    that have it, other products do not. One that could have used it on the recorded device and did not stays in fp32;
+    TF32 becomes fp32 on devices without, and on AMD's, where a program has to ask for it.
+    """
+    result = dtype.copy()
+    if not new.tf32_by_default:
+        result[dtype == _TF32] = _FP32
+    elif tf32 and not old.tf32_by_default:
+        result[convolution & (dtype == _FP32)] = _TF32
+    return result
+
+
+def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
+    """Give the graph of which what-ifs that follow see device ``new``: formats, and nothing measured on the old one."""
+    old = device(graph)
+    changed = graph.replace(measured=np.full(len(graph), -1, dtype=np.int32))
+    if old is not None:
+        changed = changed.replace(dtype=formats_on(matrix_dtype(graph), of_convolutions(graph), old, new, tf32=tf32))
+    recorded = graph.info.recorded.on_another_device()
+    info = replace(graph.info, recorded=recorded, gpu=new.name, gpu_memory_bytes=new.memory_bytes)
+    return changed.replace(info=info)
+
+
+def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> list[str]:
+    """Give the sentences that say who answered for how many tasks and how much of their time, and what stays."""
+    old = device(graph)
+    time_ns = graph.duration_ns[tasks].astype(np.float64)
+    total = max(float(time_ns.sum()), 1.0)
+    told = [
+        f"{int(mine.sum()):,} ({time_ns[mine].sum() / total:.0%} of their time) by {_WORDS[source]}"
+        for source, mine in ((source, estimates.source == source) for source in _WORDS)
+        if mine.any()
+    ]
+    name = old.name if old else graph.info.gpu or "an unnamed GPU"
+    found = [f"device: {name} to {new.name}, GPU tasks: {', '.join(told) or 'none'}"]
+    if old is None:
+        why = f"{name} is not in whatif/hardware/gpus" if graph.info.gpu else "the recording does not name its GPU"
+        found.append(f"device: {why}, so each kernel may take a quarter to four times as long")
+    products = tasks[among(graph.family[tasks], MATRIX_FAMILIES)]
+    formats = [DTYPES[code] for code in np.unique(matrix_dtype(graph)[products]).tolist()]
+    pairs = ((form, counts_as(new, form)) for form in formats)
+    found += [f"device: products in {form} count as {taken} on {new.name}" for form, taken in pairs if taken != form]
+    if (graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION)).any():
+        found.append("device: recorded collectives keep their time: links belong to the cluster, not to the device")
+    return found
+
+
+_WORDS = {
+    Source.DATABASE: "the op database", Source.LEARNED: "models of both devices",
+    Source.OTHER_DEVICES: "other devices' measurements", Source.ROOFLINE: "data sheets", Source.ASSUMED: "assumption",
+}  # fmt: skip
+
+
+def _tasks_of(graph: TaskGraph, tasks: Int64, place: Int64) -> tuple[Int64, Int64]:
+    """The tasks (places in ``tasks``) of operators ``place``, and for each the operator's number among these."""
+    number = np.full(len(graph.info.operators) + 1, -1, dtype=np.int64)  # -1 is the last entry
+    number[place] = np.arange(len(place))
+    which = number[graph.called[tasks]]
+    at = np.flatnonzero((which >= 0) & (graph.kind[tasks] == TaskKind.KERNEL))
+    return at, which[at]
+
+
+def _other_units(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
+    """Matrix kernels that change their format and whose call is not known: Daydream's speedup, by the peaks."""
+    recorded = graph.duration_ns[tasks].astype(np.float64)
+    gain = peaks_tflops(new)[new_dtype] / peaks_tflops(old)[dtype]
+    centre, one, other = (
+        above_floor(recorded, gain**-by, old, new)
+        for by in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW)
+    )
+    return Ratio(centre, np.minimum(one, other), np.maximum(one, other))
+
+
+def _copies(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu) -> Ratio:
+    """Copies by the link they cross; from memory that is not pinned the host is what takes the time."""
+    recorded = graph.duration_ns[tasks].astype(np.float64)
+    codes, which = np.unique(graph.name[tasks], return_inverse=True)
+    names = [graph.names[code].lower() for code in codes.tolist()]
+    hosts = ("htod", "dtoh", "hosttodevice", "devicetohost")
+    between = np.array([any(way in name for way in hosts) for name in names], dtype=np.bool_)[which]
+    pageable = np.array(["pageable" in name for name in names], dtype=np.bool_)[which]
+    link, memory = old.pcie_gbyte_s / new.pcie_gbyte_s, old.memory_gbyte_s / new.memory_gbyte_s
+    inside = with_range(recorded, np.full(len(tasks), memory), spread_between(old, new), old, new)
+    # A host that does not keep up makes a faster link worth nothing.
+    ends = min(link, 1.0), max(link, 1.0)
+    across = [above_floor(recorded, by, old, new) for by in (np.where(pageable, 1.0, link), *ends)]
+    columns = zip(across, (inside.centre, inside.low, inside.high), strict=True)
+    return Ratio(*(np.where(between, one, other) for one, other in columns))
+
+
+def _convolutions(
+    graph: TaskGraph, tasks: Int64, devices: tuple[Gpu, Gpu], formats: tuple[Int8, Int8], found: Ratio
+) -> Bool:
+    """All kernels of a convolution's call take the same ratio: what changes the layout is part of it.
+
+    Gives the mask of the tasks, shape (n,), whose calls change between units with and without tensor cores.
+    """
+    other_units = np.zeros(len(tasks), dtype=np.bool_)
+    for place, ops in operators_of(graph.info.operators):
+        at, which = _tasks_of(graph, tasks, place) if ops.family == "conv" else (place[:0], place[:0])
+        if not len(at):
+            continue
+        recorded = graph.duration_ns[tasks[at]].astype(np.float64)
+        _, first, call = np.unique(graph.operator[tasks[at]], return_index=True, return_inverse=True)
+        call = np.asarray(call).reshape(-1)
+        took_ns = np.maximum(np.bincount(call, weights=recorded), 1.0)
+        times = work_times(graph)[tasks[at[first]]]
+        products = among(graph.family[tasks[at]], (KernelFamily.CONVOLUTION, KernelFamily.GEMM))
+        told = np.array([DTYPES.index(d) if d in DTYPES else _FP32 for d in ops.texts["dtype"].table])
+        told = told[ops.texts["dtype"].codes][which[first]]
+        before, after = (_of_calls(form[at], products, call, told) for form in formats)
+        pair = before.astype(np.int64) * len(DTYPES) + after
+        for code in np.unique(pair).tolist():
+            names = [DTYPES[form] for form in divmod(code, len(DTYPES))]
+            calls = np.flatnonzero(pair == code)
+            asked = ops.take(which[first[calls]])
+            old_ns, new_ns = (convolution_ns(asked, gpu, form) for gpu, form in zip(devices, names, strict=True))
+            on_units = [on_tensor_cores(gpu, form) for gpu, form in zip(devices, names, strict=True)]
+            # On units of another kind it is another algorithm: how well the old one did says nothing of it.
+            switched = on_units[0] != on_units[1]
+            ratio = np.ones(len(first))
+            base_ns = took_ns[calls] / times[calls] if switched else np.maximum(old_ns, 1e-9)
+            ratio[calls] = new_ns / base_ns
+            mine = np.flatnonzero(pair[call] == code)
+            other_units[at[mine]] = switched
+            spread = max(spread_between(*devices), _SWITCH_SPREAD if switched else 1.0)
+            found.put(at[mine], with_range(recorded[mine], ratio[call[mine]], spread, *devices))
+    return other_units
+
+
+def _of_calls(form: Int8, products: Bool, call: Int64, told: Int64) -> Int8:
+    """The format of each call: that of its products, else what the operator says."""
+    result = np.zeros(len(told), dtype=np.int8)
+    np.maximum.at(result, call[products], form[products])
+    return np.where(result > 0, result, told).astype(np.int8)

@@ -1,0 +1,82 @@
+"""What a device could do at best, and how much of it a recorded kernel asks for.
+
+Sources: Williams et al., "Roofline", CACM 2009; NVIDIA, "CUDA C++ Programming Guide", technical specifications per
+compute capability (resident warps of a multiprocessor).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Float64, TaskKind, among
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.models.durations.half_precision import BANDWIDTH_SHARE
+
+# A kernel that fills less of the device than this spends its time on latency, whatever it computes: our estimate. A
+# quarter of such kernels are shorter than the latency that `latency_ns` gives.
+IDLE_SHARE, IDLE_PERCENTILE, IDLE_KERNELS = 1 / 32, 25, 5
+# Registers of a multiprocessor since Kepler, and in which steps a thread gets them (CUDA C++ Programming Guide).
+REGISTERS_PER_SM, REGISTER_STEP = 65536, 8
+# Where a recording does not tell the registers of a matrix kernel: accumulators take most of them, so that one or two
+# blocks of four to eight warps are all that a multiprocessor holds (NVIDIA, CUTLASS, "Efficient GEMM in CUDA").
+MATRIX_WARPS_PER_SM = 8
+THREADS_PER_WARP = 32
+# The format whose rate counts for each of `kernels.DTYPES`; what is not known counts as fp32.
+RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
+
+
+def peaks_tflops(gpu: Gpu) -> Float64:
+    """Give the peak of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
+    return np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES])
+
+
+def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float64:
+    """Give the peak of matrix products in each format, shape of ``dtype`` (positions in `kernels.DTYPES`), FLOP/ns."""
+    return np.asarray(peaks_tflops(gpu)[dtype] * 1e3, dtype=np.float64)
+
+
+def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
+    """Give the least time of the known operations and bytes of ``tasks`` (ids), ns, their shape; 0 where none is known.
+
+    At ``BANDWIDTH_SHARE`` of the peaks, which is what the best kernels reach.
+    """
+    if gpu is None:
+        return np.zeros(len(tasks))
+    flops = np.where(among(graph.family[tasks], MATRIX_FAMILIES), np.maximum(graph.flops[tasks], 0), 0)
+    compute_ns = flops / matrix_flops_per_ns(graph.dtype[tasks], gpu)
+    memory_ns = np.maximum(graph.size_bytes[tasks], 0) / gpu.memory_gbyte_s  # 1 GB/s is 1 byte/ns
+    return np.asarray(np.maximum(compute_ns, memory_ns) / BANDWIDTH_SHARE, dtype=np.float64)
+
+
+def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
+    """Give the share of the device's places for warps that each of ``tasks`` (ids) fills; NaN where not known.
+
+    Above 1 its blocks run in several waves. Registers limit the places; shared memory can leave fewer than counted.
+    """
+    if gpu is None:
+        return np.full(len(tasks), np.nan)
+    warps, registers = graph.warps[tasks], graph.registers[tasks]
+    known = (graph.kind[tasks] == TaskKind.KERNEL) & (warps > 0)
+    told = registers > 0
+    per_warp = -(-np.where(told, registers, REGISTER_STEP) // REGISTER_STEP) * REGISTER_STEP * THREADS_PER_WARP
+    usual = np.where(among(graph.family[tasks], MATRIX_FAMILIES), MATRIX_WARPS_PER_SM, gpu.warps_per_sm)
+    places = np.where(told, np.clip(REGISTERS_PER_SM // per_warp, 1, gpu.warps_per_sm), usual)
+    return np.where(known, warps / (gpu.sm_count * places), np.nan)
+
+
+def latency_ns(graph: TaskGraph, gpu: Gpu | None) -> float:
+    """Give what a kernel of this recording takes that leaves the device nearly idle, ns: start, a wave, and its end.
+
+    A GPU that idles between kernels, as a host-bound one does, takes two or three times as long as a busy one. Without
+    ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
+    """
+    kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
+    idle = graph.duration_ns[kernels[np.nan_to_num(filled(graph, gpu, kernels), nan=1.0) < IDLE_SHARE]]
+    if len(idle) < IDLE_KERNELS:
+        return float(KERNEL_FLOOR_NS)
+    return max(float(np.percentile(idle, IDLE_PERCENTILE)), float(KERNEL_FLOOR_NS))

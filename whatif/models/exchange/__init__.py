@@ -1,0 +1,1 @@
+"""Gradient exchange: buckets, collectives, parameter servers, contention."""

@@ -1,0 +1,147 @@
+"""The gradients of each step when they are finished, and the buckets in which data parallel training sends them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int64,
+    Phase,
+)
+from whatif.models.layers.gradients import ready_gradients
+from whatif.models.layers.layer_facts import gradient_bytes
+
+# Limits of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
+CAP_BYTES, FIRST_BYTES = 25 << 20, 1 << 20
+MEBIBYTE = 1 << 20
+# Where only the sum of the gradients is known they are taken as tensors of this size: our estimate.
+PIECE_BYTES, MOST_PIECES = 1 << 20, 10_000
+
+
+class StepGradients(NamedTuple):
+    """One row a step and gradient, shape (n,) each, by step and then in the order in which they finish."""
+
+    step: Int64
+    row: Int64  # the gradient: the same number in every step, counted from the output of the model
+    task: Int64  # the task with which it is finished
+    size_bytes: Int64
+    layer: Int64  # the layer that owns it; -1 where no layer is known
+
+
+def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
+    """Give the gradients of every step by the recorder's list, else by layers, else ``gradient_mb`` of them.
+
+    The latter, in million bytes, are spread evenly over the time of the backward pass. ``name`` is of the what-if that
+    asks. Raises WhatifError where there is no backward pass, or where neither tells any gradient.
+    """
+    work = _backward_work(graph)
+    if not work.any():
+        raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
+    if gradient_mb is not None:
+        if not 0 < gradient_mb <= 1e7:
+            raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
+        return _spread(graph, work, gradient_mb * 1e6)
+    found = ready_gradients(graph)
+    if len(found.step) and int(found.size_bytes.sum()) > 0:
+        code = {layer: number for number, layer in enumerate(graph.layers)}
+        owners = (gradient.layer for gradient in graph.info.recorded.gradients)
+        layer = np.array([code.get(owner, -1) if owner else -1 for owner in owners], dtype=np.int64)
+        return StepGradients(found.step, found.row, found.task, found.size_bytes, layer[found.row])
+    if bool((work & (gradient_bytes(graph) > 0)[graph.layer]).any()):
+        return _by_layer(graph, work)
+    raise WhatifError(
+        f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
+        f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
+    )
+
+
+def _backward_work(graph: TaskGraph) -> Bool:
+    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    return np.asarray(worker & (graph.phase == Phase.BACKWARD) & (step_of(graph) >= 0), dtype=np.bool_)
+
+
+def step_of(graph: TaskGraph) -> Int64:
+    """Give the step of each task, shape (n_tasks,); a recording without marks of steps is one step."""
+    steps = graph.step.astype(np.int64)
+    return steps if bool((steps >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
+
+
+def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
+    """One gradient a layer, ready with its last backward work."""
+    sizes = gradient_bytes(graph)
+    tasks = np.flatnonzero(work & (sizes[graph.layer] > 0))
+    steps = step_of(graph)
+    key = steps[tasks] * len(graph.layers) + graph.layer[tasks]
+    _, place = np.unique(key[::-1], return_index=True)
+    last = np.sort(tasks[::-1][place])
+    last = last[np.argsort(steps[last], kind="stable")]
+    layer = graph.layer[last].astype(np.int64)
+    # The order of the first step that knows a layer numbers its gradient.
+    number = np.full(len(graph.layers), -1, dtype=np.int64)
+    distinct, first = np.unique(layer, return_index=True)
+    number[distinct[np.argsort(first)]] = np.arange(len(distinct))
+    return StepGradients(steps[last], number[layer], last, sizes[layer], layer)
+
+
+def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
+    """Equal gradients, the k-th of n ready when k / n of the time of the backward work is over."""
+    count = min(max(math.ceil(total_bytes / PIECE_BYTES), 1), MOST_PIECES)
+    parts = []
+    steps_of = step_of(graph)
+    for step in np.unique(steps_of[work]).tolist():
+        tasks = np.flatnonzero(work & (steps_of == step))
+        ready = tasks[at_share(graph.duration_ns[tasks], np.arange(1, count + 1) / count)]
+        parts.append((np.full(count, step), np.arange(count), ready))
+    steps, rows, ready = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
+    sizes = np.full(len(steps), round(total_bytes / count), dtype=np.int64)
+    return StepGradients(steps, rows, ready, sizes, np.full(len(steps), -1, dtype=np.int64))
+
+
+def at_share(duration_ns: Int64, share: Array) -> Int64:
+    """Give the positions of the tasks at whose ends those shares of the whole time are over."""
+    over = np.cumsum(duration_ns.astype(np.float64))
+    place = np.searchsorted(over, share * over[-1] - 0.5, side="left")
+    return np.asarray(np.minimum(place, len(over) - 1), dtype=np.int64)
+
+
+def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | None) -> Int64:
+    """Give the number of the bucket that each row's gradient is sent in, shape (n,), in the order of sending.
+
+    The buckets that the recording tells, else DDP's rule: a bucket is full once it holds 25 MiB or more, the first one
+    1 MiB; ``bucket_mb`` (MiB) is the limit of all of them, as ``bucket_cap_mb`` is. Raises WhatifError where it is not
+    above 0.
+    """
+    if bucket_mb is not None and not 0 < bucket_mb <= 1e6:
+        raise WhatifError(f"distributed: expected bucket_mb above 0 and up to 1,000,000, got {bucket_mb}.")
+    size = np.zeros(int(gradients.row.max()) + 1, dtype=np.int64)
+    size[gradients.row] = gradients.size_bytes
+    told = _told(graph, size) if bucket_mb is None and bool((gradients.layer >= 0).any()) else None
+    if told is not None:
+        return told[gradients.row]
+    cap_bytes = CAP_BYTES if bucket_mb is None else bucket_mb * MEBIBYTE
+    limit_bytes = FIRST_BYTES if bucket_mb is None else cap_bytes
+    number, filled = 0, 0
+    numbers = np.zeros(len(size), dtype=np.int64)
+    for row, bytes_ in enumerate(size.tolist()):
+        numbers[row] = number
+        filled += bytes_
+        if filled >= limit_bytes:
+            number, filled, limit_bytes = number + 1, 0, cap_bytes
+    return numbers[gradients.row]
+
+
+def _told(graph: TaskGraph, size: Int64) -> Int64 | None:
+    """The bucket of each gradient of the recorder's list, as it tells them; None where one of them is in no bucket."""
+    ddp, gradients = graph.info.recorded.ddp, graph.info.recorded.gradients
+    if ddp is None or ddp.buckets is None:
+        return None
+    numbers = {parameter: number for number, bucket in enumerate(ddp.buckets) for parameter in bucket.parameters}
+    found = np.array([numbers.get(gradient.name, -1) for gradient in gradients], dtype=np.int64)
+    return found if len(found) >= len(size) and not (found[: len(size)][size > 0] < 0).any() else None

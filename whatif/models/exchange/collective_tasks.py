@@ -1,0 +1,88 @@
+"""Collectives as tasks: what is told of each one, how certain its time is, and what calling it costs the CPU.
+
+A transfer that a what-if put in or replaced carries two attached columns: ``LATENCY``, the part of its duration that no
+bandwidth shortens, and ``WORKERS``, how many exchange. By them a later what-if knows the model behind the duration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.edit import add_thread
+from whatif.graph.kernels import KernelFamily, collective_of
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Bool,
+    TaskKind,
+    Thread,
+    ThreadKind,
+)
+from whatif.hardware.cluster.collectives import Cost
+from whatif.models.durations.estimator import (
+    ESTIMATED,
+    Estimates,
+    Source,
+    sources,
+)
+from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, workers_of
+
+# Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
+ACTIVATIONS = "exchanges activations"
+FAMILY = int(KernelFamily.COMMUNICATION)
+# Daydream §6.5 and figure 9: NCCL's all-reduces took 34 % more than theory on average beside other kernels, and next
+# to theory alone; a synchronisation before each recovered 22.8 % of their time.
+OVERLAPPED, SYNCHRONISED = 1.34, 1.34 * (1 - 0.228)
+# The median c10d::allreduce_ in the recording of a ResNet under DDP on an MI300X (TraceLens), profiler included.
+CALL_NS = 55_000
+# Without the profiler, on a faster CPU: our estimate.
+CALL_LOW_NS = 20_000
+
+
+def estimated(cost: Cost, slowest: float = OVERLAPPED) -> Estimates:
+    """Give the durations of collectives: theory, and ``slowest`` times as much at the upper end."""
+    return Estimates.of(cost.total_ns, Source.PAPER, cost.total_ns, cost.total_ns * slowest)
+
+
+def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGraph, int]:
+    """Give the graph with a channel of that name, and its code; without a fixed order it takes what is ready first."""
+    return add_thread(graph, Thread(name, ThreadKind.CHANNEL, ordered=ordered))
+
+
+def tell(graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int) -> TaskGraph:
+    """Remember the model behind the durations of the transfers ``tasks`` (ids)."""
+    latency, count = (column.copy() for column in (latency_of(graph), workers_of(graph)))
+    source = sources(graph).copy()
+    latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
+    columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
+    return graph.attach(**columns)
+
+
+def communicates(graph: TaskGraph) -> bool:
+    """Say whether the steps exchange gradients: by their tasks, or, where a CPU sends beside them, by the recorder."""
+    exchanged = (graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph)
+    return bool(exchanged.any()) or _told_workers(graph) is not None
+
+
+def of_activations(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
+    return np.asarray(graph.attached.get(ACTIVATIONS, np.zeros(len(graph), dtype=np.bool_)), dtype=np.bool_)
+
+
+def recorded_workers(graph: TaskGraph) -> int | None:
+    """Give the number of workers of a recording of data parallel training; None where it does not tell."""
+    several = graph.info.workers if (graph.info.workers or 0) > 1 else None
+    return _told_workers(graph) or several
+
+
+def _told_workers(graph: TaskGraph) -> int | None:
+    ddp = graph.info.recorded.ddp
+    return ddp.world_size if ddp is not None else None
+
+
+def all_reduces(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the all-reduces: recorded kernels, and those that ``distributed`` put in."""
+    named = np.array([collective_of(name, "") == "all_reduce" for name in graph.names], dtype=np.bool_)
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & named[graph.name], dtype=np.bool_)

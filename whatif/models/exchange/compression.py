@@ -1,0 +1,172 @@
+"""Gradients compressed before they are exchanged, and decompressed behind: work around every all-reduce."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.insert import Inserted, NewTasks
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Dependencies,
+    DependencyKind,
+    Int64,
+    Phase,
+    TaskKind,
+    ThreadKind,
+)
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import mark, moving, put
+from whatif.models.exchange import gloo
+from whatif.models.exchange.buckets import step_of
+from whatif.models.exchange.collective_tasks import all_reduces, estimated, tell
+from whatif.models.layers.calls import calls_of, last_gpu_before, operator_cost_ns, task_before
+from whatif.models.layers.columns import named, with_values
+from whatif.simulation.transfers import latency_of, workers_of
+
+COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"
+TO_HALF, FROM_HALF = "cast bucket to fp16", "cast bucket from fp16"
+# DDP's fp16_compress_hook casts a bucket (4 bytes read, 2 written), divides it (2 and 2), and copies the sum back (2
+# and 4); of the size of the fp32 bucket.
+TO_HALF_ACCESSES, FROM_HALF_ACCESSES = 2.5, 1.5
+# Our estimate, for kernels that nobody measured here: fused passes, or twice as many as counted.
+LOW, HIGH = 0.6, 2.0
+
+
+def exchange_sparse(
+    graph: TaskGraph,
+    tasks: Int64,
+    workers: int,
+    share: float,
+    *,
+    compress_accesses: float,
+    compress_kernels: int,
+    entry_bytes: int,
+) -> TaskGraph:
+    """Give the graph in which ring all-reduces ``tasks`` (ids, of known size) gather ``share`` of the values instead.
+
+    Every worker sends its values with their places, ``entry_bytes`` each for a value of 4 bytes, to all the others.
+    Before, ``compress_kernels`` kernels read and write ``compress_accesses`` times the bytes of the gradients; behind,
+    two clear the buffer and add up the entries of all workers.
+    """
+    # What was called before the recording begins stays as it was.
+    tasks = tasks[tasks > int(np.argmax(graph.on_cpu))]
+    size = graph.size_bytes[tasks]
+    sources, users = _neighbours_of(graph, tasks)
+    stream = graph.thread[np.where(graph.on_cpu[sources] & graph.on_gpu.any(), tasks, sources)]
+    before = _inserted(graph, COMPRESS, sources, stream, compress_accesses * size, compress_kernels)
+    graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
+    users = np.where(users >= 0, before.moved[users], -1)
+    graph = _as_gather(graph, tasks, workers, share, entry_bytes)
+    # Cleared (one access), then each entry is read, and its value read and written.
+    gathered_bytes = size * (1 + share * workers * (entry_bytes / 4 + 2))
+    return _with_unpacked(graph, DECOMPRESS, tasks, before.ids, users, gathered_bytes, 2)
+
+
+def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
+    """Give the graph whose all-reduces, those of ``distributed`` on ``network``, send fp16 in place of fp32.
+
+    Each bucket is cast before and behind it, as DDP's fp16_compress_hook does.
+    """
+    tasks = np.flatnonzero(all_reduces(graph) & (workers_of(graph) > 0))
+    size = graph.size_bytes[tasks]
+    sources, users = _neighbours_of(graph, tasks)
+    before = _inserted(graph, TO_HALF, sources, graph.thread[sources], TO_HALF_ACCESSES * size, 2, low=1, high=1)
+    graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
+    half = size // 2
+    cost = network.cost("all_reduce", half)
+    if not graph.on_gpu.any():
+        cost = gloo.bounded_by_cpu(cost, gloo.work_ns(graph, half, network.workers, cost.total_ns))
+    times = estimated(cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
+    graph = put(with_values(graph, tasks, size_bytes=half), tasks, times)
+    graph = tell(graph, tasks, cost.latency_ns, network.workers)
+    # The first that waits for each sum casts it back; those that wait for the stream have no copy of their own.
+    users = np.where(users >= 0, before.moved[users], -1)
+    return _with_unpacked(graph, FROM_HALF, tasks, before.ids, users, FROM_HALF_ACCESSES * size, 1, low=1, high=1)
+
+
+def _with_unpacked(
+    graph: TaskGraph, name: str, tasks: Int64, packed: Array, users: Int64, size_bytes: Array, kernels: int, *,
+    low: float = LOW, high: float = HIGH,
+) -> TaskGraph:  # fmt: skip
+    """Put in, ahead of the users (-1: none) of each of ``tasks``, what unpacks it; each waits for its ``packed``."""
+    needed = users >= 0
+    places = task_before(graph, users[needed])
+    behind = _inserted(graph, name, places, graph.thread[places], size_bytes[needed], kernels, low=low, high=high)
+    moved = behind.moved
+    return behind.graph.add_dependencies(
+        np.concatenate([moved[packed], moved[tasks[needed]]]),
+        np.concatenate([moved[tasks], behind.ids]),
+        kind=DependencyKind.COMMUNICATION,
+    )
+
+
+def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
+    """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
+    d: Dependencies = graph.dependencies
+    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.on_gpu.any() else graph.on_cpu
+    source = np.full(len(graph), -1, dtype=np.int64)
+    into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
+    np.maximum.at(source, d.target[into], d.source[into])
+    user = np.full(len(graph), len(graph), dtype=np.int64)
+    np.minimum.at(user, d.source[out], d.target[out])
+    # A collective on the stream of the other kernels waits for the one ahead, and the one behind for it.
+    ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
+    sources = np.maximum(source[tasks], np.where((ahead >= 0) & worker[ahead], ahead, -1))
+    users = np.minimum(user[tasks], np.where((following >= 0) & worker[following], following, len(graph)))
+    users = _of_later(graph, tasks, users)
+    if (sources < 0).any():
+        calls = calls_of(graph, tasks)
+        latest = last_gpu_before(graph, calls) if graph.on_gpu.any() else calls
+        # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
+        sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
+    return sources, np.where(users < len(graph), users, -1)
+
+
+def _of_later(graph: TaskGraph, tasks: Int64, users: Int64) -> Int64:
+    """Where nothing waits for a collective itself, what waits for a later one of its step and ordered channel.
+
+    So it is where gradients live in their buckets: none but the last sum of a step is waited for directly.
+    """
+    channels = np.array([thread.kind == ThreadKind.CHANNEL and thread.ordered for thread in graph.threads])
+    users = users.copy()
+    group = step_of(graph)[tasks] * len(graph.threads) + graph.thread[tasks]
+    for key in np.unique(group[channels[graph.thread[tasks]]]).tolist():
+        mine = np.flatnonzero(group == key)
+        users[mine] = np.minimum.accumulate(users[mine][::-1])[::-1]
+    return users
+
+
+def _inserted(
+    graph: TaskGraph, name: str, after: Int64, thread: Array, size_bytes: Array, kernels: int, *,
+    low: float = LOW, high: float = HIGH,
+) -> Inserted:  # fmt: skip
+    times = moving(graph, size_bytes)
+    on_gpu = bool(graph.on_gpu.any())
+    inserted = graph.insert(
+        NewTasks(
+            after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
+            thread=thread, low_ns=times.low_ns * low, high_ns=times.high_ns * high, phase=Phase.BACKWARD,
+            size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
+            launched_after=calls_of(graph, after) if on_gpu else None,
+            launch_ns=kernels * operator_cost_ns(graph) if on_gpu else 0,
+        )
+    )  # fmt: skip
+    return inserted._replace(graph=mark(inserted.graph, inserted.ids, times.source))
+
+
+def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float, entry_bytes: int) -> TaskGraph:
+    """An all-reduce sends 2 (n - 1) / n of the buffer in 2 (n - 1) steps, the gather n - 1 lists in n - 1 steps.
+
+    What of a recorded one was waiting for other workers stays: at the upper end all of it.
+    """
+    latency_ns = latency_of(graph)[tasks]
+    transfer_ns = graph.duration_ns[tasks] - latency_ns
+    ratio = workers / 2 * share * entry_bytes / 4
+    duration_ns = latency_ns / 2 + transfer_ns * ratio
+    higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
+    waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
+    graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
+    graph = with_values(graph, tasks, size_bytes=np.rint(graph.size_bytes[tasks] * share * workers * entry_bytes / 4))
+    return tell(named(graph, {EXCHANGE: tasks}), tasks, latency_ns / 2, workers)

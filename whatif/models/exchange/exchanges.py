@@ -1,0 +1,212 @@
+"""Collectives put into the steps of one worker: who calls each, what it waits for, and what waits for it.
+
+On a GPU a collective runs on a channel beside the kernels, in the order of the calls: NCCL runs those of one
+communicator one after the other. On a CPU (gloo) the thread that calls one waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks, insert_all
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    DependencyKind,
+    Int32,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import mark, moving
+from whatif.models.exchange.collective_tasks import (
+    ACTIVATIONS,
+    FAMILY,
+    add_channel,
+    estimated,
+    of_activations,
+    tell,
+)
+from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
+from whatif.models.layers.columns import named
+
+ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
+# Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
+SUM = "sum of activations"
+COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
+NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": SUM}
+
+
+class Exchange(NamedTuple):
+    """One collective by the ids of the tasks around it, -1 for none.
+
+    ``call``: the CPU task behind which it is called. ``ready``: work that is over before it starts. ``waiting``: work
+    that starts behind it. ``copied_in``: the work behind which what it sends is copied into a buffer; ``copied_out``:
+    that before which what it received is copied out. ``buffer``: the position, in the list of all, of an earlier one
+    whose buffer this one's copy takes over, and so waits for.
+    """
+
+    operation: str
+    size_bytes: int
+    call: int
+    phase: Phase
+    ready: Sequence[int] = ()
+    waiting: Sequence[int] = ()
+    copied_in: int = -1
+    copied_out: int = -1
+    buffer: int = -1
+
+
+class CallTime(NamedTuple):
+    """What a call takes on the CPU, ns, with its range."""
+
+    centre_ns: int
+    low_ns: int
+    high_ns: int
+
+
+class _Copies(NamedTuple):
+    """Copies beside exchanges, shape (n,) each: whose they are, and the work next to them."""
+
+    of: Int64
+    work: Int64
+
+
+class _Put(NamedTuple):
+    """The ids of the collectives, their calls, the copies into and out of buffers; the new id of each old task."""
+
+    ids: Int32
+    calls: Int32
+    copied_in: Int32
+    copied_out: Int32
+    moved: Int32
+
+
+def exchange(
+    graph: TaskGraph, exchanges: Sequence[Exchange], network: Network, channel: str, call: CallTime,
+    *, activations: bool = False,
+) -> TaskGraph:  # fmt: skip
+    """Give the graph with ``exchanges``, in the order of their calls, one at a time on a new channel.
+
+    ``activations``: they pass between the parts of one model.
+    """
+    if not exchanges:
+        return graph
+    rows, on_gpu = list(exchanges), bool(graph.on_gpu.any())
+    # One that is called later in the list cannot be called earlier: where launches are not known, places are guessed.
+    calls = np.maximum.accumulate(np.array([one.call for one in rows], dtype=np.int64))
+    # The channel runs them in this order, so that none can stand before the one ahead of it.
+    behind = np.array([max([one.call, one.copied_in, *one.ready]) for one in rows], dtype=np.int64)
+    behind = np.maximum.accumulate(behind)
+    size = np.array([one.size_bytes for one in rows], dtype=np.int64)
+    phase = np.array([one.phase for one in rows])
+    cost = _cost([one.operation for one in rows], size, network, on_gpu=on_gpu)
+    times = estimated(cost)
+    graph, code = add_channel(graph, channel, ordered=True)
+    ins, outs = _copies_of([one.copied_in for one in rows]), _copies_of([one.copied_out for one in rows])
+    before, launched_after = task_before(graph, outs.work), task_before(graph, outs.work)
+    if on_gpu:
+        launched_after = task_before(graph, calls_of(graph, outs.work))
+        before = np.where(behind[outs.of] < outs.work, np.maximum(before, behind[outs.of]), before)
+    # A copy's launch stands before the call of the collective that sends what it copies.
+    copied_in, collectives, copied_out = insert_all(
+        graph,
+        [
+            _copies(graph, COPY_IN, ins, ins.work, calls[ins.of], size, phase),
+            NewTasks(
+                behind, ALL_GATHER, TaskKind.COMMUNICATION, times.duration_ns, thread=code, low_ns=times.low_ns,
+                high_ns=times.high_ns, size_bytes=size, family=FAMILY, phase=phase, layer=graph.layer[calls],
+                launched_after=calls, launch_name="call of a collective", launch_ns=call.centre_ns,
+            ),
+            _copies(graph, COPY_OUT, outs, before, launched_after, size, phase),
+        ],
+    )  # fmt: skip
+    put = _Put(collectives.ids, collectives.launches, copied_in.ids, copied_out.ids, collectives.moved)
+    operations = np.array([one.operation for one in rows])
+    names = {NAMES[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
+    changed = tell(named(collectives.graph, names), put.ids, cost.latency_ns, network.workers)
+    changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
+    changed = _with_calls(changed, put.calls, call)
+    if activations:
+        column = of_activations(changed).copy()
+        column[put.ids] = True
+        changed = changed.attach(**{ACTIVATIONS: column})
+    pairs = [(put.copied_in, put.ids[ins.of]), (put.ids[outs.of], put.copied_out)]
+    pairs += _around(changed, rows, put, on_gpu=on_gpu) + _beside_copies(graph, rows, ins, outs, put)
+    source, target = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return changed.add_dependencies(source, target, kind=DependencyKind.COMMUNICATION)
+
+
+def _copies_of(work: list[int]) -> _Copies:
+    found = np.array(work, dtype=np.int64)
+    return _Copies(np.flatnonzero(found >= 0), found[found >= 0])
+
+
+def _with_calls(graph: TaskGraph, calls: Int32, time: CallTime) -> TaskGraph:
+    centre, low, high = (np.full(len(calls), ns) for ns in time)
+    return graph.with_duration(calls, centre, low_ns=low, high_ns=high)
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> Int64:
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+
+
+def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) -> list[tuple[Array, Array]]:
+    """What each collective of the edited ``graph`` waits for, and what waits for it, as pairs of its ids."""
+    ready, of = _pairs([(task, at) for at, one in enumerate(rows) for task in one.ready])
+    if not on_gpu:  # the thread that called goes on behind it
+        following = graph.neighbours[1][put.calls]
+        waited = np.flatnonzero(following >= 0)
+        return [(put.moved[ready], put.ids[of]), (put.ids[waited], following[waited])]
+    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
+    return [(put.moved[ready], put.ids[of]), (put.ids[waited], put.moved[task])]
+
+
+def _beside_copies(
+    graph: TaskGraph, rows: list[Exchange], ins: _Copies, outs: _Copies, put: _Put
+) -> list[tuple[Array, Array]]:
+    """A copy into a buffer waits until that is sent; work on another stream than a copy's waits for the copy."""
+    copied_in, copied_out, stream = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
+    copied_in[ins.of], copied_out[outs.of], stream[outs.of] = put.copied_in, put.copied_out, graph.thread[outs.work]
+    sent, at = _pairs([(one.buffer, at) for at, one in enumerate(rows) if one.buffer >= 0 and one.copied_in >= 0])
+    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting if one.copied_out >= 0])
+    elsewhere = stream[waited] != graph.thread[task]
+    return [
+        (put.ids[sent], copied_in[at]),
+        (copied_out[waited[elsewhere]], put.moved[task[elsewhere]]),
+    ]
+
+
+def _cost(operations: list[str], size_bytes: Int64, network: Network, *, on_gpu: bool) -> Cost:
+    latency_ns, transfer_ns = (np.zeros(len(size_bytes)) for _ in range(2))
+    asked = np.array(operations)
+    for operation in dict.fromkeys(operations):
+        mine = asked == operation
+        # gloo's reduce_scatter is an all-reduce of which every worker keeps its part (ProcessGroupGloo of torch 2.13:
+        # a profile of fully_shard on two CPUs shows gloo:all_reduce inside c10d::_reduce_scatter_base_).
+        run = "all_reduce" if operation == "reduce_scatter" and not on_gpu else operation
+        cost = network.cost(run, size_bytes[mine])
+        latency_ns[mine], transfer_ns[mine] = cost.latency_ns, cost.transfer_ns
+    return Cost(latency_ns, transfer_ns)
+
+
+def _copies(
+    graph: TaskGraph, name: str, copies: _Copies, behind: Int64, calls: Int64, size_bytes: Int64, phase: Array
+) -> NewTasks:
+    """Copies on the threads of the work beside them, each launched by a call of its own; on a CPU operators."""
+    on_gpu = bool(graph.on_gpu.any())
+    moved = 2 * size_bytes[copies.of]  # read and written
+    times = moving(graph, moved)
+    launch_ns = round(usual_launch_ns(graph, graph.on_gpu & (graph.kind == TaskKind.KERNEL))) if on_gpu else 0
+    return NewTasks(
+        behind, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
+        thread=graph.thread[copies.work], low_ns=times.low_ns, high_ns=times.high_ns, size_bytes=moved,
+        family=int(KernelFamily.COPY), layer=graph.layer[copies.work], phase=phase[copies.of],
+        launched_after=calls if on_gpu else None, launch_ns=launch_ns,
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""What exchanging over gloo costs the CPU: its threads send, receive and add up on the core that the step runs on.
+
+On a GPU NCCL does this with kernels. On a CPU the kernel of the system copies every byte into and out of sockets, and
+gloo's threads, which are woken for it, take their time from the core of the step. Constants were measured with bare
+all-reduces between two network namespaces and with DistributedDataParallel of one worker, never with the steps of
+several workers that predictions are scored on (docs/data_parallel.md).
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.hardware.cluster.collectives import Cost
+from whatif.models.durations.memory_rate import memory_gbyte_s
+
+# An all-reduce of 4 to 64 KB among two takes 0.42 to 0.67 ms, nearly all of it CPU time: handing over to gloo's threads
+# and back, and two messages each way. Here of each message; a broadcast is one.
+MESSAGE_NS = 225_000
+# Copies of each byte that passes a worker, at the recording's own copy rate: without a limit 1.0 to 1.3 ns a byte where
+# a copy made 7.6 GB/s; behind a slow link threads are woken for every few packets, and it was half as much again.
+COPIES, WOKEN_COPIES = 8.0, 12.0
+# DDP's own work around a step: 0.5 ms, and 5 us for the hook of each gradient beside its copy.
+STEP_NS, HOOK_NS = 500_000, 5_000
+# Each buffer that rank 0 broadcasts before the forward pass is flattened and copied back: 12 us, as medians of a
+# ResNet's 60 buffers with and without.
+BUFFER_NS = 12_000
+# Other machines and versions: our estimate.
+SPREAD = 2.0
+
+
+def work_ns(
+    graph: TaskGraph, size_bytes: npt.ArrayLike, workers: int, transfer_ns: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """Give the CPU time of ring all-reduces of ``size_bytes`` on one worker, ns, shape (n,).
+
+    ``transfer_ns`` (n,): what the network needs for them; where that is longer, gloo waits in between.
+    """
+    size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
+    passing_bytes = 2 * (workers - 1) / workers * size
+    copy_ns = passing_bytes / memory_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
+    at_once_ns = 2 * (workers - 1) * MESSAGE_NS + COPIES * copy_ns
+    waits = np.asarray(transfer_ns) > at_once_ns
+    return np.asarray(np.where(waits, at_once_ns + (WOKEN_COPIES - COPIES) * copy_ns, at_once_ns))
+
+
+def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Give the CPU time of a worker that sends ``size_bytes`` and receives as much, ns, shape (n,)."""
+    return np.atleast_1d(np.asarray(size_bytes, dtype=np.float64)) * COPIES / memory_gbyte_s(graph, None)
+
+
+def bounded_by_cpu(cost: Cost, work: npt.NDArray[np.float64]) -> Cost:
+    """Give the cost of exchanges that are no faster than the CPU time ``work``, ns: no bandwidth shortens that."""
+    excess_ns = np.maximum(work - cost.total_ns, 0)
+    return Cost(cost.latency_ns + excess_ns, cost.transfer_ns)
+
+
+def buffers(graph: TaskGraph) -> tuple[int, int]:
+    """Give how many buffers DDP broadcasts before each forward pass, and their bytes: those of batch normalization.
+
+    Running mean, running variance, and how many batches were seen; none where the recording does not tell its layers.
+    """
+    count = size = 0
+    for layer in graph.info.recorded.layers:
+        if "BatchNorm" in layer.type:
+            channels = next(iter(layer.shapes.get("weight", ())), 0)
+            count, size = count + 3, size + 8 * channels + 8
+    return count, size
+
+
+# Quartiles of a normal distribution lie so many standard deviations apart.
+_QUARTILES = 2 * NormalDist().inv_cdf(0.75)
+# A recording whose steps differ more than that is no measurement of how workers differ.
+_MOST = 1.25
+
+
+def slowest_of(graph: TaskGraph, workers: int) -> float:
+    """Give how many times as long the work of a step takes on the slowest of ``workers`` as on the median one.
+
+    Their steps differ as those of the recording without the profiler do, each from the others; 1 where it does not tell
+    their quartiles. The largest of n normal numbers is expected at the quantile (n - 3/8) / (n + 1/4) (Blom, 1958).
+    """
+    told = graph.info.recorded.untraced_step
+    if told is None or told.median_ms is None or told.q25_ms is None or told.q75_ms is None or workers < 2:
+        return 1.0
+    spread = max(told.q75_ms - told.q25_ms, 0.0) / _QUARTILES / told.median_ms
+    return min(1.0 + NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25)) * spread, _MOST)
+
+
+def with_slowest(graph: TaskGraph, workers: int) -> TaskGraph:
+    """Let the recorded work of a CPU take as long as on the slowest worker of a step, for whom all others wait."""
+    factor = slowest_of(graph, workers)
+    # At the lower end all are equally fast.
+    return graph.scale(graph.on_cpu & (graph.start_ns >= 0), factor, low=1.0, high=factor) if factor > 1 else graph

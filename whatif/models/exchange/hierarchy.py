@@ -1,0 +1,128 @@
+"""All-reduces taken apart into stages over groups of workers (BlueConnect), each on a channel of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.insert import NewTasks
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Dependencies,
+    DependencyKind,
+    Float64,
+    Int64,
+    TaskKind,
+    among,
+)
+from whatif.models.exchange.collective_tasks import (
+    CALL_LOW_NS,
+    CALL_NS,
+    FAMILY,
+    OVERLAPPED,
+    add_channel,
+    tell,
+)
+from whatif.models.layers.columns import named, with_values
+from whatif.simulation.transfers import latency_of
+from whatif.units import Bandwidth
+
+SCATTER, GATHER = "reduce-scatter", "all-gather"
+
+
+def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwidth | None) -> Float64:
+    """Give the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
+
+    Raises WhatifError where neither tells it.
+    """
+    transfer_ns = np.maximum(graph.duration_ns[tasks] - latency_of(graph)[tasks], 1)
+    size = np.where(graph.size_bytes[tasks] >= 0, np.maximum(graph.size_bytes[tasks], 1), np.nan)
+    rate = np.asarray(2 * (workers - 1) / workers * size / transfer_ns * 1e9, dtype=np.float64)
+    if np.isnan(rate).any() and bandwidth is None:
+        raise WhatifError(
+            "blueconnect: this recording lacks the sizes of its all-reduces, so their links are unknown; "
+            "say the bandwidth of the slowest one, as in blueconnect:bandwidth=25Gbps."
+        )
+    return rate if bandwidth is None else np.where(np.isnan(rate), bandwidth.byte_s, rate)
+
+
+def decompose(
+    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
+) -> TaskGraph:
+    """Give the graph in which each ring all-reduce of ``tasks`` (ids) goes through groups of ``factors`` workers.
+
+    Stage i reduces and scatters what stage i - 1 left, 1 / p of it, among p workers on its own channel; then as many
+    stages gather, in reverse. ``faster``: for each factor how many times the rate of the flat ring its links have, one
+    number or one a task. ``shared``, for each factor: the workers below a stage share its links, which then carry as
+    much as if nothing had been scattered.
+    """
+    workers, n, k = math.prod(factors), len(tasks), len(factors)
+    levels = [*range(k), *reversed(range(k))]
+    latency_ns, transfer_ns, size = _costs(graph, tasks, factors, faster, shared=shared)
+    duration_ns = (latency_ns + transfer_ns)[levels]
+    latency_ns, size = latency_ns[levels], size[levels]
+    channels = []
+    for level, factor in enumerate(factors):
+        graph, channel = add_channel(graph, f"network, stage {level + 1} of {factor} workers", ordered=False)
+        channels.append(channel)
+    thread = np.array(channels)[levels]
+
+    # The first stage takes the place of the all-reduce, so that it waits for what that one waited for. Its stream held
+    # it back, and what is no collective behind it.
+    launch = graph.launch_of[tasks]
+    ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
+    held = (ahead >= 0) & (graph.kind[ahead] != TaskKind.COMMUNICATION)
+    holds = (following >= 0) & ~among(graph.kind[following], (TaskKind.COMMUNICATION, TaskKind.WAIT))
+    more = 2 * k - 1
+    inserted = graph.insert(
+        NewTasks(
+            np.repeat(tasks, more), GATHER, TaskKind.COMMUNICATION, duration_ns[1:].T.ravel(),
+            thread=np.tile(thread[1:], n), size_bytes=size[1:].T.ravel(), family=FAMILY,
+            launched_after=np.repeat(launch, more) if (launch >= 0).all() else None,
+            launch_name="stage of an all-reduce", launch_ns=CALL_NS,
+        )
+    )  # fmt: skip
+    calls, first = inserted.launches, inserted.moved[tasks]
+    call_ns = np.full(len(calls), CALL_NS)
+    graph = inserted.graph.with_duration(calls, call_ns, low_ns=np.full(len(calls), CALL_LOW_NS), high_ns=call_ns)
+    stage_ids = np.concatenate([first[:, None], inserted.ids.reshape(n, more)], axis=1)
+    told = {f"{SCATTER} among {p}": stage_ids[:, [i for i in range(k) if factors[i] == p]] for p in factors}
+    told |= {f"{GATHER} among {p}": stage_ids[:, [2 * k - 1 - i for i in range(k) if factors[i] == p]] for p in factors}
+    # What were the all-reduces are their first stage.
+    graph = with_values(named(graph, told), first, thread=channels[0], size_bytes=size[0])
+    graph = graph.with_duration(stage_ids.T, duration_ns, low_ns=duration_ns, high_ns=duration_ns * OVERLAPPED)
+    graph = tell(graph, stage_ids.T, latency_ns, workers)
+    old = graph.dependencies
+    last = np.arange(len(graph), dtype=np.int32)
+    last[first] = stage_ids[:, -1]
+    graph = graph.replace(dependencies=Dependencies(last[old.source], old.target, old.kind, old.lag_ns, old.anchor))
+    moved = inserted.moved
+    return graph.add_dependencies(
+        np.concatenate([stage_ids[:, :-1].ravel(), moved[ahead[held]], stage_ids[holds, -1]]),
+        np.concatenate([stage_ids[:, 1:].ravel(), first[held], moved[following[holds]]]),
+        kind=DependencyKind.COMMUNICATION,
+    )
+
+
+def _costs(
+    graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
+) -> tuple[Float64, Float64, Int64]:
+    """Latency and transfer of a stage of each factor, ns, and the bytes that its group begins with, (n_factors, n)."""
+    workers = math.prod(factors)
+    latency_ns = latency_of(graph)[tasks]
+    # A ring's transfer is 2 (n - 1) / n of the time in which one link would carry the whole buffer.
+    whole_ns = (graph.duration_ns[tasks] - latency_ns) * workers / (2 * (workers - 1))
+    hop_ns = latency_ns / (2 * (workers - 1))
+    below = [math.prod(factors[:level]) for level in range(len(factors))]
+    size = graph.size_bytes[tasks]
+    return (
+        np.stack([(p - 1) * hop_ns for p in factors]),
+        np.stack([
+            (p - 1) / p * whole_ns / rate / (1 if together else parts)
+            for p, rate, parts, together in zip(factors, faster, below, shared, strict=True)
+        ]),
+        np.stack([np.where(size >= 0, size // parts, -1) for parts in below]),
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""The network that a transform's options describe: all transforms spell them alike, and all read them here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
+from whatif.hardware.cluster.network import ALGORITHMS, Network
+from whatif.hardware.gpu import find_gpu
+from whatif.opdb.collective_table import read_table
+from whatif.units import Bandwidth
+
+# What is assumed where nobody says it: eight machines on 25 Gbit Ethernet.
+WORKERS, ETHERNET = 8, Bandwidth("25Gbps")
+MOST_WORKERS, MOST_LATENCY_US = 100_000, 1e6
+
+
+def network_of(
+    graph: TaskGraph,
+    name: str,
+    *,
+    workers: int | None = None,
+    bandwidth: Bandwidth | None = None,
+    latency_us: float | None = None,
+    cluster: str | None = None,
+    algorithm: str = "auto",
+    table: str | None = None,
+) -> Network:
+    """Give the network that the options of the transform ``name`` describe; None is an option that nobody gave.
+
+    ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
+    there are has 8, where nobody tells it. Beside it ``workers`` takes the first so many of the cluster's, and
+    ``bandwidth`` and ``latency_us`` are those of its outermost links. Without it all links are equal.
+    From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
+    costs the CPU is not the network's (`whatif.models.exchange.gloo`).
+    ``table`` is a file of measured times (`whatif.hardware.cluster.calibration`), whose number of workers is taken
+    where nobody tells another, and which holds whatever the algorithm is. Raises WhatifError on what makes no sense.
+    """
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} workers, got {workers}.")
+    if latency_us is not None and not 0 <= latency_us <= MOST_LATENCY_US:
+        raise WhatifError(f"{name}: expected latency_us from 0 to {MOST_LATENCY_US:,.0f}, got {latency_us}.")
+    if table is not None and not (bandwidth is None and latency_us is None):
+        raise WhatifError(
+            f"{name}: expected a table of measured times, or bandwidth and latency_us, got both; leave one of them out."
+        )
+    measured = None if table is None else read_table(Path(table))
+    if algorithm not in ALGORITHMS:
+        raise WhatifError(f"{name}: expected an algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
+    told = None if measured is None else measured.workers
+    if cluster is None:
+        link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
+        network = Network.of(workers or told or WORKERS, link)
+    else:
+        found = load_cluster(cluster)
+        network = found.network(workers)
+        if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
+            network = found.network(told or WORKERS)
+        network = _outermost(network, bandwidth, latency_us)
+    if not graph.on_gpu.any():
+        network = _over_tcp(network)
+        algorithm = "ring" if algorithm == "auto" else algorithm
+    recorded = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    gpu = network.gpu or (recorded.name if recorded else None)
+    return replace(network, algorithm=algorithm, table=measured, gpu=gpu)
+
+
+def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float | None) -> Network:
+    *inner, level = network.levels
+    link = Link(
+        level.link.byte_s if bandwidth is None else bandwidth.byte_s,
+        level.link.latency_ns if latency_us is None else latency_us * 1e3,
+        level.link.full_duplex,
+    )
+    return replace(network, levels=(*inner, replace(level, link=link)))
+
+
+def _over_tcp(network: Network) -> Network:
+    """What TCP leaves of each link's rate."""
+    levels = (
+        replace(level, link=replace(level.link, byte_s=level.link.byte_s * TCP_SHARE)) for level in network.levels
+    )
+    return replace(network, levels=tuple(levels))

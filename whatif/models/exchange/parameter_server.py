@@ -1,0 +1,271 @@
+"""Parameter servers put into the steps of one worker: slices are pushed when finished, and pulled before they are used.
+
+A machine of the cluster has a link that sends and one that receives. With a server beside every worker (MXNet's usual
+set-up, and that of Daydream §6.6) this worker's machine pushes the slices of the other servers and pulls them; of its
+own server's slices it receives the pushes of all other workers and sends the sum to each. Either way that is
+2 (n - 1) / n of the gradients over each link, as for a ring. With k servers on machines of their own a slice shares its
+server's link with the n workers, so that it takes max(1, n / k) times as long.
+
+A server's CPU may add up what all workers pushed of a slice, and then update the weights: one slice after the other, on
+a channel that stands for it. From a GPU gradients come over the host's link (``Copies``), and weights go back over it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.insert import NewTasks
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Bool,
+    DependencyKind,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import (
+    Estimates,
+    Source,
+    host_copies,
+    mark,
+)
+from whatif.models.durations.memory_rate import CPU_COPY_GBYTE_S, memory_gbyte_s
+from whatif.models.exchange import gloo
+from whatif.models.exchange.buckets import StepGradients, at_share, step_of
+from whatif.models.exchange.collective_tasks import (
+    FAMILY,
+    add_channel,
+    estimated,
+    tell,
+)
+from whatif.models.exchange.priority import PRIORITY
+from whatif.models.layers.columns import named
+
+PUSH, PULL, REDUCE = "push", "pull", "reduce and update"
+TO_HOST, TO_GPU = "Memcpy DtoH (gradients, what-if)", "Memcpy HtoD (weights, what-if)"
+SERVER_CHANNEL, SOCKETS = "parameter server, CPU", "sending and receiving"
+SEND_CHANNEL, RECEIVE_CHANNEL = "network, send", "network, receive"
+# MXNet's MXNET_KVSTORE_BIGARRAY_BOUND: a larger array is split over all servers, a smaller one lies on one of them.
+BIG_BYTES = 1_000_000 * 4
+MOST_SLICES = 500_000
+
+
+class Slices(NamedTuple):
+    """One row a step and slice, shape (n,) each: the gradient it is cut from, its bytes, and the server that has it."""
+
+    gradient: Int64
+    size_bytes: Int64
+    server: Int64
+
+
+def server_slices(gradients: StepGradients, slice_bytes: int, servers: int) -> Slices:
+    """Cut every gradient into slices of at most ``slice_bytes``, and deal them round the servers (P3)."""
+    counts = np.maximum(-(-gradients.size_bytes // slice_bytes), 1)
+    index, part = _repeated(counts)
+    size = np.minimum(gradients.size_bytes[index] - part * slice_bytes, slice_bytes)
+    return Slices(index, size, _dealt(gradients.step[index]) % servers)
+
+
+def server_arrays(gradients: StepGradients, servers: int) -> Slices:
+    """Leave every gradient whole on one of the servers, in turn, but split the big ones over all (MXNet's KVStore)."""
+    big = gradients.size_bytes > BIG_BYTES
+    index, part = _repeated(np.where(big, servers, 1))
+    size = gradients.size_bytes[index]
+    whole, rest = np.where(big[index], size // servers, size), np.where(big[index], size % servers, 0)
+    return Slices(index, whole + (part < rest), np.where(big[index], part, gradients.row[index] % servers))
+
+
+def _repeated(counts: Int64) -> tuple[Int64, Int64]:
+    """The row of each of its parts, and the number of the part within the row."""
+    if int(counts.sum()) > MOST_SLICES:
+        raise WhatifError(
+            f"parameter server: expected at most {MOST_SLICES:,} slices in all steps, got {int(counts.sum()):,}; say a "
+            "larger slice_size, or fewer servers."
+        )
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _dealt(step: Int64) -> Int64:
+    """The number of each row within its step."""
+    first = np.append(True, np.diff(step) != 0)
+    return np.arange(len(step)) - np.maximum.accumulate(np.where(first, np.arange(len(step)), 0))
+
+
+def without_update(graph: TaskGraph) -> TaskGraph:
+    """Give the graph whose steps leave the update of the weights to the servers."""
+    steps = step_of(graph)
+    backward = np.flatnonzero((graph.phase == Phase.BACKWARD) & (steps >= 0))
+    last = np.full(int(steps.max(initial=0)) + 2, len(graph), dtype=np.int64)
+    last[np.unique(steps[backward]) + 1] = -1
+    np.maximum.at(last, steps[backward] + 1, backward)
+    update: Bool = (graph.phase == Phase.UPDATE) & (graph.on_gpu | graph.on_cpu)
+    update = update & graph.in_optimizer if (update & graph.in_optimizer).any() else update
+    update = update & (np.arange(len(graph)) > last[steps + 1])
+    return graph.remove(update) if update.any() else graph
+
+
+def push_and_pull(
+    graph: TaskGraph,
+    gradients: StepGradients,
+    slices: Slices,
+    network: Network,
+    servers: int | None,
+    *,
+    prioritised: bool,
+    reduced: bool = False,
+    link_share: int = 0,
+    waited_for: bool = True,
+) -> TaskGraph:
+    """Give the graph in which every slice is pushed when its gradient is finished and pulled before its next use.
+
+    A pull follows its push, and the first forward work of the layer in the next step follows the pull. ``servers`` is
+    None for one beside each worker. ``prioritised``: the layers that are used first go first; else all are equal.
+    ``reduced``: between push and pull a server's CPU adds up and updates. ``link_share``: on a GPU, how many workers
+    share the link to the host over which gradients and weights are copied; 0 leaves such copies out. ``waited_for``:
+    else the forward work of the next step goes on with older weights, and that of the one behind it waits.
+    """
+    workers = network.workers
+    if not graph.on_gpu.any():
+        through = 1.0 if servers else 2 * (workers - 1) / workers
+        graph, gradients = _with_sockets(gloo.with_slowest(graph, workers), gradients, through)
+    graph, sending = add_channel(graph, SEND_CHANNEL, ordered=False)
+    graph, receiving = add_channel(graph, RECEIVE_CHANNEL, ordered=False)
+    own = slices.server == 0 if servers is None else np.zeros(len(slices.server), dtype=np.bool_)
+    shared = np.where(own, workers - 1, 1.0) if servers is None else max(1.0, workers / servers)
+    cost = network.cost("send", slices.size_bytes)
+    cost = Cost(cost.latency_ns, cost.transfer_ns * shared)
+    row = gradients.row[slices.gradient]
+    used, rank = _first_use(graph, gradients)
+    finished = gradients.task[slices.gradient]
+    # The servers that are elsewhere are pushed to and pulled from; to the own one the others do so.
+    channel = [np.where(own, receiving, sending), np.where(own, sending, receiving)]
+    # At the lower end messages are under way while others are sent, so that none holds the link up by its latency.
+    times = estimated(cost)
+    stages = [
+        _Stage(PUSH, channel[0], Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns), cost),
+        _Stage(PULL, channel[1], Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns), cost),
+    ]
+    if reduced:
+        graph, cpu = add_channel(graph, SERVER_CHANNEL, ordered=False)
+        stages.insert(1, _Stage(REDUCE, np.full(len(row), cpu), _reducing(graph, slices, workers, servers), None))
+    if link_share and graph.on_gpu.any():
+        graph, out = add_channel(graph, TO_HOST, ordered=False)
+        graph, back = add_channel(graph, TO_GPU, ordered=False)
+        copies = host_copies(graph, slices.size_bytes * link_share)
+        stages = [_Stage(TO_HOST, np.full(len(row), out), copies, None), *stages]
+        stages.append(_Stage(TO_GPU, np.full(len(row), back), copies, None))
+
+    # Used in the step behind that of the gradient; the last step has none.
+    place = np.searchsorted(np.unique(gradients.step), gradients.step[slices.gradient]) + (1 if waited_for else 2)
+    target = np.concatenate([used, np.full((2, used.shape[1]), -1)])[place, row]
+    urgency = -rank[row] if prioritised else np.zeros(len(row), dtype=np.int64)
+    return _in_stages(graph, stages, slices, finished, target, urgency, workers)
+
+
+def _with_sockets(graph: TaskGraph, gradients: StepGradients, through: float) -> tuple[TaskGraph, StepGradients]:
+    """Let sending and receiving take their time from the core of the step, where each gradient is finished.
+
+    ``through`` times the gradients pass the worker's machine either way, those of a server beside it included.
+    """
+    time_ns = gloo.passing_ns(graph, gradients.size_bytes * through)
+    inserted = graph.insert(
+        NewTasks(
+            gradients.task, SOCKETS, TaskKind.CPU_OP, time_ns, phase=Phase.BACKWARD,
+            low_ns=time_ns / gloo.SPREAD, high_ns=time_ns * gloo.SPREAD,
+        )
+    )  # fmt: skip
+    task = inserted.moved[gradients.task].astype(np.int64)
+    return mark(inserted.graph, inserted.ids, Source.ASSUMED), gradients._replace(task=task)
+
+
+class _Stage(NamedTuple):
+    """What happens to every slice in turn: its name, the channel and the time of each, its cost where it is sent."""
+
+    name: str
+    channel: Int64
+    times: Estimates
+    cost: Cost | None
+
+
+def _in_stages(
+    graph: TaskGraph, stages: list[_Stage], slices: Slices, finished: Int64, target: Int64, urgency: Int64, workers: int
+) -> TaskGraph:
+    """Put in all stages of all slices: each follows the one before, the first its gradient, and ``target`` the last."""
+    count = len(finished)
+    times = [np.concatenate([getattr(s.times, key) for s in stages]) for key in ("duration_ns", "low_ns", "high_ns")]
+    inserted = graph.insert(
+        NewTasks(
+            np.tile(finished, len(stages)), stages[0].name, TaskKind.COMMUNICATION, times[0],
+            thread=np.concatenate([stage.channel for stage in stages]), low_ns=times[1], high_ns=times[2],
+            size_bytes=np.tile(slices.size_bytes, len(stages)), family=FAMILY, phase=Phase.BACKWARD,
+        )
+    )  # fmt: skip
+    moved, ids = inserted.moved, inserted.ids.reshape(len(stages), count)
+    priority = np.zeros(len(inserted.graph), dtype=np.int64)
+    priority[ids] = urgency
+    graph = named(inserted.graph, {stage.name: ids[number] for number, stage in enumerate(stages)})
+    for number, stage in enumerate(stages):
+        # Work that is not sent counts as latency: no bandwidth of the network shortens it.
+        latency_ns = stage.times.duration_ns if stage.cost is None else stage.cost.latency_ns
+        graph = tell(graph, ids[number], latency_ns, workers)
+    graph = graph.attach(**{PRIORITY: priority})
+    known = target >= 0
+    return graph.add_dependencies(
+        np.concatenate([moved[finished], ids[:-1].ravel(), ids[-1][known]]),
+        np.concatenate([ids[0], ids[1:].ravel(), moved[target[known]]]),
+        kind=DependencyKind.COMMUNICATION,
+    )
+
+
+# Plain SGD reads a weight and writes it; our count.
+UPDATE_ACCESSES = 2
+
+
+def _reducing(graph: TaskGraph, slices: Slices, workers: int, servers: int | None) -> Estimates:
+    """What a server's CPU takes for a slice: it reads all workers' gradients and writes their sum, then updates.
+
+    (Pei et al., §III D.) Of the rate of a copy, which reads, fetches and writes. Servers share the slices among them,
+    so that on this worker's way one of them is busy with its own alone.
+    """
+    on_gpu = bool(graph.on_gpu.any())
+    rate = CPU_COPY_GBYTE_S if on_gpu else memory_gbyte_s(graph, None)
+    machines = workers if servers is None else servers
+    time_ns = slices.size_bytes * (workers + 1 + UPDATE_ACCESSES) / 3 / rate / machines
+    return Estimates.of(time_ns, Source.ASSUMED, time_ns / 2, time_ns * 2)
+
+
+def _first_use(graph: TaskGraph, gradients: StepGradients) -> tuple[Int64, Int64]:
+    """The first forward task that needs each parameter, shape (n_steps, n_gradients), -1 where none does; their order.
+
+    A layer without forward work of its own is needed when the forward pass begins. Where no layers are known the k-th
+    gradient from the end of n belongs to what runs from k / n of the time of the forward pass on.
+    """
+    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    forward = worker & (graph.phase == Phase.FORWARD)
+    number = step_of(graph)
+    count = int(gradients.row.max()) + 1
+    layer = np.full(count, -1, dtype=np.int64)
+    layer[gradients.row] = gradients.layer
+    steps = np.unique(gradients.step)
+    used = np.full((len(steps), count), -1, dtype=np.int64)
+    for place, step in enumerate(steps.tolist()):
+        tasks = np.flatnonzero(forward & (number == step))
+        if not len(tasks):
+            continue
+        if (layer < 0).all():
+            share = np.arange(count)[::-1] / count
+            used[place] = tasks[at_share(graph.duration_ns[tasks], share)]
+            continue
+        first = np.full(len(graph.layers) + 1, tasks[0], dtype=np.int64)  # the last entry is that of no layer
+        present, at = np.unique(graph.layer[tasks], return_index=True)
+        first[present] = tasks[at]
+        used[place] = first[layer]
+    complete = np.flatnonzero((used >= 0).all(axis=1))
+    rank = np.unique(used[complete[0]], return_inverse=True)[1] if len(complete) else np.zeros(count)
+    return used, np.asarray(rank, dtype=np.int64)

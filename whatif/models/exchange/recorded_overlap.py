@@ -1,0 +1,109 @@
+"""What recorded work would have taken alone: the slowdown of its recorded overlap taken out.
+
+A kernel that ran beside a collective is slow in the recording. Where a what-if lets such tasks slow one another in the
+simulation, its recorded duration would count the overlap twice; so each task that overlapped others is set to the work
+that it did, by the rates of ``whatif.simulation.rate_sharing`` over its recorded time. Where nothing moves the
+simulation gives the recorded durations back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Int64
+from whatif.simulation.rate_sharing import User, rates
+from whatif.simulation.sharing import USES, Role, Uses
+
+
+def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
+    """Give the graph with the column ``uses``, and recorded tasks at what they take alone (see above).
+
+    A graph that had the column was at other rates: only what these change is taken out. A duration that another
+    what-if changed keeps its factor: its recorded end is then guessed from the new length.
+    """
+    before = graph.attached.get(USES)
+    changed = graph.attach(**{USES: uses})
+    shares_now = _share_of_time(graph, uses)
+    shares_before = _share_of_time(graph, before) if before is not None else np.ones(len(graph))
+    factor = shares_now / shares_before
+    moved = np.flatnonzero(factor != 1.0)
+    if not len(moved):
+        return changed
+    by = factor[moved]
+    return changed.with_duration(
+        moved,
+        np.rint(graph.duration_ns[moved] * by),
+        low_ns=np.rint(graph.low_ns[moved] * by),
+        high_ns=np.rint(graph.high_ns[moved] * by),
+    )
+
+
+def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
+    """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
+    share = np.ones(len(graph))
+    recorded = (graph.start_ns >= 0) & (graph.duration_ns > 0) & (uses["role"] > 0)
+    for thing in np.unique(uses["device"][recorded & _can_slow(uses)]).tolist():
+        tasks = np.flatnonzero(recorded & (uses["device"] == thing))
+        _of_device(graph, uses, tasks, share)
+    return share
+
+
+def _can_slow(uses: Uses) -> Array:
+    return np.asarray((uses["role"] == Role.HOLDS) | (uses["role"] == Role.SHARES))
+
+
+def _of_device(graph: TaskGraph, uses: Uses, tasks: Int64, share: Array) -> None:
+    start, end = _one_at_a_time(graph, tasks)
+    order = np.argsort(start, kind="stable")
+    tasks, start, end = tasks[order], start[order], end[order]
+    alone = _untouched(start, end)
+    tasks, start, end = tasks[~alone], start[~alone], end[~alone]
+    users = [
+        User(*row)
+        for row in zip(
+            uses["compute"][tasks].tolist(), tasks.tolist(), uses["memory"][tasks].tolist(),
+            uses["role"][tasks].tolist(), uses["slowed"][tasks].tolist(), strict=True,
+        )
+    ]  # fmt: skip
+    done = [0.0] * len(tasks)
+    place = {task: i for i, task in enumerate(tasks.tolist())}
+    # Ends come before starts at one time: a task that follows another at once does not overlap it.
+    times = np.concatenate([start, end])
+    kinds = np.repeat([1, 0], len(tasks))
+    rows = np.tile(np.arange(len(tasks)), 2)
+    events = np.lexsort((rows, kinds, times))
+    running: list[User] = []
+    last_ns = 0
+    for time_ns, starts, row in zip(times[events].tolist(), kinds[events].tolist(), rows[events].tolist(), strict=True):
+        if time_ns > last_ns and running:
+            for user, rate in zip(running, rates(running), strict=True):
+                done[place[user.task]] += rate * (time_ns - last_ns)
+        last_ns = time_ns
+        running = sorted([*running, users[row]]) if starts else [user for user in running if user != users[row]]
+    lasted = end - start
+    share[tasks] = np.where(lasted > 0, np.array(done) / np.maximum(lasted, 1), 1.0)
+
+
+def _one_at_a_time(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
+    """Recorded start and end of tasks (ascending ids); on one stream a task ends where the next one starts.
+
+    Launches that depend on one another (programmatic ones) overlap by microseconds, without sharing anything.
+    """
+    start = graph.start_ns[tasks]
+    end = start + graph.duration_ns[tasks]
+    order = np.argsort(graph.thread[tasks], kind="stable")
+    same = np.diff(graph.thread[tasks][order]) == 0
+    following = np.where(same, start[order][1:], np.iinfo(np.int64).max)
+    end[order[:-1]] = np.maximum(np.minimum(end[order[:-1]], following), start[order[:-1]])
+    return start, end
+
+
+def _untouched(start: Int64, end: Int64) -> Array:
+    """Whether each interval (sorted by start) overlaps no other one."""
+    if not len(start):
+        return np.zeros(0, dtype=np.bool_)
+    reach = np.maximum.accumulate(end)
+    after = np.append(True, start[1:] >= reach[:-1])
+    before = np.append(end[:-1] <= start[1:], True)
+    return np.asarray(after & before)

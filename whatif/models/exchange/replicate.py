@@ -1,0 +1,66 @@
+"""Several workers in one graph: classes of equal workers, each simulated once whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, TaskKind
+from whatif.ingest.ranks.merge import COLLECTIVE, merge
+
+WHAT = ("all", "gpu", "cpu")
+
+
+def classes(
+    graph: TaskGraph,
+    factors: Sequence[float],
+    *,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    what: str = "all",
+) -> TaskGraph:
+    """Give the graph of one worker for each of ``factors``, whose compute takes so many times as long.
+
+    All communicate with one another: a communication task begins when all classes have arrived at it. The first one is
+    the worker whose steps are timed. ``low`` and ``high`` bound the factors, shape (n_classes,) all of them; ``what``:
+    which work they slow, of the ``gpu``, the ``cpu``, or ``all``. Raises WhatifError on a factor that is not above 0.
+    """
+    if not factors or not all(np.isfinite(factor) and factor > 0 for factor in factors):
+        raise WhatifError(f"expected a factor above 0 for each class of workers, got {list(factors)}.")
+    compute = compute_tasks(graph, what)
+    bounds = zip(factors, low or factors, high or factors, strict=True)
+    workers = [
+        graph if (factor, least, most) == (1, 1, 1) else graph.scale(compute, factor, low=least, high=most)
+        for factor, least, most in bounds
+    ]
+    return replicate(workers, graph.kind == TaskKind.COMMUNICATION)
+
+
+def compute_tasks(graph: TaskGraph, what: str) -> Bool:
+    """Give the mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all`` of it; no communication."""
+    if what not in WHAT:
+        raise WhatifError(f"expected what to be one of {', '.join(WHAT)}, got {what!r}.")
+    on_gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+    return np.asarray({"gpu": on_gpu, "cpu": graph.on_cpu, "all": on_gpu | graph.on_cpu}[what], dtype=np.bool_)
+
+
+def replicate(workers: Sequence[TaskGraph], matched: Bool) -> TaskGraph:
+    """Give one graph with the threads of all ``workers``, which have the same tasks and differ in times alone.
+
+    The tasks of the mask ``matched`` (n_tasks,) are collectives: each begins when all workers have arrived at it. It is
+    a graph of several ranks, as that of several recordings is (``whatif.ingest.ranks.merge``). Raises WhatifError where
+    the workers differ.
+    """
+    own = workers[0]
+    if any(len(worker) != len(own) or worker.threads != own.threads for worker in workers):
+        raise WhatifError("replicate: expected workers with the same tasks and threads, got different ones.")
+    if len(workers) == 1:
+        return own
+    number = np.where(matched, np.cumsum(matched), 0)
+    parts = [worker.attach(**{COLLECTIVE: number}) for worker in workers]
+    info = replace(own.info, ranks=tuple(worker.info for worker in workers))
+    return merge(parts, info, list(range(len(workers))), [0] * len(workers))

@@ -1,0 +1,167 @@
+"""Attention in a recording: where it runs as separate kernels, and how long one fused kernel takes instead.
+
+Sources: Dao et al., "FlashAttention", NeurIPS 2022 (the products are made tile by tile, the matrix of scores never
+leaves the multiprocessor, and the backward pass makes it again); Dao, "FlashAttention-2", 2023 (50 to 73 % of the
+A100's peak); Shah et al., "FlashAttention-3", 2024 (FlashAttention-2 reaches 35 % on the H100).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Float64, Int64, TaskKind, among
+from whatif.models.durations.computing import Share, computing
+from whatif.models.durations.estimator import (
+    Estimates,
+    Source,
+    device,
+    put,
+)
+from whatif.models.durations.half_precision import is_half
+from whatif.models.layers.columns import named, with_values
+
+FUSED_NAME = "fused attention"
+# What stands between the products of an attention and its softmax: scale, mask, dropout, casts, copies.
+_BETWEEN = (KernelFamily.ELEMENTWISE, KernelFamily.CAST, KernelFamily.LAYOUT, KernelFamily.FUSED)
+_BACKWARD_SOFTMAX = r"(?i)soft_?max.*(backward|bwd|grad)"
+# Sums up the parts of the product before it.
+_REDUCES_PRODUCT = r"(?i)split_?k_?reduce"
+
+# Shares of the half-precision peak: centre, slow end, fast end (sources above; the slow ends are our estimate).
+FLASH_SHARE = {False: (0.6, 0.4, 0.73), True: (0.5, 0.3, 0.63)}  # by backward; FlashAttention-2, figures 4 to 6
+FLASH_SHARE_HOPPER = (0.35, 0.25, 0.75)
+# The fused kernels of the H100 recordings by others (16 to 96 thread blocks, sequences of 94 and 197) take 9 to 11 us,
+# whatever their work: one block goes through the whole sequence. Centre, and the ends of its range.
+FLASH_FLOOR_NS = (9_000.0, 5_000.0, 12_000.0)
+# Matrix products of a backward pass, and those of a fused one, which makes the scores again (Dao et al., appendix B).
+_REMADE = 5 / 4
+# Either way, of the time that the recorded products took: our estimate, for recordings that do not tell their work.
+_UNKNOWN_SPREAD = 1.6
+
+
+class Attention(NamedTuple):
+    """One attention of a step: its kernels in order, which of them are products, and whether it is a backward pass."""
+
+    kernels: Int64
+    products: Int64
+    softmax: int
+    backward: bool
+
+
+def unfused_attention(graph: TaskGraph) -> list[Attention]:
+    """Give every attention of the GPU that runs as products around a softmax, in the order of its streams.
+
+    Forward a product, the softmax, a product; backward two products either side of it. Between them lie only kernels
+    that work element by element: a router's softmax is followed by something else, a loss's by the other pass.
+    """
+    order = graph.by_thread
+    kernels = order[graph.kind[order] == TaskKind.KERNEL].astype(np.int64)
+    if not len(kernels):
+        return []
+    family, thread, step, phase = (getattr(graph, name)[kernels] for name in ("family", "thread", "step", "phase"))
+    reduces = graph.select(name=_REDUCES_PRODUCT)[kernels]
+    passed = among(family, _BETWEEN) | reduces
+    place = np.arange(len(kernels))
+    before = np.maximum.accumulate(np.where(passed, -1, place))
+    after = np.minimum.accumulate(np.where(passed, len(kernels), place)[::-1])[::-1]
+    product = (family == KernelFamily.GEMM) & ~reduces
+    backward = graph.select(name=_BACKWARD_SOFTMAX)[kernels]
+
+    def neighbour(at: int, way: int) -> int:
+        """The next product one way, -1 where something else comes first."""
+        if not 0 <= at + way < len(kernels):
+            return -1
+        found = int(before[at + way] if way < 0 else after[at + way])
+        alike = 0 <= found < len(kernels) and thread[found] == thread[at] and step[found] == step[at]
+        return found if alike and product[found] else -1
+
+    result = []
+    for softmax in np.flatnonzero(family == KernelFamily.SOFTMAX).tolist():
+        products = [neighbour(softmax, -1), neighbour(softmax, 1)]
+        if min(products) < 0:
+            continue
+        if not backward[softmax] and phase[products[0]] != phase[products[1]]:
+            continue
+        if backward[softmax]:
+            more = [neighbour(products[0], -1), neighbour(products[1], 1)]
+            if min(more) < 0:
+                continue
+            products = [more[0], *products, more[1]]
+        last = products[-1]
+        while last + 1 < len(kernels) and reduces[last + 1] and thread[last + 1] == thread[last]:
+            last += 1
+        inside = kernels[products[0] : last + 1]
+        result.append(Attention(inside, kernels[products], int(kernels[softmax]), bool(backward[softmax])))
+    return result
+
+
+def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = False) -> Estimates:
+    """Estimate one fused kernel for each attention of ``found``, shape (n,).
+
+    Where the recording tells the operations of its products, they run at the share of the peak that the papers of
+    FlashAttention report, or in the time of the tensors that are still read and written. Small problems do not get
+    there: where the recorded products are slower than it says, the estimate stands half-way (geometrically). Else, and
+    in fp32, where PyTorch's kernel is another one, the products take what they took. A fused backward pass makes a
+    fourth more of them. ``causal``: the half that the mask hides is left out. Never longer than what it replaces.
+    """
+    gpu = device(graph)
+    backward = np.array([attention.backward for attention in found], dtype=np.bool_)
+    more = np.where(backward, _REMADE, 1.0) * (0.5 if causal else 1.0)
+    whole_ns, own_ns, work = (
+        np.array([column[of].sum() for of in tasks], dtype=np.float64)
+        for column, tasks in (
+            (graph.duration_ns, [attention.kernels for attention in found]),
+            (graph.duration_ns, [attention.products for attention in found]),
+            (graph.flops, [attention.products for attention in found]),
+        )
+    )
+    own_ns, work = own_ns * more, work * more
+    known = np.array([_work_is_known(graph, attention) for attention in found], dtype=np.bool_)
+    centre, low, high = own_ns.copy(), own_ns / _UNKNOWN_SPREAD, own_ns * _UNKNOWN_SPREAD
+    source = np.full(len(found), Source.ASSUMED)
+    if gpu is not None and known.any():
+        shares = FLASH_SHARE_HOPPER if gpu.arch == "hopper" else np.where(backward[known], *_as_columns(FLASH_SHARE))
+        moved = [_tensor_bytes(graph, attention) for attention, told in zip(found, known, strict=True) if told]
+        dtype = DTYPES[graph.dtype[found[int(known.argmax())].products[0]]]
+        flash = computing(graph, work[known], moved, KernelFamily.ATTENTION, dtype, Share(*shares))
+        ends = (flash.duration_ns, flash.low_ns, flash.high_ns)
+        at_best, fastest, slowest = (np.maximum(*pair) for pair in zip(ends, FLASH_FLOOR_NS, strict=True))
+        centre[known] = np.sqrt(at_best * np.maximum(at_best, own_ns[known]))
+        low[known], high[known] = fastest, np.maximum(slowest, own_ns[known])
+        source[known] = Source.PAPER
+    return Estimates.of(*(np.minimum(centre, whole_ns), source, np.minimum(low, whole_ns), np.minimum(high, whole_ns)))
+
+
+def _as_columns(shares: dict[bool, tuple[float, float, float]]) -> tuple[Float64, Float64]:
+    """The shares of a backward and of a forward kernel, shape (3, 1) each."""
+    return np.array(shares[True]).reshape(3, 1), np.array(shares[False]).reshape(3, 1)
+
+
+def _work_is_known(graph: TaskGraph, attention: Attention) -> bool:
+    products = attention.products
+    return bool((graph.flops[products] > 0).all() and is_half(graph.dtype[products]).all())
+
+
+def _tensor_bytes(graph: TaskGraph, attention: Attention) -> float:
+    """Bytes of the operands and results that are no scores: each product has one matrix of scores. 0 where unknown."""
+    products, softmax = graph.size_bytes[attention.products], int(graph.size_bytes[attention.softmax])
+    if softmax < 0 or (products < 0).any():
+        return 0.0
+    # A softmax reads a matrix of scores and writes one; its backward pass reads two.
+    scores = softmax / (3 if attention.backward else 2)
+    return max(float(products.sum()) - len(products) * scores, 0.0)
+
+
+def fuse(graph: TaskGraph, found: list[Attention], estimates: Estimates) -> TaskGraph:
+    """Give the graph in which the first kernel of each attention, with its launch, does it all; the others go."""
+    first = np.array([attention.kernels[0] for attention in found], dtype=np.int64)
+    work = [graph.flops[attention.products] for attention in found]
+    flops = [of.sum() if (of >= 0).all() else -1 for of in work]
+    graph = with_values(graph, first, family=KernelFamily.ATTENTION, flops=flops, size_bytes=-1, warps=-1)
+    graph = named(graph, {FUSED_NAME: first})
+    rest = np.concatenate([attention.kernels[1:] for attention in found])
+    return put(graph, first, estimates).remove(rest)

@@ -1,0 +1,135 @@
+"""What of a step grows with the batch, and what is the same for any number of samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Int64,
+    Phase,
+    TaskKind,
+    among,
+)
+from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.measured import task_batch_ratio
+from whatif.models.durations.roofline import filled, latency_ns, roofline_ns
+from whatif.models.layers.calls import launches_of
+
+# Operators of the backward pass that work on parameters and their gradients, whatever the batch.
+_PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
+# What a small operator takes on a CPU beside its arithmetic (dispatch, allocation): the operators of the CPU
+# recordings in traces/ that touch a few elements take 1 to 4 us.
+CPU_OPERATOR_NS = 2_000
+# Of the change: products fill the machine better or worse at another size; our estimate.
+SPREAD = 0.1
+# Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
+HIDDEN_SHARE = 0.5
+
+
+def batch_tasks(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the tasks whose work grows with the batch.
+
+    GPU kernels and copies (CPU operators where there is no GPU) of the forward and backward passes, and of loading on
+    a GPU, without work on parameters and gradients, memsets and collectives.
+    """
+    passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
+    fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
+    if graph.on_gpu.any():
+        work = graph.on_gpu & ~among(graph.kind, [TaskKind.MEMSET, TaskKind.COMMUNICATION])
+        passes = passes | graph.select(phase=Phase.DATA)
+    else:
+        work = graph.select(kind=TaskKind.CPU_OP)
+    return np.asarray(passes & work & ~fixed, dtype=np.bool_)
+
+
+class _Fixed(NamedTuple):
+    """The part of each task's time that any batch takes, at best and at least, ns; whether the device told it."""
+
+    centre_ns: Float64
+    least_ns: Float64
+    modelled: Bool
+
+
+def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
+    """Return estimated durations (ns, with a range) of ``tasks``, a mask, with ``factor`` times the samples.
+
+    Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
+    takes and a part in proportion: on a CPU the operator's call and the rest. A GPU kernel that fills a share s of the
+    device could do 1/s of the work in hardly more time, so of what it takes beyond its latency only the share s is in
+    proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
+    known all but the shortest kernel's time is in proportion.
+    """
+    ids = np.flatnonzero(tasks)
+    fixed = _fixed_on_gpu(graph, ids) if graph.on_gpu.any() else _fixed_on_cpu(ids)
+    measured = task_batch_ratio(graph, factor)[ids]
+    known = np.isfinite(measured)
+
+    def at_new_size(time_ns: Int64, fixed_ns: Float64) -> Float64:
+        kept_ns = np.minimum(time_ns, fixed_ns)
+        return np.where(known, time_ns * measured, kept_ns + (time_ns - kept_ns) * factor)
+
+    now_ns = graph.duration_ns[ids]
+    duration_ns = at_new_size(now_ns, fixed.centre_ns)
+    spread_ns = np.abs(duration_ns - now_ns) * SPREAD
+    ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
+    low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
+    source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
+    found = Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
+    return _by_database(graph, ids, factor, known, found) if graph.on_gpu.any() else found
+
+
+def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model: Estimates) -> Estimates:
+    """The estimates, but for operators that were measured on the recorded GPU in both sizes: their ratio."""
+    from whatif.models.durations import changed_operators
+
+    return changed_operators.measured_first(graph, ids, changed_operators.at_batch(graph, ids, factor), ~known, model)
+
+
+def _fixed_on_cpu(ids: Array) -> _Fixed:
+    fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
+    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
+
+
+def _fixed_on_gpu(graph: TaskGraph, ids: Array) -> _Fixed:
+    gpu = device(graph)
+    share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
+    told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
+    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), KERNEL_FLOOR_NS), 0)
+    most_ns = np.maximum(duration_ns - KERNEL_FLOOR_NS, 0)
+    grows_ns = np.maximum(np.where(told, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
+    centre_ns = np.where(kernel, np.minimum(grows_ns, most_ns), most_ns)
+    hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)
+    fixed_ns = duration_ns - centre_ns
+    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & told)
+
+
+def launches_kernels(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the CPU calls that launch kernels, whatever the batch size."""
+    return launches_of(graph, graph.kind == TaskKind.KERNEL)
+
+
+def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> TaskGraph:
+    """Return the graph with the recorded number of samples per step times ``factor``; unchanged where it is unknown.
+
+    ``wider``: each pass takes all samples at once, which changes the recorded input shape and drops the recorded peak
+    memory. Durations stay; see ``at_batch``.
+    """
+    info = graph.info
+    if not info.batch_size:
+        return graph
+    samples = max(round(info.batch_size * factor), 1)
+    recorded = info.recorded
+    if wider:
+        shape = recorded.input_shape
+        if shape and shape[0] == info.batch_size:
+            shape = (samples, *shape[1:])
+        recorded = replace(recorded, input_shape=shape, peak_memory_bytes=None)
+    return graph.replace(info=replace(info, batch_size=samples, recorded=recorded))

@@ -1,0 +1,85 @@
+"""What training in fp8 adds to a step: casts of the operands of linear layers. Used by the ``fp8`` transform.
+
+Sources: NVIDIA Transformer Engine, "Using FP8 with Transformer Engine" (delayed scaling: each operand is cast by the
+scale that the maxima of the steps before gave; the cast finds the new maximum in the same pass; scales are updated once
+a pass); Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Int64, Phase
+from whatif.models.durations.estimator import Estimates, Source, moving
+from whatif.models.kernels.attention import unfused_attention
+from whatif.models.kernels.mixed_precision import before_each, first_of_operator
+from whatif.models.layers.calls import operator_cost_ns, put_in
+
+CAST_NAME, SCALE_NAME = "cast to fp8 (and its maximum)", "update of fp8 scales"
+# A cast writes a tensor and its transpose, which the backward pass multiplies: NVIDIA's units take fp8 operands in one
+# layout only.
+_BYTES_WRITTEN = 2
+# Operands of one product differ in size; a third of its traffic is the mean of its three. Our estimate.
+_CAST_LOW, _CAST_HIGH = 0.5, 2.0
+_UNKNOWN_HIGH = 10.0
+
+
+def operand_bytes(graph: TaskGraph) -> Int64:
+    """Give the bytes of one value of each task's operands, shape (n_tasks,); 2 where the format is not known."""
+    sizes = {"fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1}
+    return np.array([sizes.get(name, 2) for name in DTYPES], dtype=np.int64)[graph.dtype]
+
+
+def linear_products(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of the GPU's products, forward and backward, but for those of an attention."""
+    products = graph.on_gpu & (graph.family == KernelFamily.GEMM) & ~graph.select(phase=Phase.UPDATE)
+    mask: Bool = products.mask.copy()
+    for attention in unfused_attention(graph):
+        mask[attention.products] = False
+    return mask
+
+
+def chosen_for_fp8(graph: TaskGraph) -> str:
+    """Say how much of the products' time runs in fp8 already, where some does: its layers were chosen; else ""."""
+    products = linear_products(graph)
+    in_fp8_ns = int(graph.duration_ns[products & (graph.dtype == DTYPES.index("fp8"))].sum())
+    if not in_fp8_ns:
+        return ""
+    share = in_fp8_ns / int(graph.duration_ns[products].sum())
+    return (
+        f"{100 * share:.0f} % of the products' time runs in fp8 already, in layers that were chosen for it; "
+        "`whatif apply fp8` predicts all the others"
+    )
+
+
+def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
+    """Put the casts before the products of the mask ``switched``; ``read``: bytes a value of each task's old operands.
+
+    Two before each forward product, of input and weight, and one before every other backward one, of the gradient that
+    two products read. Once a pass and step the scales are updated.
+    """
+    products = first_of_operator(graph, switched)
+    forward = products[graph.phase[products] == Phase.FORWARD]
+    backward = products[graph.phase[products] == Phase.BACKWARD][::2]
+    around = np.concatenate([forward, forward, backward])
+    if not len(around):
+        return graph
+    size = graph.size_bytes[around]
+    known = size > 0
+    estimates = moving(graph, np.where(known, size / 3 * (1 + _BYTES_WRITTEN / read[around]), 0))
+    casts = Estimates.of(
+        estimates.duration_ns, np.where(known, estimates.source, Source.ASSUMED), estimates.low_ns * _CAST_LOW,
+        np.where(known, estimates.high_ns * _CAST_HIGH, KERNEL_FLOOR_NS * _UNKNOWN_HIGH),
+    )  # fmt: skip
+    first = np.concatenate([_first_of_step(graph, passes) for passes in (forward, backward)])
+    floor_ns = np.full(len(first), KERNEL_FLOOR_NS)
+    scales = Estimates.of(floor_ns, Source.ASSUMED, floor_ns, 3 * floor_ns)
+    call_ns = operator_cost_ns(graph)
+    lots = ((around, casts, CAST_NAME), (first, scales, SCALE_NAME))
+    return put_in(graph, [new for lot in lots for new in before_each(graph, *lot, call_ns)])
+
+
+def _first_of_step(graph: TaskGraph, tasks: Int64) -> Int64:
+    return tasks[np.unique(graph.step[tasks], return_index=True)[1]]

@@ -1,0 +1,263 @@
+"""CUDA graphs: which launches of a step one graph launch can take the place of, and what is left of the CPU's work.
+
+Sources: NVIDIA, "Getting Started with CUDA Graphs" (2019) and "Constant Time Launch for Straight-Line CUDA Graphs"
+(2024); PyTorch, "Accelerating PyTorch with CUDA Graphs" (2021) and the notes on torch.cuda.CUDAGraph: nothing that
+waits for the GPU can be captured, and inputs are copied into the graph's own buffers before it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.remove import STAYS, contract
+from whatif.graph.task_graph import TaskGraph, matching
+from whatif.graph.types import (
+    HANDOFF_NAME,
+    Array,
+    Bool,
+    DependencyKind,
+    Int64,
+    Phase,
+    TaskKind,
+    ThreadKind,
+    among,
+)
+from whatif.models.durations.estimator import Estimates, Source, put
+from whatif.models.layers.columns import named, with_values
+from whatif.simulation.steps import MIN_STEPS
+
+GRAPH_LAUNCH_NAME = "cudaGraphLaunch (captured)"
+# The call: about 10 us from Python (NVIDIA, "CUDA Graph Best Practice for PyTorch"); 2.5 us in C, and 15 us on a slow
+# driver (WSL).
+CALL_NS = (10_000, 2_500, 20_000)
+# A node more: 200 ns before CUDA 12.6, 1 ns for a straight line since (NVIDIA, "Constant Time Launch ..."). Which one a
+# recording's driver takes is not known: the middle.
+NODE_NS = (100, 1, 200)
+# Between two kernels of a graph: 0.5 us on a V100 (NVIDIA, "Getting Started with CUDA Graphs": 3.4 us for kernels of
+# 2.9), up to 2 us with a dependency between two streams, our estimate. The prediction keeps the stream's own gap.
+GAP_NS = (500, 2_000)
+# An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a
+# library that is loaded, a first allocation, a tuner's search, another program. In warm recordings by others it takes
+# up to a quarter of the CPU's time in both passes, in cold ones three quarters and more. The limits are our estimate.
+LONG_NS, COLD_SHARE = 1_000_000, 0.5
+
+
+def graph_launches(n_nodes: npt.ArrayLike) -> Estimates:
+    """Estimate the CPU's calls that launch graphs of ``n_nodes`` kernels and copies each, shape (n,)."""
+    nodes = np.atleast_1d(np.asarray(n_nodes, dtype=np.float64))
+    centre, low, high = (call + node * nodes for call, node in zip(CALL_NS, NODE_NS, strict=True))
+    return Estimates.of(centre, Source.PAPER, low, high)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What became of a graph's launches: how many calls went into how many graph launches, in how many steps."""
+
+    calls: int
+    launches: int
+    steps: int
+    start_up_ns: int  # calls and gaps of counted steps that were taken for start-up work and stay
+    uneven: bool  # the steady steps do not launch equally many tasks, so one graph does not fit all
+
+
+def waiting_tasks(graph: TaskGraph) -> Int64:
+    """Give the tasks at which a CPU thread waits for the GPU, by position or by a dependency of its own, in order."""
+    synced = graph.dependencies.target[graph.dependencies.kind == DependencyKind.SYNC]
+    return np.unique(np.concatenate([graph.waits.task, synced])).astype(np.int64)
+
+
+def launching_threads(graph: TaskGraph) -> Bool:
+    """Give the mask of the threads that launch GPU work, shape (n_threads,)."""
+    launch = graph.launch_of
+    mask = np.zeros(len(graph.threads), dtype=np.bool_)
+    mask[graph.thread[launch[launch >= 0]]] = True
+    return mask
+
+
+def stays_outside(graph: TaskGraph) -> Bool:
+    """Give the mask of the CPU calls that no graph can hold, shape (n_tasks,).
+
+    Those behind which the CPU waits, and those that copy a step's input from the host ahead of its first kernel.
+    """
+    mask = np.zeros(len(graph), dtype=np.bool_)
+    waiting = waiting_tasks(graph)
+    calls = graph.neighbours[0][waiting]
+    mask[waiting] = True
+    mask[calls[calls >= 0]] = True
+    kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
+    first = first_of(graph.step[kernels] + 1, kernels, int(graph.step.max(initial=-1)) + 2, len(graph))
+    copies = np.flatnonzero((graph.kind == TaskKind.MEMCPY) & (graph.launch_of >= 0))
+    host = matching(graph.names, r"(?i)HtoD|HostToDevice|host to device")[graph.name[copies]]
+    inputs = copies[host & (copies < first[graph.step[copies] + 1])]
+    mask[graph.launch_of[inputs]] = True
+    return mask
+
+
+def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
+    """Give those of the CPU ``tasks`` (a mask) that are start-up work, in steps that spend most of their time on it.
+
+    A recording of the first steps holds it. Neither a compiler nor a CUDA graph takes the place of it.
+    """
+    long = tasks & (graph.duration_ns > LONG_NS)
+    if not long.any():
+        return np.asarray(long, dtype=np.bool_)
+    count = int(graph.step.max(initial=-1)) + 2
+    all_ns, long_ns = (
+        np.bincount(graph.step[mask] + 1, weights=graph.duration_ns[mask], minlength=count) for mask in (tasks, long)
+    )
+    return np.asarray(long & (long_ns > COLD_SHARE * all_ns)[graph.step + 1], dtype=np.bool_)
+
+
+def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
+    """The tasks from the first to the last of the launching ``calls`` (ids) of their step."""
+    calls, count = np.unique(calls).astype(np.int64), int(graph.step.max(initial=-1)) + 2
+    first, last = first_of(graph.step[calls] + 1, calls, count, len(graph)), np.full(count, -1)
+    last[graph.step[calls] + 1] = calls  # of several the last one stays
+    ids = np.arange(len(graph))
+    return np.asarray((ids >= first[graph.step + 1]) & (ids <= last[graph.step + 1]), dtype=np.bool_)
+
+
+def counted_ns(graph: TaskGraph, staying: Bool) -> int:
+    """Give the time of the tasks of a mask in the steps that a report counts, ns: the steady ones, where there are."""
+    first, last = graph.info.steady
+    counted = (graph.step >= first) & (graph.step < last) if graph.info.n_steps >= MIN_STEPS else staying
+    return int(graph.duration_ns[staying & counted].sum())
+
+
+def with_doubt_in_start_up(graph: TaskGraph, staying: Bool) -> TaskGraph:
+    """Let the range of what was taken for start-up work begin at nothing."""
+    if not staying.any():
+        return graph
+    return graph.with_duration(staying, graph.duration_ns[staying], low_ns=0, high_ns=graph.high_ns[staying])
+
+
+def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
+    """Return the graph with a note on the CPU time, in ns, that the what-if ``name`` counted as start-up work."""
+    if not start_up_ns:
+        return graph
+    return graph.note(
+        f"{name}: {start_up_ns / 1e6:,.1f} ms of the recording are single calls or gaps of over "
+        f"{LONG_NS / 1e6:.0f} ms, as loading libraries and first allocations take them; they stay, and the lower end "
+        "of the range is without them; record steps that are warm"
+    )
+
+
+def first_of(key: Array, tasks: Int64, n_keys: int, none: int) -> Int64:
+    """Give the first of ``tasks`` (ascending) with each key, shape (n_keys,); ``none`` where a key has no task."""
+    first = np.full(n_keys, none, dtype=np.int64)
+    first[key[::-1]] = tasks[::-1]  # of several the last one written stays
+    return first
+
+
+def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False) -> tuple[TaskGraph, Captured]:
+    """Return the graph with the launches of ``phases`` captured in CUDA graphs, and a count of what was captured.
+
+    Between two waits of the CPU for the GPU (or start-up work, which stays) all launches become one (``apart``: one a
+    phase), at the place of the first work that they need. With them goes what the same threads do between the first and
+    the last of them, and what they do for the model's layers, the backward pass and the optimizer. GPU tasks, their
+    order and their streams stay, and so does every other CPU task. Segments of a single call are left alone; the same
+    graph where there is no other.
+    """
+    launch = graph.launch_of
+    outside = stays_outside(graph)
+    in_phase = among(graph.phase, phases)
+    node = (graph.on_gpu & in_phase & (launch >= 0)).mask.copy()
+    node[node] = ~outside[launch[node]]
+    goes = _cpu_work(graph, in_phase & ~outside)
+    staying = start_up(graph, goes)
+    if staying.any():
+        staying = staying & _among_calls(graph, launch[node])
+        outside, goes = outside | staying, goes & ~staying
+        node[node] = ~outside[launch[node]]
+    nodes = np.flatnonzero(node)
+    segment, n_segments = stretches(graph, by_phase=apart, breaks=staying)
+    is_call = np.zeros(len(graph), dtype=np.bool_)
+    is_call[launch[nodes]] = True
+    calls = np.flatnonzero(is_call)
+    n_calls = np.bincount(segment[calls], minlength=n_segments)
+    n_nodes = np.bincount(segment[launch[nodes]], minlength=n_segments)
+    chosen = n_calls >= 2
+    first, last = first_of(segment[calls], calls, n_segments, len(graph)), np.full(n_segments, -1)
+    last[segment[calls]] = calls  # of several the last one counts
+    tasks = np.flatnonzero(goes)
+    key = segment[tasks]
+    between = (tasks >= first[key]) & (tasks <= last[key])
+    of_model = (graph.layer[tasks] > 0) | graph.in_optimizer[tasks] | (graph.phase[tasks] == Phase.BACKWARD)
+    inside = chosen[key] & (between | of_model)
+    tasks, key = tasks[inside], key[inside]
+    if not len(tasks):
+        return graph, Captured(0, 0, 0, 0, False)
+
+    head = first_of(key, tasks, n_segments, len(graph))
+    fate = np.full(len(graph), STAYS, dtype=np.int64)
+    fate[tasks] = head[key]
+    heads = np.unique(head[chosen & (head < len(graph))])
+    fate[heads] = STAYS
+    graph = with_doubt_in_start_up(_as_graph_launches(graph, heads, n_nodes[segment[heads]]), staying)
+    graph = _with_doubt_in_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
+    steps = np.unique(graph.step[heads])
+    told = Captured(
+        calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
+        start_up_ns=counted_ns(graph, staying), uneven=_uneven(graph, nodes),
+    )  # fmt: skip
+    ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
+    graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
+    return contract(graph, fate), told
+
+
+def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -> tuple[Int64, int]:
+    """Give a number for each task's step and the waits (and ``breaks``) before it, and how many numbers there are.
+
+    Within a stretch no thread waits for the GPU: while one captures, none may (torch.cuda.graph's global mode).
+    ``by_phase``: a phase is a stretch of its own.
+    """
+    waiting = waiting_tasks(graph)
+    ahead = np.zeros(len(graph), dtype=np.int64)
+    ahead[waiting] = 1
+    if breaks is not None:
+        ahead[breaks] = 1
+    passed = np.cumsum(ahead)
+    per_step = int(passed[-1]) + 1
+    number = passed + (graph.step.astype(np.int64) + 1) * per_step
+    count = (int(graph.step.max(initial=-1)) + 2) * per_step
+    if by_phase:
+        return number * len(Phase) + graph.phase, count * len(Phase)
+    return number, count
+
+
+def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
+    """What threads that launch do, the waits of one for another included."""
+    handoff = (graph.kind == TaskKind.WAIT) & matching(
+        graph.names, "^" + HANDOFF_NAME.replace("(", r"\(").replace(")", r"\)")
+    )[graph.name]
+    threads = launching_threads(graph) & np.array([t.kind == ThreadKind.CPU for t in graph.threads])
+    work: Bool = allowed & (graph.on_cpu | handoff) & threads[graph.thread]
+    return work
+
+
+def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
+    """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
+    graph = with_values(named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, kind=TaskKind.RUNTIME, profiler_events=0)
+    return put(graph, heads, graph_launches(n_nodes))
+
+
+def _with_doubt_in_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
+    """Let the range of each task hold what its gap to the next one may be in a graph."""
+    gap_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[nodes]]
+    least, most = GAP_NS
+    return graph.with_duration(
+        nodes, graph.duration_ns[nodes],
+        low_ns=np.maximum(graph.low_ns[nodes] - np.maximum(gap_ns - least, 0), 0),
+        high_ns=graph.high_ns[nodes] + np.maximum(most - gap_ns, 0),
+    )  # fmt: skip
+
+
+def _uneven(graph: TaskGraph, nodes: Int64) -> bool:
+    """Whether the steady steps differ in the number of tasks that they launch."""
+    first, last = graph.info.steady
+    counts = np.bincount(graph.step[nodes] + 1, minlength=last + 1)[1:][first:last]
+    return len(np.unique(counts)) > 1

@@ -1,0 +1,218 @@
+"""What mixed precision adds to a step: casts of weights, and the loss scaler's work. Used by the ``amp`` transform.
+
+Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1 (fp32 master weights, cast every step) and
+§3.2 (loss scaling); PyTorch's autocast caches a weight's cast for one forward pass, and GradScaler unscales all
+gradients and reads on the CPU whether one is infinite, once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks, synchronizing
+from whatif.graph.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Bool,
+    Int64,
+    Phase,
+    TaskKind,
+    among,
+)
+from whatif.hardware.gpu import Gpu
+from whatif.models.durations.estimator import Estimates, Source
+from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
+
+# A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
+CAST_BYTES, UNSCALE_BYTES = 6, 8
+# On a CPU the rate counts the bytes that a copy of fp32 writes: 4 of the 12 that it moves, because the line that is
+# overwritten is fetched first. A cast moves 4 + 2 + 2.
+CPU_CAST_BYTES = 4 * 8 / 12
+CAST_NAME, WEIGHT_CAST_NAME = "cast (autocast)", "cast of a weight (autocast)"
+SYNC_CALL = "cudaStreamSynchronize"
+# Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
+INPUT_CAST_SHARE = 6 / 8
+# Families that autocast computes in fp32 (PyTorch's autocast op reference), so that the next product casts its input.
+_FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.REDUCTION)
+
+
+def parameters(graph: TaskGraph) -> int | None:
+    """Give the number of parameters of the model, from the recording's layer table; None where it has none."""
+    return _total(layer.parameters for layer in graph.info.recorded.layers)
+
+
+def product_parameters(graph: TaskGraph) -> int | None:
+    """Give the number of parameters that products read, and autocast casts: not those of embeddings and norms.
+
+    A linear layer without parameters of its own shares an embedding's (tied weights), which then counts.
+    """
+    layers = graph.info.recorded.layers
+    tied = any(layer.type == "Linear" and layer.parameters == 0 for layer in layers)
+    others = ("Norm",) if tied else ("Norm", "Embedding")
+    return _total(layer.parameters for layer in layers if not any(word in layer.type for word in others))
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    return sum(count for count in counts if count is not None) or None
+
+
+def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: bool = False) -> TaskGraph:
+    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
+    call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
+    lots = _casts(graph, matrix, gpu, call_ns)
+    if loss_scaler:
+        begins = update_begins(graph)
+        lots += _loss_scaler(graph, begins, gpu, call_ns)
+        if (
+            not len(begins)
+            and "cuda_graph" in graph.info.execution
+            and (graph.on_gpu & (graph.phase == Phase.UPDATE)).any()
+        ):
+            graph = graph.note(
+                "amp: the update lies in a CUDA graph, in which the CPU cannot wait for the loss scaler's result, so "
+                "the scaler is not counted; put amp before cuda_graph, or say target=bf16, which needs none"
+            )
+    return put_in(graph, lots)
+
+
+def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
+
+    Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
+    before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
+    a value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread
+    over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
+    ten times that.
+    """
+    first = first_of_operator(graph, matrix)
+    forward = first[graph.phase[first] == Phase.FORWARD]
+    backward = first[graph.phase[first] == Phase.BACKWARD]
+    if not len(forward):
+        return []
+    count = product_parameters(graph)
+    per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
+    cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
+    weight_ns = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
+    before = task_before(graph, forward)
+    fp32 = among(graph.family[before], _FP32_FAMILIES)
+    input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
+    cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
+    around = np.concatenate([forward, forward[fp32]])
+    of_weight = np.arange(len(around)) < len(forward)
+    back, of = _spread(graph, around, backward)
+    around = np.concatenate([around, back])
+    cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])
+    high_ns = cast_ns
+    if graph.on_gpu.any():
+        cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
+        high_ns = cast_ns * (2 if count else 10)
+    source = Source.ROOFLINE if count else Source.ASSUMED
+    return [
+        lot
+        for name, of in ((WEIGHT_CAST_NAME, of_weight), (CAST_NAME, ~of_weight))
+        if of.any()
+        for lot in before_each(
+            graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
+        )
+    ]
+
+
+def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, Int64]:
+    """Give a task of ``backward`` for each of ``forward`` in a step that has both, and which of ``forward`` it is for.
+
+    They are spread evenly over those of their step, of which there are about two for each forward one, in their order.
+    """
+    of = np.lexsort((forward, graph.step[forward]))
+    backward = backward[np.argsort(graph.step[backward], kind="stable")]
+    step, step_of_backward = graph.step[forward[of]], graph.step[backward]
+    begin, end = (np.searchsorted(step_of_backward, step, side) for side in ("left", "right"))
+    first, last = (np.searchsorted(step, step, side) for side in ("left", "right"))
+    way = (np.arange(len(step)) - first) / np.maximum(last - first - 1, 1)
+    place = begin + ((end - begin - 1) * way).astype(np.int64)
+    both = end > begin
+    return backward[place[both]], of[both]
+
+
+def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> list[Lot]:
+    """Give a new task before each of the tasks ``around``: a kernel with its launch, or one more of a CUDA graph's.
+
+    ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
+    one. On a CPU recording it is an operator of its own.
+    """
+    if not graph.on_gpu.any():
+        new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
+        return [(new, estimates.source)]
+    launched = graph.launch_of[around] >= 0
+    alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[graph.launch_of[around]] == 1
+    lots: list[Lot] = []
+    for chosen in (launched & alone, launched & ~alone):
+        if not chosen.any():
+            continue
+        tasks, of = around[chosen], estimates.source[chosen]
+        new = NewTasks(
+            task_before(graph, tasks), name, TaskKind.KERNEL, estimates.duration_ns[chosen],
+            thread=graph.thread[tasks], low_ns=estimates.low_ns[chosen], high_ns=estimates.high_ns[chosen],
+            family=int(KernelFamily.CAST), layer=graph.layer[tasks], phase=graph.phase[tasks], step=graph.step[tasks],
+        )  # fmt: skip
+        launch = graph.launch_of[tasks]
+        # A graph launch starts one kernel more without a call for it.
+        by = {"launched_by": launch}
+        if alone[chosen].all():
+            by = {"launched_after": task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
+        lots.append((replace(new, **by), of))
+    return lots
+
+
+def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+    """Let every step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
+    if not len(begins) or not graph.on_gpu.any():
+        return []
+    count = parameters(graph)
+    unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
+    before = task_before(graph, begins)
+    last_kernel = last_gpu_before(graph, begins)
+    unscale = NewTasks(
+        last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
+        phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
+        launch_ns=call_ns,
+    )  # fmt: skip
+    # The CPU reads the result on the stream that computes it.
+    reads = synchronizing(before, call_ns=KERNEL_FLOOR_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))
+    return [(unscale, Source.ROOFLINE if count and gpu else Source.ASSUMED), (reads, Source.RECORDED)]
+
+
+def update_begins(graph: TaskGraph) -> Int64:
+    """Give the first CPU task of the update behind each backward pass, shape (n_updates,)."""
+    backward = graph.phase == Phase.BACKWARD
+    # A CUDA graph that holds both passes is a forward call.
+    is_backward = (graph.on_cpu & backward).mask | launches_of(graph, graph.on_gpu & backward)
+    main = graph.on_cpu & (graph.thread == 0)
+    update = np.flatnonzero(main & (graph.phase == Phase.UPDATE))
+    n_backward = np.cumsum(is_backward, dtype=np.int32)
+    begins = update[np.diff(n_backward[update], prepend=0) > 0]
+    # Between a backward pass and its update lies no other phase.
+    last_backward = np.flatnonzero(is_backward)[n_backward[begins] - 1]
+    n_forward = np.cumsum(main & (graph.phase == Phase.FORWARD), dtype=np.int32)
+    begins = begins[n_forward[begins] == n_forward[last_backward]]
+    # What a CUDA graph has launched with the passes does not begin behind it.
+    calls = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.UPDATE)))
+    last = np.full(int(graph.step.max(initial=-1)) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, graph.step[calls] + 1, calls)
+    return np.asarray(begins[last[graph.step[begins] + 1] >= begins], dtype=np.int64)
+
+
+def first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
+    """Give the first task of each operator among the matrix tasks: one operator runs several kernels."""
+    tasks = np.flatnonzero(matrix)
+    known = graph.operator[tasks] >= 0
+    first = np.unique(graph.operator[tasks[known]], return_index=True)[1]
+    return np.sort(np.concatenate([tasks[known][first], tasks[~known]]))
+
+
+def is_matrix(graph: TaskGraph) -> Bool:
+    """Give the mask, shape (n_tasks,), of products, convolutions, attention and recurrent layers."""
+    return among(graph.family, MATRIX_FAMILIES)

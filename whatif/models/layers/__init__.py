@@ -1,0 +1,1 @@
+"""Layers: their calls, their memory, and what changes them."""

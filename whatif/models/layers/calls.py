@@ -1,0 +1,95 @@
+"""Where a what-if puts new tasks: after which task of a thread, after which launch, and what a launch costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.errors import WhatifError
+from whatif.graph.insert import NewTasks, insert_all
+from whatif.graph.selection import Tasks
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Bool, Int64, Phase, TaskKind
+from whatif.models.durations.estimator import mark
+
+
+def task_before(graph: TaskGraph, tasks: Array) -> Int64:
+    """Give the task before each of ``tasks`` (ids) on its thread, shape (n,); the task itself where it is the first."""
+    before = graph.neighbours[0][tasks]
+    return np.where(before >= 0, before, tasks).astype(np.int64)
+
+
+def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
+    """Give the call that launched each of ``tasks`` (ids of GPU tasks), shape (n,).
+
+    Where none is known: the latest that launched a task ahead of it, else what the CPU did before, else its first task.
+    Raises WhatifError where the recording has no CPU task.
+    """
+    launch = graph.launch_of.astype(np.int64)
+    found = launch[tasks]
+    if (found >= 0).all():
+        return found
+    cpu = np.flatnonzero(graph.on_cpu)
+    if not len(cpu):
+        raise WhatifError("expected a recording with the CPU's calls, which launch what a what-if adds, got none.")
+    found = np.where(found >= 0, found, np.maximum.accumulate(launch)[tasks])
+    return np.where(found >= 0, found, cpu[np.maximum(np.searchsorted(cpu, tasks) - 1, 0)])
+
+
+def launches_of(graph: TaskGraph, tasks: Tasks) -> Bool:
+    """Give the mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
+    found = np.zeros(len(graph), dtype=np.bool_)
+    launch = graph.launch_of[tasks]
+    found[launch[launch >= 0]] = True
+    return found
+
+
+# What a launch costs the CPU where the recording has none: our estimate.
+UNKNOWN_LAUNCH_NS = 5_000.0
+
+
+def usual_launch_ns(graph: TaskGraph, tasks: Tasks) -> float:
+    """Give the median time of the calls that launched ``tasks`` (ids or a mask)."""
+    times_ns = graph.duration_ns[launches_of(graph, tasks)]
+    return float(np.median(times_ns)) if len(times_ns) else UNKNOWN_LAUNCH_NS
+
+
+# New tasks, and who answers for their durations.
+Lot = tuple[NewTasks, npt.ArrayLike]
+
+
+def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
+    """Give the graph with the new tasks of all ``lots``, which know their sources."""
+    done = insert_all(graph, [tasks for tasks, _ in lots])
+    if not done:
+        return graph
+    graph = done[0].graph
+    for inserted, (_, source) in zip(done, lots, strict=True):
+        graph = mark(graph, inserted.ids, source)
+    return graph
+
+
+def operator_cost_ns(graph: TaskGraph) -> int:
+    """Give the CPU time of one more small operator: the median launch and the lower quartile of the gaps, forward.
+
+    Half of the gaps hold the Python of a layer, which a cast inside autocast does not run.
+    """
+    launches = launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD))
+    if not launches.any():
+        return 10_000
+    behind = graph.neighbours[1][launches]
+    behind = behind[behind >= 0]
+    gaps = graph.duration_ns[behind][graph.kind[behind] == TaskKind.GAP]
+    return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps, 25) if len(gaps) else 0))
+
+
+def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
+    """The last GPU task that was launched before each CPU task; the first one where none was."""
+    gpu = np.flatnonzero(graph.on_gpu)
+    launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
+    order = np.argsort(launched, kind="stable")
+    launched = launched[order]
+    latest = launched[np.maximum(np.searchsorted(launched, tasks, side="left") - 1, 0)]
+    # Of one launch the first task.
+    found = gpu[order[np.searchsorted(launched, latest, side="left")]]
+    return np.where(latest < tasks, found, gpu[0]).astype(np.int64)

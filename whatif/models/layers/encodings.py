@@ -1,0 +1,141 @@
+"""Feature maps that are kept in an encoded form between their forward and their backward use. Used by ``gist``.
+
+Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018, §3 and §4; Daydream
+(USENIX ATC 2020), Algorithm 11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks, insert_all
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Change,
+    Float64,
+    Int64,
+    TaskKind,
+)
+from whatif.models.durations.estimator import Estimates, mark, moving
+from whatif.models.durations.half_precision import is_half
+from whatif.models.layers.calls import calls_of, operator_cost_ns, task_before
+from whatif.models.layers.layer_calls import CallRole, Calls
+
+ENCODE_NAME, DECODE_NAME = "encode (Gist)", "decode (Gist)"
+# A row of Gist's sparse form holds as many values as one byte of index can tell apart, behind a pointer of 4 bytes.
+ROW_VALUES, POINTER_BYTES = 256, 4
+# cuSPARSE counts, scans and scatters, and does not reach the rate of a copy: our estimate.
+SPARSE_SLOWER = 3.0
+
+
+class Encoding(NamedTuple):
+    """One row a feature map, shape (n,) each: the forward call that reads it last, and bytes.
+
+    ``kept_bytes`` of its ``size_bytes`` stay; ``encode_bytes`` and ``decode_bytes`` are what the kernels move (no
+    decoding where 0: then backward work reads the encoded form); ``sparse`` maps are made by cuSPARSE.
+    """
+
+    call: Int64
+    size_bytes: Int64
+    kept_bytes: Int64
+    encode_bytes: Float64
+    decode_bytes: Float64
+    sparse: Bool
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def take(self, chosen: Array) -> Encoding:
+        """The maps at ``chosen`` (a mask or positions)."""
+        return Encoding(
+            self.call[chosen], self.size_bytes[chosen], self.kept_bytes[chosen], self.encode_bytes[chosen],
+            self.decode_bytes[chosen], self.sparse[chosen],
+        )  # fmt: skip
+
+
+def encodings(
+    graph: TaskGraph, calls: Calls, size_bytes: Int64, keeps: Bool, *, sparsity: float, lossy_bytes: float | None
+) -> Encoding:
+    """Give how each feature map is encoded that flows into a forward call, by Gist's rules.
+
+    What a ReLU hands to pooling is kept as one bit a value (Binarize). What a ReLU, or pooling behind one, hands to a
+    convolution is kept as its values above zero (SSDC), a share of 1 - ``sparsity``. The other maps that are kept take
+    ``lossy_bytes`` a value (DPR); None leaves them as they are, and so they stay where that is no gain. ``size_bytes``
+    and ``keeps`` (who keeps its input) have shape (n_calls,).
+    """
+    role = np.append(calls.role, -1)  # the last one is the role of no call
+    before = calls.before
+    from_relu = role[before] == CallRole.ACTIVATION
+    through_pool = (role[before] == CallRole.POOLING) & np.append(from_relu, False)[before]
+    known = keeps & (size_bytes > 0) & (calls.backward_tasks()[0] >= 0)
+    binarized = known & (calls.role == CallRole.POOLING) & from_relu
+    sparse = known & (calls.role == CallRole.CONVOLUTION) & (from_relu | through_pool)
+
+    size = size_bytes.astype(np.float64)
+    half = np.zeros(len(calls) + 1, dtype=np.bool_)
+    half[calls.call[is_half(graph.dtype)]] = True
+    value_bytes = np.where(half[:-1], 2.0, 4.0)
+    values = size / value_bytes
+    narrow = value_bytes if lossy_bytes is None else np.minimum(value_bytes, lossy_bytes)
+    above_zero = values * (1 - sparsity)
+    kept = np.where(sparse, above_zero * (narrow + 1) + values / ROW_VALUES * POINTER_BYTES, values * narrow)
+    kept = np.where(binarized, values / 8, kept)
+    chosen = known & (kept < size)
+    # Binarize reads the map; its backward work reads bits. SSDC reads it twice, to count and to pack, and clears it
+    # before the values are scattered. DPR reads one form and writes the other.
+    encode = np.where(sparse, 2 * size, size) + kept
+    decode = np.where(binarized, 0.0, kept + size + np.where(sparse, above_zero * value_bytes, 0.0))
+    rows = np.flatnonzero(chosen)
+    return Encoding(
+        rows, size_bytes[rows], np.rint(kept[rows]).astype(np.int64), encode[rows], decode[rows], sparse[rows]
+    )
+
+
+def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
+    """Give the graph that encodes each map behind its last forward use and decodes it before its backward use.
+
+    With the calls that launch the kernels; on a CPU these are operators.
+    """
+    decoded = maps.take(maps.decode_bytes > 0)
+    used, needed = calls.last[maps.call], calls.backward_tasks()[0][decoded.call]
+    times = [_times(graph, maps.encode_bytes, maps.sparse), _times(graph, decoded.decode_bytes, decoded.sparse)]
+    begins = _launches(graph, needed)
+    lots = [
+        replace(_kernels(graph, ENCODE_NAME, used, times[0]), launched_after=_launches(graph, used)),
+        replace(
+            _kernels(graph, DECODE_NAME, needed, times[1]),
+            after=task_before(graph, needed),
+            launched_after=None if begins is None else task_before(graph, begins),
+        ),
+    ]
+    done = insert_all(graph, lots)
+    ids = np.concatenate([inserted.ids for inserted in done])
+    changed = mark(done[0].graph, ids, np.concatenate([each.source for each in times]))
+    return changed.with_change(Change.ENCODES)
+
+
+def _kernels(graph: TaskGraph, name: str, beside: Int64, times: Estimates) -> NewTasks:
+    """Kernels, or operators, behind the tasks ``beside``: on their threads, in their layers and passes."""
+    on_gpu = bool(graph.on_gpu.any())
+    return NewTasks(
+        beside, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns, thread=graph.thread[beside],
+        low_ns=times.low_ns, high_ns=times.high_ns, layer=graph.layer[beside], phase=graph.phase[beside],
+        family=int(KernelFamily.ELEMENTWISE), launch_ns=operator_cost_ns(graph) if on_gpu else 0,
+    )  # fmt: skip
+
+
+def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
+    times = moving(graph, moved_bytes)
+    slow = np.where(sparse, SPARSE_SLOWER, 1.0)
+    return Estimates.of(times.duration_ns, times.source, times.low_ns, times.high_ns * slow)
+
+
+def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
+    """The call behind which the launch of what is put beside each task comes; None on a CPU."""
+    return calls_of(graph, tasks) if graph.on_gpu.any() else None

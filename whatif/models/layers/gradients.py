@@ -1,0 +1,110 @@
+"""The gradients of a step: how many there are, how large, and what adding them up over several passes costs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks
+from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Int64, Phase, TaskKind
+from whatif.models.durations.estimator import Source, device
+from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.models.layers.calls import last_gpu_before, operator_cost_ns, put_in
+
+ADD_NAME = "add gradients (accumulation)"
+# Gradients stay fp32 under autocast, and as large as the parameters for any batch, like what the optimizer moves.
+FAMILY = int(KernelFamily.OPTIMIZER)
+# Accesses of each byte of a gradient that is added to another: two reads and a write. On a CPU the rate counts the
+# bytes that a copy writes, which reads, fetches the line that it overwrites, and writes: as much traffic.
+GPU_ACCESSES, CPU_ACCESSES = 3, 1
+# Either way: gradients may still lie in a cache, or their addition wait for memory. Our estimate.
+SPREAD = 2.0
+
+
+class Gradients(NamedTuple):
+    """Number of the parameter tensors that get a gradient, and bytes of all gradients."""
+
+    tensors: int
+    size_bytes: int
+
+
+def gradients(graph: TaskGraph) -> Gradients | None:
+    """Return the number of parameter tensors with a gradient and their bytes; None where the recording lists none."""
+    known = [row.size_bytes for row in graph.info.recorded.gradients if row.size_bytes is not None]
+    return Gradients(len(known), sum(known)) if known else None
+
+
+class ReadyGradients(NamedTuple):
+    """One row a step and parameter, shape (n,) each: in a step, rows stand in the order in which gradients finish."""
+
+    step: Int64
+    row: Int64  # in the recorder's list of gradients
+    task: Int64  # the last task of the layer's backward work: a kernel, on a CPU an operator
+    size_bytes: Int64
+
+
+def ready_gradients(graph: TaskGraph) -> ReadyGradients:
+    """Give when each parameter's gradient is finished: with the last backward work of the layer that owns it.
+
+    A gradient whose layer has no backward work of its own in a step is ready with the one before it in the recorder's
+    list. Empty where the recording has no such list (``whatif collect`` records it) or no backward work.
+    """
+    code = {layer: number for number, layer in enumerate(graph.layers)}
+    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    tasks = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    key = graph.step[tasks].astype(np.int64) * len(graph.layers) + graph.layer[tasks]
+    # The last task of each step and layer: the first one from behind.
+    keys, place = np.unique(key[::-1], return_index=True)
+    last = dict(zip(keys.tolist(), tasks[::-1][place].tolist(), strict=True))
+    found: list[tuple[int, int, int, int]] = []
+    for step in np.unique(graph.step[tasks]).tolist():
+        ready = -1
+        waiting: list[tuple[int, int]] = []
+        for number, row in enumerate(graph.info.recorded.gradients):
+            own = last.get(step * len(graph.layers) + code.get(row.layer, 0), -1)
+            ready = max(ready, own) if own >= 0 else ready
+            waiting.append((number, row.size_bytes or 0))
+            if ready >= 0:
+                found += [(step, which, ready, bytes_) for which, bytes_ in waiting]
+                waiting.clear()
+    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
+
+
+def backward_ends(graph: TaskGraph) -> Int64:
+    """Return the id of the last CPU task of the backward pass of each step that has one, shape (n,)."""
+    tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    steps, last = np.unique(graph.step[tasks][::-1], return_index=True)
+    return tasks[::-1][last] if len(steps) else tasks
+
+
+def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
+    """Return the graph in which each step adds its gradients to the existing ones, ``times`` times more.
+
+    The additions run at the end of the backward pass, at the memory rate of the device: two reads and a write of each
+    gradient. Adds only a note where the recording does not list its gradients.
+    """
+    ends, found = backward_ends(graph), gradients(graph)
+    if found is None:
+        return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
+    calls = times * found.tensors
+    gpu = device(graph)
+    rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
+    source = Source.ROOFLINE if gpu or not graph.on_gpu.any() else Source.ASSUMED
+    if not graph.on_gpu.any():
+        work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
+        tasks = NewTasks(
+            ends, ADD_NAME, TaskKind.CPU_OP, work_ns, low_ns=work_ns / SPREAD, high_ns=work_ns * SPREAD,
+            phase=Phase.BACKWARD, family=FAMILY,
+        )  # fmt: skip
+        return put_in(graph, [(tasks, source)])
+    each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
+    after = last_gpu_before(graph, ends)
+    tasks = NewTasks(
+        after, ADD_NAME, TaskKind.KERNEL, calls * each_ns, high_ns=calls * each_ns * SPREAD, phase=Phase.BACKWARD,
+        family=FAMILY, launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
+    )  # fmt: skip
+    return put_in(graph, [(tasks, source)])

@@ -1,0 +1,54 @@
+"""What a recording says of each layer beside its tasks: its type and its parameters."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from whatif.graph.recorded import Layer
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Int64
+
+# torch.profiler names a module "nn.Module: Conv2d_3", and ingest keeps "Conv2d_3".
+_CLASS_AND_NUMBER = re.compile(r"([A-Za-z_]\w*?)_\d+")
+
+
+def layer_rows(graph: TaskGraph) -> dict[str, Layer]:
+    """Give the recorder's facts of each layer by name; empty where the recording has none."""
+    return {layer.name: layer for layer in graph.info.recorded.layers if layer.name}
+
+
+def layer_types(graph: TaskGraph) -> tuple[str, ...]:
+    """Give the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where nothing tells it."""
+    rows = layer_rows(graph)
+
+    def type_of(layer: str) -> str:
+        row = rows.get(layer)
+        if row is not None:
+            return row.type
+        match = _CLASS_AND_NUMBER.fullmatch(layer)
+        return match[1] if match else ""
+
+    return tuple(type_of(layer) for layer in graph.layers)
+
+
+def in_layers(graph: TaskGraph, types: str) -> Bool:
+    """Return a mask, shape (n_tasks,), of the tasks whose innermost layer is of a class that ``types`` matches whole.
+
+    ``types`` is a regular expression over class names ("Conv.d"). Nothing matches where the recording names no classes.
+    Raises re.error on an invalid expression.
+    """
+    expression = re.compile(types)
+    table = np.array([bool(expression.fullmatch(found)) for found in layer_types(graph)], dtype=np.bool_)
+    return np.asarray(table[graph.layer], dtype=np.bool_)
+
+
+def gradient_bytes(graph: TaskGraph) -> Int64:
+    """Return the gradient bytes of each layer's own parameters, shape (n_layers,), in the order of ``graph.layers``.
+
+    0 for a layer without parameters, and for all layers where the recording does not list them (``whatif collect``
+    does).
+    """
+    sizes = {name: row.gradient_bytes or 0 for name, row in layer_rows(graph).items()}
+    return np.array([sizes.get(layer, 0) for layer in graph.layers], dtype=np.int64)

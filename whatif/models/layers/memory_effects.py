@@ -1,0 +1,149 @@
+"""What optimizations make of the memory of a step: each function gives the memory of the changed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from whatif.graph.memory import LayerMemory, Memory, recomputed, update_workspace
+from whatif.models.layers.segments import places_within
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+
+def change_memory(graph: TaskGraph, effect: Callable[[Memory], Memory]) -> TaskGraph:
+    """Return the graph with its memory replaced by ``effect(memory)``; the same graph where its memory is unknown.
+
+    ``effect`` takes and returns a ``whatif.graph.memory.Memory``, which lists bytes layer by layer.
+    """
+    memory = graph.info.memory
+    return graph if memory is None else graph.replace(info=replace(graph.info, memory=effect(memory)))
+
+
+def with_share(memory: Memory, share: float) -> Memory:
+    """Let what is as large as the parameters be ``share`` of what it is: they, the optimizer's state and workspace."""
+    return replace(
+        memory,
+        parameters=round(memory.parameters * share),
+        optimizer_state=round(memory.optimizer_state * share),
+        update_workspace=round(memory.update_workspace * share),
+    )
+
+
+def with_batch(memory: Memory, factor: float) -> Memory:
+    """Effect: activations, inputs and workspace are ``factor`` times as large; what depends on parameters stays."""
+
+    def grown(size: int) -> int:
+        return round(size * factor)
+
+    return replace(memory, inputs=memory.buffers + grown(memory.inputs - memory.buffers)).with_layers(
+        [
+            layer._replace(
+                activations=grown(layer.activations),
+                forward_workspace=grown(layer.forward_workspace),
+                backward_workspace=layer.fixed_workspace + grown(layer.backward_workspace - layer.fixed_workspace),
+                kept_input=grown(layer.kept_input),
+                full_precision=grown(layer.full_precision),
+                input=grown(layer.input),
+                copied=grown(layer.copied),
+                scores=grown(layer.scores),
+            )
+            if any(layer[1:])
+            else layer
+            for layer in memory.layers
+        ]
+    )
+
+
+def checkpointed(memory: Memory, segments: Sequence[str]) -> Memory:
+    """Effect: each of ``segments`` (layer names) keeps only its input, and computes the rest again when going backward.
+
+    Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3.
+    """
+    segment = places_within([row.name for row in memory.layers], segments).tolist()
+    begins = [at for at in range(len(segment)) if at == 0 or segment[at] != segment[at - 1]]
+    ends = [*begins[1:], len(segment)]
+    return recomputed(memory, [(at, end) for at, end in zip(begins, ends, strict=True) if segment[at] >= 0])
+
+
+def in_half(memory: Memory) -> Memory:
+    """Effect: activations take 16 bits where autocast computes in 16 bits, beside 16-bit copies of the weights.
+
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1; torch.autocast, which keeps the copies.
+    """
+
+    def half(layer: LayerMemory) -> LayerMemory:
+        halved = (layer.activations - layer.full_precision) // 2
+        copies = (layer.weights + layer.copied) // 2
+        # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
+        divisor = 2 if 10 * (halved + copies) > layer.activations else 1
+        activations = layer.full_precision + halved + copies
+        # Softmax works in full precision, and the product behind it keeps a copy in 16 bits.
+        others = layer.activations - layer.scores
+        full = max(layer.full_precision - layer.scores, 0)
+        scores = activations - full - (others - full) // 2 - layer.weights // 2
+        return layer._replace(
+            activations=activations,
+            full_precision=activations,  # twice is once
+            scores=max(min(scores, layer.scores * 3 // 2), 0),
+            weights=0,
+            copied=0,
+            forward_workspace=layer.forward_workspace // divisor,
+            backward_workspace=layer.backward_workspace // divisor,
+            kept_input=layer.kept_input // 2,
+            input=layer.input // 2,
+        )
+
+    return memory.with_layers([half(layer) if any(layer[1:]) else layer for layer in memory.layers])
+
+
+def accumulated(memory: Memory) -> Memory:
+    """Effect: the gradients of earlier passes stay in memory while the next pass computes its own."""
+    return replace(memory, gradients_stay=True)
+
+
+def updated_in_backward(memory: Memory) -> Memory:
+    """Effect: each layer is updated as soon as its gradients are ready, and its gradients are freed."""
+    largest = max((layer.gradients for layer in memory.layers), default=0)
+    share = largest / max(memory.gradients, 1)
+    return replace(
+        memory,
+        gradients_leave=True,
+        gradients_stay=False,
+        gradients_in_forward=False,
+        update_workspace=round(memory.update_workspace * share),
+    )
+
+
+def without_scores(memory: Memory) -> Memory:
+    """Effect: attention is fused, so no matrix of scores is kept for the backward pass or made in either pass.
+
+    Source: Dao et al., "FlashAttention", NeurIPS 2022, §3.1: memory is linear in the length of the sequence.
+    """
+
+    def fused(layer: LayerMemory) -> LayerMemory:
+        left = layer.activations - layer.scores
+        # Backward the softmax alone needs the gradients of its result and of its input; those of what is left stay.
+        backward = max(layer.backward_workspace - 2 * layer.scores, left)
+        return layer._replace(
+            activations=left,
+            full_precision=min(layer.full_precision, left),
+            kept_input=min(layer.kept_input, left),
+            forward_workspace=max(layer.forward_workspace - layer.scores, 0),
+            backward_workspace=min(layer.backward_workspace, backward),
+            scores=0,
+        )
+
+    return memory.with_layers([fused(layer) if layer.scores else layer for layer in memory.layers])
+
+
+def not_modelled(graph: TaskGraph, name: str) -> TaskGraph:
+    """Return the graph whose memory report says that the effect of the what-if ``name`` on memory is not modelled."""
+    return change_memory(graph, lambda memory: replace(memory, not_modelled=(*memory.not_modelled, name)))
+
+
+def updated_as(memory: Memory, optimizer: str | None, implementation: str) -> Memory:
+    """Effect: the update runs "fused" or "foreach" (on lists of tensors), with the workspace that this needs."""
+    return replace(memory, update_workspace=update_workspace(optimizer, implementation, memory.parameters, 0))

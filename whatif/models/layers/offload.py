@@ -1,0 +1,165 @@
+"""Feature maps that wait for their backward work in host memory: copied out, and back in time. Used by ``vdnn``.
+
+Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
+MICRO 2016, §3; Daydream (USENIX ATC 2020), Algorithm 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.edit import add_dependencies, add_thread
+from whatif.graph.insert import NewTasks, insert_all
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Anchor,
+    Array,
+    Bool,
+    Dependencies,
+    DependencyKind,
+    Int64,
+    Phase,
+    TaskKind,
+    Thread,
+    ThreadKind,
+)
+from whatif.models.durations.estimator import host_copies, mark
+from whatif.models.layers.calls import operator_cost_ns
+from whatif.models.layers.layer_calls import CallRole, Calls
+from whatif.simulation.simulator import Frontier
+
+OFFLOAD_NAME, PREFETCH_NAME = "Memcpy DtoH (vDNN offload)", "Memcpy HtoD (vDNN prefetch)"
+# An attached column: n at the task with which the backward work of a layer begins that prefetches for another one,
+# -n at the copy that it prefetches with.
+PREFETCH = "prefetch (vDNN)"
+
+
+class Plan(NamedTuple):
+    """Rows of calls, shape (n,) each: whose feature map is offloaded, how large it is, whose backward work fetches."""
+
+    call: Int64
+    size_bytes: Int64
+    fetched_by: Int64
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+def plan(graph: TaskGraph, calls: Calls, chosen: Bool, size_bytes: Int64) -> Plan:
+    """Decide which of the ``chosen`` forward calls are offloaded, and during which layer's backward work each returns.
+
+    A call needs a known size, a launch and backward work, and a layer behind it in whose backward work its feature map
+    can return: one that is needed at once stays on the GPU.
+    """
+    first, _ = calls.backward_tasks()
+    launched = np.append(graph.launch_of >= 0, False)  # the last one is the task of -1
+    usable = ~calls.backward & launched[calls.first] & launched[first]
+    wanted = chosen & usable & (size_bytes > 0)
+    is_conv = calls.role == CallRole.CONVOLUTION
+    found: list[tuple[int, int, int]] = []
+    rows = np.flatnonzero(~calls.backward)
+    for layers in np.split(rows, np.flatnonzero(np.diff(calls.run[rows])) + 1):
+        if not wanted[layers].any():
+            continue
+        begins, waiting, convolutions = first[layers].tolist(), wanted[layers].tolist(), is_conv[layers].tolist()
+        in_backward_order = np.argsort(first[layers], kind="stable")
+        left = sum(waiting)
+        for current in in_backward_order[usable[layers][in_backward_order]].tolist():
+            other = find_prefetch_layer(current, waiting, convolutions) if left else -1
+            if other >= 0 and begins[other] > begins[current]:
+                waiting[other] = False
+                left -= 1
+                found.append((int(layers[other]), int(size_bytes[layers[other]]), int(layers[current])))
+    columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 3).T
+    return Plan(columns[0], columns[1], columns[2])
+
+
+def find_prefetch_layer(current: int, waiting: Sequence[bool], is_convolution: Sequence[bool]) -> int:
+    """Give the nearest layer before ``current`` whose feature map still waits in host memory, -1 where none does.
+
+    The search ends at the first convolution, so that nothing returns much too early (vDNN §3.3, findPrefetchLayer).
+    """
+    for layer in range(current - 1, -1, -1):
+        if waiting[layer]:
+            return layer
+        if is_convolution[layer]:
+            return -1
+    return -1
+
+
+def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGraph:
+    """Give the graph with the copies of ``plan`` on a stream of their own, each with the call that launches it.
+
+    A copy to the host starts with the forward work of its call, which only reads what is copied. A copy back starts
+    when ``held_back`` lets it go, and the backward work of its call waits for it. With ``wait`` the work behind a layer
+    waits for the copies that the layer started.
+    """
+    first, last = calls.backward_tasks()
+    reads, needs, fetches = calls.first[plan.call], first[plan.call], first[plan.fetched_by]
+    estimates, cost_ns = host_copies(graph, plan.size_bytes), operator_cost_ns(graph)
+    compute = graph.threads[graph.thread[reads[0]]]
+    copies = Thread("copies (vDNN)", ThreadKind.STREAM, compute.device, lag_ns=compute.lag_ns)
+    graph, stream = add_thread(graph, copies)
+
+    def launched(name: str, phase: Phase, after: Array, launched_after: Array) -> NewTasks:
+        return NewTasks(
+            after, name, TaskKind.MEMCPY, estimates.duration_ns, thread=stream, low_ns=estimates.low_ns,
+            high_ns=estimates.high_ns, layer=calls.layer[plan.call], phase=phase, size_bytes=plan.size_bytes,
+            family=int(KernelFamily.COPY), launched_after=launched_after, launch_name="cudaMemcpyAsync",
+            launch_ns=cost_ns,
+        )  # fmt: skip
+
+    previous, behind = graph.neighbours
+    ahead = [np.where(previous[tasks] >= 0, previous[tasks], tasks) for tasks in (fetches, graph.launch_of[fetches])]
+    out, back = insert_all(
+        graph,
+        [
+            launched(OFFLOAD_NAME, Phase.FORWARD, reads, graph.launch_of[reads]),
+            launched(PREFETCH_NAME, Phase.BACKWARD, *ahead),
+        ],
+    )
+    moved = np.append(out.moved, -1)  # the last one is the new id of -1
+    column = np.zeros(len(out.graph), dtype=np.int32)
+    column[moved[fetches]] = np.arange(1, len(plan) + 1)
+    column[back.ids] = -np.arange(1, len(plan) + 1)
+    ids = np.concatenate([out.ids, back.ids])
+    graph = mark(out.graph.attach(**{PREFETCH: column}), ids, np.tile(estimates.source, 2))
+    parts = [
+        Dependencies.of(moved[reads], out.ids, DependencyKind.EVENT, anchor=Anchor.START),
+        Dependencies.of(back.ids, moved[needs], DependencyKind.EVENT),
+    ]
+    layer_ends = [(out.ids, calls.last[plan.call]), (back.ids, last[plan.fetched_by])]
+    for started, ends in layer_ends if wait else ():
+        waiting = moved[behind[ends]]
+        parts.append(Dependencies.of(started[waiting >= 0], waiting[waiting >= 0], DependencyKind.EVENT))
+    return add_dependencies(graph, Dependencies.concatenate(parts))
+
+
+def held_back(frontier: Frontier) -> tuple[int, int]:
+    """Give the task that starts first, and the copy that returns with it: -1 where it fetches none.
+
+    Copies that return wait for the task that fetches them, whenever they were launched. Where nothing else is ready
+    (another what-if removed that task) they no longer wait.
+    """
+    column = frontier.memory.get(PREFETCH)
+    if column is None:
+        attached = frontier.graph.attached.get(PREFETCH)
+        column = frontier.memory[PREFETCH] = [0] * len(frontier.graph) if attached is None else attached.tolist()
+    ready_ns, free_ns, thread = frontier.ready_ns, frontier.free_ns, frontier.thread
+    best, best_key = -1, (0, 0, 0)
+    waiting = {}
+    for task, ready in ready_ns.items():
+        if column[task] < 0:
+            waiting[-column[task]] = task
+            continue
+        free = free_ns[thread[task]]
+        key = (ready if ready > free else free, ready, task)
+        if best < 0 or key < best_key:
+            best, best_key = task, key
+    if best < 0:
+        return frontier.earliest(), -1
+    return best, waiting.get(column[best], -1) if column[best] else -1

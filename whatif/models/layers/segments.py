@@ -1,0 +1,158 @@
+"""Segments of a model whose activations are not kept: which layers they are, and what recomputing them takes.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; torch.utils.checkpoint (use_reentrant=False
+recomputes a segment when the first of its activations is needed in the backward pass).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from whatif.graph.insert import Inserted, NewTasks
+from whatif.graph.task_graph import TaskGraph, matching
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Change,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.models.layers.calls import task_before
+from whatif.models.layers.columns import with_values
+
+RECOMPUTED_NAME = "recomputed (activation checkpointing)"
+# For the hooks of a checkpoint, which run Python for every tensor that would have been saved, and for caches: our
+# estimate.
+SPREAD = 0.05
+
+_NUMBERED = re.compile(r"\d+$")
+# Layers that torch.profiler names (with_modules): a class and a number, and not where in the model they are.
+_CLASS_NAME = re.compile(r"[A-Za-z_]\w*_\d+")
+
+
+def repeated_blocks(layers: Sequence[str]) -> list[str]:
+    """Give the outermost layers that have layers of their own and a number at the end, as "encoder.layer.3" has.
+
+    These are what people checkpoint: blocks of a transformer, residual blocks of a network of stages.
+    """
+    inner = {above for layer in layers for above in prefixes(layer)[:-1]}
+    numbered = [layer for layer in layers if _NUMBERED.search(layer) and layer in inner]
+    families = Counter(_NUMBERED.sub("", layer) for layer in numbered)
+    blocks = {layer for layer in numbered if families[_NUMBERED.sub("", layer)] > 1}
+    return [layer for layer in layers if layer in blocks and blocks.isdisjoint(prefixes(layer)[:-1])]
+
+
+def prefixes(layer: str) -> list[str]:
+    """Give the layers that ``layer`` lies in, outermost first, and ``layer`` itself."""
+    parts = layer.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+def places_within(layers: Sequence[str], chosen: Sequence[str]) -> Int64:
+    """Give the position in ``chosen`` of each of ``layers`` or of the outermost that it lies in; -1 for none."""
+    position = {layer: number for number, layer in enumerate(chosen)}
+    found = [next((position[part] for part in prefixes(layer) if part in position), -1) for layer in layers]
+    return np.array(found, dtype=np.int64)
+
+
+def segments(graph: TaskGraph, layers: str | None) -> list[str]:
+    """Return the names of the layers to checkpoint: the outermost that ``layers``, a regular expression, matches whole.
+
+    With None: the repeated blocks of the model, such as "encoder.layer.3". Raises WhatifError on an invalid expression.
+    """
+    if layers is None:
+        return repeated_blocks(graph.layers)
+    mask = matching(graph.layers, rf"^(?:{layers})$").tolist()
+    chosen = {layer for layer, matches in zip(graph.layers, mask, strict=True) if matches and layer}
+    return [layer for layer in graph.layers if layer in chosen and chosen.isdisjoint(prefixes(layer)[:-1])]
+
+
+def are_classes(graph: TaskGraph) -> bool:
+    """Return whether layers are named by class ("Conv2d_3"), which does not say which layer lies in which."""
+    return len(graph.layers) > 1 and all(_CLASS_NAME.fullmatch(layer) for layer in graph.layers if layer)
+
+
+def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
+    """Return the graph in which each step repeats the forward work of the segments ``chosen`` before going backward.
+
+    On a CPU every task comes again. On a GPU every kernel but those of collectives, on the stream of the segment's
+    backward kernels, with its share of the segment's CPU time as its launch. Segments that are recomputed already, or
+    have no backward work, stay; where all do, the very ``graph`` is given.
+    """
+    segment = places_within(graph.layers, chosen)[graph.layer]
+    recomputed = graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
+    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[recomputed])
+    forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    key = graph.step.astype(np.int64) * max(len(chosen), 1) + segment
+    first_cpu = _first_of_key(key, backward & graph.on_cpu)
+    if graph.on_gpu.any():
+        return _recompute_on_gpu(graph, key, forward, backward, first_cpu)
+    again = np.flatnonzero(forward & graph.on_cpu)
+    again = again[np.isin(key[again], list(first_cpu))]
+    if not len(again):
+        return graph
+    tasks = NewTasks(
+        _before(graph, first_cpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
+        low_ns=graph.low_ns[again] * (1 - SPREAD), high_ns=graph.high_ns[again] * (1 + SPREAD),
+        layer=graph.layer[again], phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
+        size_bytes=graph.size_bytes[again], flops=graph.flops[again],
+    )  # fmt: skip
+    return _like(graph, again, graph.insert(tasks))
+
+
+def _recompute_on_gpu(
+    graph: TaskGraph, key: Int64, forward: Bool, backward: Bool, first_cpu: dict[int, int]
+) -> TaskGraph:
+    work = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+    first_gpu = _first_of_key(key, backward & work)
+    again = np.flatnonzero(forward & work & (graph.launch_of >= 0))
+    again = again[np.isin(key[again], list(first_cpu.keys() & first_gpu.keys()))]
+    if not len(again):
+        return graph
+    cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
+    keys, which, count = np.unique(key[again], return_inverse=True, return_counts=True)
+    which = np.asarray(which).reshape(-1)
+    share_ns = np.array([cpu_ns.get(int(k), 0.0) for k in keys]) / count
+    stream = graph.thread[[first_gpu[int(k)] for k in keys]]
+    tasks = NewTasks(
+        _before(graph, first_gpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
+        thread=stream[which], low_ns=graph.low_ns[again], high_ns=graph.high_ns[again], layer=graph.layer[again],
+        phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
+        size_bytes=graph.size_bytes[again], flops=graph.flops[again],
+        launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[which],
+    )  # fmt: skip
+    return _like(graph, again, graph.insert(tasks))
+
+
+def _like(graph: TaskGraph, originals: Int64, inserted: Inserted) -> TaskGraph:
+    """The graph with the new tasks, which what-ifs that follow change as they change the originals."""
+    told = {"measured": graph.measured[originals], "called": graph.called[originals]}
+    attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
+    for name, column in attached.items():
+        column[inserted.ids] = graph.attached[name][originals]
+    changed = with_values(inserted.graph, inserted.ids, **told).replace(attached=attached)
+    return changed.with_change(Change.RECOMPUTES)
+
+
+def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:
+    """The task before the first one of each key on its thread; that one itself where it begins its thread."""
+    tasks = np.array([first[key] for key in keys.tolist()], dtype=np.int64)
+    return task_before(graph, tasks)
+
+
+def _first_of_key(key: Int64, tasks: Bool) -> dict[int, int]:
+    ids = np.flatnonzero(tasks)
+    keys, first = np.unique(key[ids], return_index=True)
+    return dict(zip(keys.tolist(), ids[first].tolist(), strict=True))
+
+
+def _time_of_key(graph: TaskGraph, key: Int64, tasks: Bool) -> dict[int, float]:
+    ids = np.flatnonzero(tasks)
+    keys, which = np.unique(key[ids], return_inverse=True)
+    times: Array = np.bincount(np.asarray(which).reshape(-1), weights=graph.duration_ns[ids], minlength=len(keys))
+    return dict(zip(keys.tolist(), times.tolist(), strict=True))

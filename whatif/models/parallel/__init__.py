@@ -1,0 +1,1 @@
+"""Parallel training: pipeline, tensor and sharded data parallelism."""

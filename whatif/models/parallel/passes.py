@@ -1,0 +1,88 @@
+"""The forward and backward passes of a step, and which part of a pass works for which part of the model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Int64,
+    Phase,
+    TaskKind,
+)
+from whatif.models.exchange.buckets import step_of
+
+
+class Passes(NamedTuple):
+    """The work of all passes in order: task ids, their pass and direction, shape (n,) each; steps (n_passes,)."""
+
+    task: Int64
+    number: Int64  # a forward pass and the backward pass behind it share one
+    backward: Bool
+    step: Int64  # of each pass
+
+
+class Use(NamedTuple):
+    """One part of the model at work in one direction of one pass: its first and last task, and the first per thread."""
+
+    number: int
+    backward: bool
+    part: int
+    first: int
+    last: int
+    firsts: tuple[int, ...]
+
+
+def passes(graph: TaskGraph) -> Passes:
+    """Give the passes: a new one begins with each step, and where forward work follows backward work.
+
+    Work is what GPU streams run, but for collectives; on a CPU its operators.
+    """
+    worker = graph.kind == TaskKind.CPU_OP
+    if graph.on_gpu.any():
+        worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+        # What was launched before the recording began has no call that anything could stand beside.
+        launched = worker & (graph.launch_of >= 0)
+        worker = launched if launched.any() else worker
+    steps = step_of(graph)
+    directed = (graph.phase == Phase.FORWARD) | (graph.phase == Phase.BACKWARD)
+    tasks = np.flatnonzero(worker & directed & (steps >= 0))
+    tasks = tasks[np.argsort(steps[tasks], kind="stable")]
+    step, backward = steps[tasks], graph.phase[tasks] == Phase.BACKWARD
+    turns = np.append(False, backward[:-1])[: len(tasks)] & ~backward
+    turns[1:] |= step[1:] != step[:-1]
+    turns[:1] = False
+    number = np.cumsum(turns).astype(np.int64)
+    begins = np.append(True, turns[1:])[: len(tasks)]
+    return Passes(tasks, number, np.asarray(backward, dtype=np.bool_), step[begins])
+
+
+def uses(graph: TaskGraph, found: Passes, part_of: Int64) -> list[Use]:
+    """Give when each part of the model works, in the order of the tasks.
+
+    ``part_of`` (n_tasks,): the part that each task works for, -1 for none of interest.
+    """
+    part = part_of[found.task]
+    mine = part >= 0
+    tasks, part, number, backward = found.task[mine], part[mine], found.number[mine], found.backward[mine]
+    if not len(tasks):
+        return []
+    n_parts = int(part.max()) + 1
+    key = (number * 2 + backward) * n_parts + part
+    keys, first_at = np.unique(key, return_index=True)
+    last_at = len(key) - 1 - np.unique(key[::-1], return_index=True)[1]
+    by_thread = key * len(graph.threads) + graph.thread[tasks]
+    _, at = np.unique(by_thread, return_index=True)
+    firsts: dict[int, list[int]] = {}
+    for owner, task in zip(key[at].tolist(), tasks[at].tolist(), strict=True):
+        firsts.setdefault(owner, []).append(task)
+    rows: list[Use] = []
+    ends: list[Array] = [tasks[first_at], tasks[last_at]]
+    for owner, first, last in zip(keys.tolist(), *(column.tolist() for column in ends), strict=True):
+        direction, which = divmod(owner, n_parts)
+        rows.append(Use(direction // 2, direction % 2 == 1, which, first, last, tuple(firsts[owner])))
+    return sorted(rows, key=lambda use: (use.number, use.backward, use.first))

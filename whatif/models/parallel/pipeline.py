@@ -1,0 +1,263 @@
+"""A pipeline of stages: each step of one worker becomes that of several, which pass micro-batches to one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.columns import filled
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    SYNC_NAME,
+    Anchor,
+    Array,
+    Dependencies,
+    DependencyKind,
+    Float64,
+    Int64,
+    Phase,
+    TaskKind,
+    Thread,
+    ThreadKind,
+    Waits,
+)
+from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import mark
+from whatif.models.exchange.collective_tasks import (
+    CALL_LOW_NS,
+    CALL_NS,
+    FAMILY,
+    estimated,
+    tell,
+)
+from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, needed
+from whatif.models.parallel.stage_work import Pieces, Work
+
+BATCH, UPDATE, SEND, SEND_CALL, RECEIVE_CALL = "load the batch", "update", "send", "c10d::send", "c10d::recv_"
+
+
+class Row(NamedTuple):
+    """One task of a step. It lasts what row ``piece`` of a table says: of pieces, on the CPU or GPU, or of messages."""
+
+    thread: int
+    kind: TaskKind
+    name: str
+    phase: Phase
+    of: str  # cpu, gpu, send, call, none: which times
+    piece: int
+
+
+class Edge(NamedTuple):
+    """One dependency of a step; with ``piece`` it counts from the start, with the lag of that piece."""
+
+    source: int
+    target: int
+    kind: DependencyKind
+    lag_ns: int = 0
+    piece: int = -1
+
+
+@dataclass
+class _Step:
+    """The tasks of one step and what they wait for, in the order of their ids; all steps have the same ones."""
+
+    on_gpu: bool
+    launch_lag_ns: int
+    channels: dict[tuple[int, int], int]
+    rows: list[Row]
+    edges: list[Edge]
+
+    def task(self, thread: int, kind: TaskKind, name: str, phase: Phase, of: str, piece: int) -> int:
+        self.rows.append(Row(thread, kind, name, phase, of, piece))
+        return len(self.rows) - 1
+
+    def cpu(self, stage: int) -> int:
+        return 2 * stage if self.on_gpu else stage
+
+    def work(self, stage: int, name: str, phase: Phase, piece: int, waits_for: int | None) -> int:
+        """A piece of a stage's work: its launches and its kernels, or on a CPU one task; gives the one that works."""
+        launch = self.task(self.cpu(stage), TaskKind.CPU_OP, name, phase, "cpu", piece)
+        task = launch
+        if self.on_gpu:
+            task = self.task(self.cpu(stage) + 1, TaskKind.KERNEL, name, phase, "gpu", piece)
+            self.edges.append(Edge(launch, task, DependencyKind.LAUNCH, piece=piece))
+        if waits_for is not None:
+            self.edges.append(Edge(waits_for, task, DependencyKind.COMMUNICATION))
+        return task
+
+    def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
+        """A message from one stage to another, sent when the task ``done`` is."""
+        call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", 0)
+        sent = self.task(self.channels[source, target], TaskKind.COMMUNICATION, SEND, phase, "send", boundary)
+        self.edges.append(Edge(call, sent, DependencyKind.LAUNCH, self.launch_lag_ns if self.on_gpu else 0))
+        if self.on_gpu:
+            self.edges.append(Edge(done, sent, DependencyKind.COMMUNICATION))
+        return sent
+
+
+def pipelined(
+    graph: TaskGraph, work: Work, orders: list[list[Pass]], shares: Float64, boundary_bytes: Int64, network: Network
+) -> TaskGraph:
+    """Give the graph of a pipeline whose stages work through ``orders``, one list of passes for each stage.
+
+    Each stage has a CPU thread and, where the recording has a GPU, a stream of its own, and is a rank; the first one's
+    steps are timed. ``shares`` (n_stages,): of the update. ``boundary_bytes`` (n_parts - 1,): what a micro-batch sends
+    from each part to the next, as much as comes back as its gradient. A stage sends while it computes.
+    """
+    stages, on_gpu = len(orders), bool(graph.on_gpu.any())
+    n_parts = work.forward.cpu_ns.shape[1]
+    threads, channels = _threads(graph, orders, n_parts, network)
+    step = _one_step(graph, work, orders, n_parts, channels)
+    pieces = [work.forward, work.backward, work.batch, work.update.take(np.zeros(stages, dtype=np.int64)).times(shares)]
+    every = Pieces.side_by_side(pieces)
+    ends = [(part % stages, (part + 1) % stages) for part in range(n_parts - 1)]
+    costs = [
+        _between(network, pair).cost("send", size) for pair, size in zip(ends, boundary_bytes.tolist(), strict=True)
+    ]
+    latency_ns, transfer_ns = (
+        np.array([float(getattr(cost, name)[0]) for cost in costs]) for name in ("latency_ns", "transfer_ns")
+    )
+    return _repeated(graph, work, step, threads, every, Cost(latency_ns, transfer_ns), on_gpu=on_gpu)
+
+
+def _threads(
+    graph: TaskGraph, orders: list[list[Pass]], n_parts: int, network: Network
+) -> tuple[tuple[Thread, ...], dict[tuple[int, int], int]]:
+    """The threads of all stages, and the channel from one to another: one each way where a link is full duplex."""
+    stages, threads = len(orders), list[Thread]()
+    streams = [thread for thread in graph.threads if thread.kind == ThreadKind.STREAM]
+    for stage in range(stages):
+        threads.append(Thread(f"stage {stage}: CPU", ThreadKind.CPU, rank=stage))
+        if graph.on_gpu.any():
+            threads.append(Thread(f"stage {stage}: GPU", ThreadKind.STREAM, stage, streams[0].stream, rank=stage))
+    channels: dict[tuple[int, int], int] = {}
+    pairs = dict.fromkeys((part % stages, (part + 1) % stages) for part in range(n_parts - 1))
+    for one, other in pairs:
+        for pair in ((one, other), (other, one)):
+            if pair in channels:
+                continue
+            shared = not _between(network, pair).levels[-1].link.full_duplex
+            channels[pair] = len(threads)
+            if shared:
+                channels[pair[::-1]] = len(threads)
+            between = f"stage {pair[0]} and {pair[1]}" if shared else f"stage {pair[0]} to {pair[1]}"
+            threads.append(Thread(f"network: {between}", ThreadKind.CHANNEL, ordered=not shared, rank=pair[0]))
+    return tuple(threads), channels
+
+
+def _between(network: Network, pair: tuple[int, int]) -> Network:
+    """The part of a network over which two workers talk: levels up to the first that has both in one member."""
+    members = 1
+    for number, level in enumerate(network.levels):
+        members *= level.workers
+        if pair[0] // members == pair[1] // members:
+            return replace(network, levels=network.levels[: number + 1])
+    return network
+
+
+def _one_step(
+    graph: TaskGraph, work: Work, orders: list[list[Pass]], n_parts: int, channels: dict[tuple[int, int], int]
+) -> _Step:
+    stages, last = len(orders), n_parts - 1
+    step = _Step(bool(graph.on_gpu.any()), graph.info.launch_lag_ns, channels, [], [])
+    batch, update = 2 * n_parts, 2 * n_parts + 1
+    ends = [-1] * stages
+    if step.on_gpu and work.batch.gpu_ns.any():
+        step.work(0, BATCH, Phase.DATA, batch, None)
+    elif work.batch.cpu_ns.any():
+        step.task(step.cpu(0), TaskKind.CPU_OP, BATCH, Phase.DATA, "cpu", batch)
+    sent: dict[Pass, int] = {}
+    for one in in_possible_order(orders):
+        stage, phase = one.part % stages, Phase.BACKWARD if one.backward else Phase.FORWARD
+        before = needed(one, last)
+        if before in sent:
+            step.task(step.cpu(stage), TaskKind.RUNTIME, RECEIVE_CALL, phase, "call", 0)
+        chunk = f", chunk {one.part // stages}" if n_parts > stages else ""
+        name = f"{'backward' if one.backward else 'forward'} {one.micro_batch}{chunk}"
+        piece = one.part + (n_parts if one.backward else 0)
+        done = step.work(stage, name, phase, piece, sent.get(before) if before else None)
+        ends[stage] = done
+        towards = one.part + (-1 if one.backward else 1)
+        if 0 <= towards <= last:
+            boundary = min(one.part, towards)
+            sent[one] = step.send(stage, towards % stages, done, phase, boundary)
+    for stage in reversed(range(stages)):
+        if work.update.cpu_ns.any() or work.update.gpu_ns.any():
+            ends[stage] = step.work(stage, UPDATE, Phase.UPDATE, update + stage, None)
+        if work.waits and step.on_gpu:
+            wait = step.task(step.cpu(stage), TaskKind.WAIT, SYNC_NAME, Phase.UPDATE, "none", 0)
+            step.edges.append(Edge(ends[stage], wait, DependencyKind.SYNC))
+    return step
+
+
+def _repeated(
+    graph: TaskGraph, work: Work, step: _Step, threads: tuple[Thread, ...], pieces: Pieces, sends: Cost, *, on_gpu: bool
+) -> TaskGraph:
+    """All steps: the same tasks with each step's own times."""
+    n_steps, n = len(work.steps), len(step.rows)
+    piece = np.array([row.piece for row in step.rows])
+    of = np.array([row.of for row in step.rows])
+    message = estimated(sends)
+
+    def times(cpu: Float64, gpu: Float64, send: Float64, call_ns: int) -> Int64:
+        column = np.zeros((n_steps, n))
+        for which, table in (("cpu", cpu), ("gpu", gpu)):
+            column[:, of == which] = table[:, piece[of == which]]
+        column[:, of == "send"] = send[piece[of == "send"]] if len(send) else 0.0
+        column[:, of == "call"] = call_ns
+        return np.rint(column).astype(np.int64).reshape(-1)
+
+    duration_ns = times(pieces.cpu_ns, pieces.gpu_ns, message.duration_ns, CALL_NS)
+    low_ns = times(pieces.cpu_low_ns, pieces.gpu_low_ns, message.low_ns, CALL_LOW_NS)
+    high_ns = times(pieces.cpu_high_ns, pieces.gpu_high_ns, message.high_ns, CALL_NS)
+    names = tuple(dict.fromkeys(row.name for row in step.rows))
+    code = {name: number for number, name in enumerate(names)}
+    kind = np.array([row.kind for row in step.rows])
+    family = np.where(kind == TaskKind.COMMUNICATION, FAMILY, int(KernelFamily.OTHER))
+    family[(of == "call") | (of == "none") | ((of == "cpu") & on_gpu)] = -1
+    each: dict[str, Array] = {
+        "name": np.array([code[row.name] for row in step.rows]),
+        "kind": kind,
+        "thread": np.array([row.thread for row in step.rows]),
+        "phase": np.array([row.phase for row in step.rows]),
+        "family": family,
+    }
+    given = {
+        **{name: np.tile(values, n_steps) for name, values in each.items()},
+        "step": np.repeat(work.steps, n),
+        "duration_ns": duration_ns,
+        "low_ns": np.minimum(low_ns, duration_ns),
+        "high_ns": np.maximum(high_ns, duration_ns),
+    }
+    changed = graph.replace(
+        **filled(n_steps * n, given), threads=threads, names=names, attached={},
+        dependencies=_dependencies(step, pieces, n_steps),
+        waits=Waits(*(np.empty(0, dtype=getattr(graph.waits, name).dtype) for name in Waits.__slots__)),
+        info=replace(graph.info, queue_depth=0),
+    )  # fmt: skip
+    changed = mark(changed, np.tile((of == "cpu") | (of == "gpu"), n_steps), int(work.source))
+    sent = np.flatnonzero(np.tile(of == "send", n_steps))
+    latency_ns = np.tile(sends.latency_ns[piece[of == "send"]], n_steps) if len(sent) else 0.0
+    return tell(changed, sent, latency_ns, 2)
+
+
+def _dependencies(step: _Step, pieces: Pieces, n_steps: int) -> Dependencies:
+    """The dependencies of all steps; kernels of a piece lie behind the start of their launches by its own lag."""
+    columns = np.array([tuple(edge) for edge in step.edges], dtype=np.int64).reshape(-1, 5).T
+    source, target, kind, lag_ns, piece = columns
+    first = np.repeat(np.arange(n_steps) * len(step.rows), len(source))
+    of_piece = piece >= 0
+    lags = np.tile(lag_ns.astype(np.float64), (n_steps, 1))
+    lags[:, of_piece] = pieces.start_lag_ns[:, piece[of_piece]]
+    anchor = np.where(of_piece, Anchor.START, Anchor.END)
+    return Dependencies(
+        (np.tile(source, n_steps) + first).astype(np.int32),
+        (np.tile(target, n_steps) + first).astype(np.int32),
+        np.tile(kind, n_steps).astype(np.int8),
+        np.rint(lags).astype(np.int64).reshape(-1),
+        np.tile(anchor, n_steps).astype(np.int8),
+    )

@@ -1,0 +1,62 @@
+"""What each stage of a pipeline keeps on its device: its layers, for as many micro-batches as are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.memory import LayerMemory, Memory, recomputed
+from whatif.graph.types import Int64
+from whatif.models.layers.memory_effects import with_batch, with_share
+from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
+
+
+def stage_memories(
+    memory: Memory,
+    part_of_row: Int64,
+    orders: Sequence[list[Pass]],
+    shares: npt.NDArray[np.float64],
+    micro_batches: int,
+    *,
+    recompute: bool,
+) -> list[Memory]:
+    """Give the memory of each stage, whose parts of the model keep what is in flight between their passes.
+
+    ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
+    parameters. The first stage has the whole batch. ``recompute``: of each micro-batch a part keeps its input alone and
+    computes the rest again (Huang et al., GPipe, §2.3).
+    """
+    micro = with_batch(memory, 1 / micro_batches)
+    if recompute:
+        begins = np.flatnonzero(np.append(True, np.diff(part_of_row) != 0))[: len(part_of_row)]
+        runs = list(zip(begins.tolist(), [*begins[1:].tolist(), len(part_of_row)], strict=True))
+        micro = recomputed(micro, runs)
+    found = []
+    for stage, passes in enumerate(orders):
+        in_flight = most_in_flight(passes)
+        share = float(shares[stage])
+        rows = [
+            _kept(row, in_flight[part])
+            for row, part in zip(micro.layers, part_of_row.tolist(), strict=True)
+            if part in in_flight
+        ]
+        found.append(
+            replace(
+                with_share(memory, share),
+                buffers=round(memory.buffers * share),
+                inputs=round(memory.buffers * share) + (memory.inputs - memory.buffers if stage == 0 else 0),
+                gradients_stay=memory.gradients_stay or micro_batches > 1,
+            ).with_layers(rows)
+        )
+    return found
+
+
+def _kept(row: LayerMemory, times: int) -> LayerMemory:
+    """A layer that keeps the activations of several micro-batches, and works on one at a time."""
+    return row._replace(
+        activations=row.activations * times, kept_input=row.kept_input * times,
+        full_precision=row.full_precision * times, scores=row.scores * times,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""How a recorded model becomes a pipeline: its parts, what each works on and keeps, and what flows between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import peak
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Float64, Int64
+from whatif.hardware.cluster.network import Network
+from whatif.models.layers.memory_effects import change_memory
+from whatif.models.parallel.pipeline_memory import stage_memories
+from whatif.models.parallel.pipeline_schedule import Pass
+from whatif.models.parallel.stage_work import (
+    Work,
+    at_micro_batch,
+    with_added,
+    work_of,
+)
+from whatif.models.parallel.stages import (
+    Model,
+    balanced,
+    model_of,
+    stage_of,
+)
+
+# Passes in one step: a graph of a few million tasks is as much as one simulates gladly.
+MOST_PASSES = 100_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model cut into parts: where each begins, its work, and its share of the parameters, shape (n_parts,) each.
+
+    ``crossing_bytes`` (n_parts - 1,): what a micro-batch sends from each part to the next.
+    """
+
+    model: Model
+    begins: Int64
+    crossing_bytes: Int64
+    work: Work
+    shares: Float64
+    recompute: bool
+
+    @property
+    def time_ns(self) -> Float64:
+        """What each part takes forward and backward, by its busier side, mean of the steps, (n_parts,)."""
+        passes = self.work.forward.then(self.work.backward)
+        return np.asarray(np.maximum(passes.cpu_ns, passes.gpu_ns).mean(axis=0), dtype=np.float64)
+
+
+def by_stage(values: Float64, stages: int) -> Float64:
+    """Give the sums over the parts of each stage, shape (n_stages,); part j is on stage j modulo the stages."""
+    return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
+
+
+def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int) -> None:
+    """Raise WhatifError on numbers of which no pipeline can be made."""
+    if not 1 <= stages <= 10_000:
+        raise WhatifError(f"pipeline: expected from 1 to 10,000 stages, got {stages}.")
+    if micro_batches < 1:
+        raise WhatifError(f"pipeline: expected 1 micro-batch or more, got {micro_batches}.")
+    if graph.info.batch_size and micro_batches > graph.info.batch_size:
+        raise WhatifError(
+            f"pipeline: expected at most as many micro-batches as the {graph.info.batch_size} samples of the recorded "
+            f"batch, got {micro_batches}; a larger batch is batch_size:factor=... before it."
+        )
+    if chunks < 1:
+        raise WhatifError(f"pipeline: expected 1 chunk of the model on each stage or more, got {chunks}.")
+    if stages * chunks * micro_batches > MOST_PASSES:
+        raise WhatifError(
+            f"pipeline: expected at most {MOST_PASSES:,} forward passes a step in all stages, got "
+            f"{stages * chunks * micro_batches:,}."
+        )
+
+
+def plan(
+    graph: TaskGraph,
+    n_parts: int,
+    micro_batches: int,
+    network: Network,
+    *,
+    recompute: bool,
+    activation_mb: float | None,
+) -> Plan:
+    """Cut the model into parts of which the slowest is as fast as can be, and tell what each works on.
+
+    ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
+    ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
+    """
+    model = model_of(graph, "pipeline")
+    if n_parts > model.n_parts:
+        raise WhatifError(
+            f"pipeline: expected at most {model.n_parts} stages (chunks of all stages together), as many as there are "
+            f"blocks and layers between which the model can be cut, got {n_parts}."
+        )
+    calls = len(model.part)
+    crossing = crossing_bytes(model, micro_batches, activation_mb)
+    times = at_micro_batch(graph, model, micro_batches)
+    every = _recomputed(work_of(graph, model, model.position, calls, times), recompute=recompute)
+    busy_ns = [
+        (getattr(every.forward, name) + getattr(every.backward, name)).mean(axis=0) for name in ("cpu_ns", "gpu_ns")
+    ]
+    message_ns = network.cost("send", crossing).total_ns
+    begins = balanced(busy_ns, model.part, n_parts, message_ns)
+    work = work_of(graph, model, stage_of(model, begins), n_parts, times)
+    part = np.searchsorted(begins, np.arange(calls), side="right")
+    sizes = np.bincount(part, weights=model.gradient_bytes, minlength=n_parts)
+    shares = sizes / sizes.sum() if sizes.sum() else np.full(n_parts, 1 / n_parts)
+    if micro_batches > 1:
+        work = with_added(work, shares, micro_batches)
+    return Plan(
+        model, np.append(0, begins), crossing[begins], _recomputed(work, recompute=recompute), shares, recompute
+    )
+
+
+def _recomputed(work: Work, *, recompute: bool) -> Work:
+    return replace(work, backward=work.forward.then(work.backward)) if recompute else work
+
+
+def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None) -> Int64:
+    """Give the bytes of a micro-batch that flow into each call of the model, shape (n_calls,).
+
+    Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither tells.
+    """
+    sizes = model.input_bytes
+    if activation_mb is not None:
+        if not 0 <= activation_mb <= 1e7:
+            raise WhatifError(f"pipeline: expected activation_mb from 0 to 10,000,000, got {activation_mb}.")
+        sizes = np.full(len(sizes), activation_mb * 1e6)
+    if (sizes < 0).all():
+        raise WhatifError(
+            "pipeline: the recording lacks the sizes of the activations between its layers (`whatif collect` "
+            "records shapes); say how many megabytes cross a cut, as in pipeline:activation_mb=12."
+        )
+    # What nothing tells is as large as what flows into the next call, or at the end as what came last.
+    calls = np.arange(len(sizes))
+    known = np.flatnonzero(sizes >= 0)
+    source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
+    return np.rint(sizes[source] / micro_batches).astype(np.int64)
+
+
+def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], micro_batches: int) -> TaskGraph:
+    """Give the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
+    memory = graph.info.memory
+    if memory is None:
+        return graph
+    row_part = np.full(len(memory.layers), -1, dtype=np.int64)
+    model = planned.model
+    part = np.searchsorted(planned.begins, np.arange(len(model.part)), side="right") - 1
+    known = model.memory_row >= 0
+    row_part[model.memory_row[known]] = part[known]
+    # Rows without work of their own lie with those before them.
+    source = np.maximum.accumulate(np.where(row_part >= 0, np.arange(len(row_part)), 0))
+    row_part = np.maximum(np.maximum.accumulate(row_part[source]), 0)
+    stages = len(orders)
+    shares = by_stage(planned.shares, stages)
+    found = stage_memories(memory, row_part, orders, shares, micro_batches, recompute=planned.recompute)
+    peaks = [peak(each).total for each in found]
+    fullest = int(np.argmax(peaks))
+    told = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")
+    return change_memory(graph, lambda _: found[fullest]).note(
+        f"pipeline: the stages need {told} GB of memory; what `memory` tells is stage {fullest}"
+    )
+
+
+def described(graph: TaskGraph, planned: Plan, stages: int) -> str:
+    """Say in a sentence where the cuts are, and how even the stages."""
+    time_ns = by_stage(planned.time_ns, stages)
+    names = [graph.layers[planned.model.layer[begin]] or f"call {begin}" for begin in planned.begins[1:].tolist()]
+    cuts = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"cut before {cuts}; the slowest stage takes {time_ns.max() / max(time_ns.mean(), 1e-9):.2f} times the mean"

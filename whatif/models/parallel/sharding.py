@@ -1,0 +1,296 @@
+"""Sharded data parallel training: every worker keeps a part of the optimizer's state, the gradients, the parameters.
+
+Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et
+al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.fsdp of torch
+2.13 (fully_shard: _fsdp_param_group.py), DeepSpeed's documentation of its stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from whatif.graph.kernels import KERNEL_FLOOR_NS
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Int64, Phase
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import Estimates, Source, put
+from whatif.models.exchange.buckets import StepGradients, step_of
+from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS
+from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
+from whatif.models.kernels.batch import CPU_OPERATOR_NS
+from whatif.models.layers.calls import calls_of, task_before
+from whatif.models.layers.columns import with_values
+from whatif.models.layers.memory_effects import change_memory
+from whatif.models.layers.update_tasks import step_kernels
+from whatif.models.parallel.passes import Passes, Use, passes
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
+from whatif.models.parallel.sharded_units import Units, units_of
+
+CHANNEL = "network"
+Prefetch = Literal["pre", "post", "none"]
+# The hooks, views and bookkeeping of fully_shard around one unit in one direction, collective included: 0.8 ms forward
+# and 1.1 ms backward for a unit of two tensors, up to three times as much for sixteen (torch 2.13, collectives that do
+# nothing, no profiler, on one core of a slow virtual machine; our measurement). Half of that is the centre.
+UNIT_CALL = CallTime(500_000, 150_000, 1_500_000)
+BUCKET_CALL = CallTime(CALL_NS, CALL_LOW_NS, CALL_NS)
+
+
+class FullSharding(NamedTuple):
+    """How parameters are gathered: when the next unit's are asked for, and what is kept."""
+
+    backward_prefetch: Prefetch = "pre"
+    forward_prefetch: bool = False
+    reshard_after_forward: bool = True
+    limit: int = 2  # units that may be gathered at once: the one at work among them
+    share: float = 1.0  # of the bytes of a parameter that are sent: a half in 16 bits
+
+
+def fully_sharded(
+    graph: TaskGraph, name: str, gradients: StepGradients, network: Network, how: FullSharding,
+    unit: str | None = None, unit_bytes: int | None = None,
+) -> TaskGraph:  # fmt: skip
+    """Give the graph of one of many workers that keep a part of the parameters each, its memory included.
+
+    ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is of the what-if that asks.
+    """
+    units = units_of(graph, name, gradients, passes(graph), unit, unit_bytes)
+    workers = network.workers
+    table = units.of_layer.tolist()
+    unit_of = {layer: part for layer, part in zip(graph.layers, table, strict=True) if part >= 0}
+    sizes = {-1: units.root_bytes, **dict(enumerate(units.size_bytes.tolist()))}
+    graph = change_memory(
+        graph,
+        lambda memory: with_sharded_parameters(
+            memory, workers, unit_of, sizes, limit=how.limit, resharded=how.reshard_after_forward, share=how.share
+        ),
+    )
+    mean_mb = sum(units.size_bytes.tolist()) / max(len(units.names), 1) / 1e6
+    return _shard_parameters(graph, units, network, how).note(
+        f"{name}: {len(units.names)} units of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB of the root; "
+        f"the batch is that of each of the {workers} workers"
+    )
+
+
+def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: FullSharding) -> TaskGraph:
+    """Give the graph whose units are gathered before their forward and backward work and reduced and scattered behind.
+
+    The root's parameters are gathered once a pass. A gathering waits until ``how.limit`` units before it are let go;
+    the gradients' buffer of a unit waits for the reduce-scatter of the one before.
+    """
+    found = passes(graph)
+    rows: list[Exchange] = []
+    by_pass: dict[int, list[Use]] = {}
+    for use in units.uses:
+        by_pass.setdefault(use.number, []).append(use)
+    ends = _pass_ends(found)
+    around = [(use.first, use.last) for use in units.uses] + [(one.first, one.last) for one in ends]
+    calls = _calls(graph, [task for pair in around for task in pair])
+    for number, one in enumerate(ends):
+        rows += _one_pass(graph, units, by_pass.get(number, []), one, how, calls, len(rows))
+    return update_share(exchange(graph, rows, network, CHANNEL, UNIT_CALL), 1 / network.workers)
+
+
+class _Ends(NamedTuple):
+    """First forward and last backward work of a pass, -1 where it has none, and whether it is the first of its step."""
+
+    first: int
+    last: int
+    begins: bool
+    closes: bool
+
+
+def _pass_ends(found: Passes) -> list[_Ends]:
+    rows = []
+    for number, step in enumerate(found.step.tolist()):
+        mine = found.number == number
+        forward, backward = found.task[mine & ~found.backward], found.task[mine & found.backward]
+        begins = number == 0 or found.step[number - 1] != step
+        closes = number == len(found.step) - 1 or found.step[number + 1] != step
+        first, last = int(forward.min(initial=2**62)), int(backward.max(initial=-1))
+        rows.append(_Ends(first if len(forward) else -1, last, bool(begins), bool(closes)))
+    return rows
+
+
+def _one_pass(
+    graph: TaskGraph, units: Units, mine: list[Use], ends: _Ends, how: FullSharding, calls: dict[int, _Call],
+    done: int,
+) -> list[Exchange]:  # fmt: skip
+    """The collectives of one forward and backward pass; ``done`` are in the list before them."""
+    rows: list[Exchange] = []
+    on_gpu = bool(graph.on_gpu.any())
+    root = round(units.root_bytes * how.share)
+    updated = _last_update(graph, ends.first) if on_gpu and ends.begins and ends.first >= 0 else ()
+    if root and ends.first >= 0:
+        rows.append(
+            Exchange("all_gather", root, calls[ends.first].before, Phase.FORWARD, updated, (ends.first,),
+                     copied_out=ends.first)
+        )  # fmt: skip
+    gathers = [use for use in mine if not use.backward or how.reshard_after_forward]
+    place = {(use.backward, use.part): number for number, use in enumerate(gathers)}
+    following = {id(use): after for use, after in pairwise(mine) if use.backward == after.backward}
+    asked: set[tuple[bool, int]] = set()
+
+    def gather(use: Use | None, call: int) -> None:
+        """Ask for a unit, unless it was asked for before or is still there."""
+        key = (use.backward, use.part) if use else (False, -1)
+        if use is None or key not in place or key in asked:
+            return
+        asked.add(key)
+        at = place[key]
+        freed = gathers[at - how.limit].last if at >= how.limit else use.first
+        ready = () if not on_gpu else (freed,) if freed < use.first else updated if not at else ()
+        phase = Phase.BACKWARD if use.backward else Phase.FORWARD
+        rows.append(
+            Exchange("all_gather", size(use), call, phase, ready, use.firsts, copied_out=use.first)
+        )  # fmt: skip
+
+    def size(use: Use) -> int:
+        return round(int(units.size_bytes[use.part]) * how.share)
+
+    scatter, scattered = -1, sum(use.backward for use in mine)
+    # What happens as a unit begins, and as it ends: units that work several times a pass may hold others between.
+    moments = [(use.first, True, use) for use in mine] + [(use.last, False, use) for use in mine if use.backward]
+    for _, begins, use in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
+        if begins:
+            gather(use, calls[use.first].before)
+            if on_gpu and (how.backward_prefetch == "pre" if use.backward else how.forward_prefetch):
+                gather(following.get(id(use)), calls[use.first].before)
+            continue
+        if on_gpu and how.backward_prefetch == "post":
+            gather(following.get(id(use)), calls[use.last].behind)
+        scattered -= 1
+        waiting = () if root or scattered else _behind_pass(graph, ends)
+        rows.append(
+            Exchange("reduce_scatter", size(use), calls[use.last].behind, Phase.BACKWARD, (use.last,), waiting,
+                     copied_in=use.last, buffer=scatter if on_gpu else -1)
+        )  # fmt: skip
+        scatter = done + len(rows) - 1
+    if root and ends.last >= 0:
+        rows.append(
+            Exchange("reduce_scatter", root, calls[ends.last].behind, Phase.BACKWARD, (ends.last,),
+                     _behind_pass(graph, ends), copied_in=ends.last, buffer=scatter if on_gpu else -1)
+        )  # fmt: skip
+    return rows
+
+
+class _Call(NamedTuple):
+    """Where calls stand: behind the CPU task ``before`` one that precedes some work, behind ``behind`` one after it."""
+
+    before: int
+    behind: int
+
+
+def _calls(graph: TaskGraph, tasks: Iterable[int]) -> dict[int, _Call]:
+    """The places for calls beside each of ``tasks``: beside its launch, on a CPU beside itself."""
+    ids = np.array(sorted({task for task in tasks if task >= 0}), dtype=np.int64)
+    behind = calls_of(graph, ids) if graph.on_gpu.any() else ids
+    before = task_before(graph, behind)
+    rows = zip(ids.tolist(), before.tolist(), behind.tolist(), strict=True)
+    return {task: _Call(*places) for task, *places in rows}
+
+
+def _last_update(graph: TaskGraph, first: int) -> tuple[int, ...]:
+    """The last of an update before the pass that begins with the task ``first``."""
+    update = np.flatnonzero(graph.on_gpu & (graph.phase == Phase.UPDATE))
+    at = int(np.searchsorted(update, first))
+    return (int(update[at - 1]),) if at else ()
+
+
+def _behind_pass(graph: TaskGraph, ends: _Ends) -> tuple[int, ...]:
+    """What waits for the gradients: what follows the backward pass, and the update on every other stream."""
+    if not graph.on_gpu.any() or ends.last < 0:
+        return ()
+    following = int(graph.neighbours[1][ends.last])
+    found = {int(graph.thread[ends.last]): following} if following >= 0 else {}
+    if ends.closes:
+        update = graph.on_gpu & (graph.phase == Phase.UPDATE) & (step_of(graph) == step_of(graph)[ends.last])
+        tasks = np.flatnonzero(update)
+        tasks = tasks[tasks > ends.last]
+        threads, at = np.unique(graph.thread[tasks], return_index=True)
+        for thread, task in zip(threads.tolist(), tasks[at].tolist(), strict=True):
+            found.setdefault(thread, task)
+    return tuple(found.values())
+
+
+def sharded_gradients(
+    graph: TaskGraph, gradients: StepGradients, bucket_bytes: int, network: Network, *, stage: int, overlap: bool
+) -> TaskGraph:
+    """Give the graph whose buckets are reduced and scattered, whose workers update a part, and gather the parameters.
+
+    A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, beside the backward pass; else behind
+    that pass. ``stage`` 1 keeps whole gradients, 2 only the worker's part.
+    """
+    workers = network.workers
+    if stage == 1:
+        graph = change_memory(graph, lambda memory: with_sharded_state(memory, workers))
+    else:
+        graph = change_memory(graph, lambda memory: with_sharded_gradients(memory, workers, bucket_bytes))
+    found = passes(graph)
+    last: dict[int, _Ends] = {}
+    first: dict[int, int] = {}
+    for one, step in zip(_pass_ends(found), found.step.tolist(), strict=True):
+        if one.last >= 0:
+            last[step] = one
+        if one.begins:
+            first[step] = one.first
+    rows: list[Exchange] = []
+    for step in np.unique(gradients.step).tolist():
+        if step not in last:
+            continue  # its backward pass was launched before the recording began
+        mine, ends = gradients.step == step, last[step]
+        sizes = gradients.size_bytes[mine]
+        rows += _buckets(graph, sizes, gradients.task[mine], ends, bucket_bytes, overlap=overlap)
+        rows.append(_gather_updated(graph, int(sizes.sum()), step, ends, first.get(step + 1, -1)))
+    return update_share(exchange(graph, rows, network, CHANNEL, BUCKET_CALL), 1 / workers)
+
+
+def _buckets(
+    graph: TaskGraph, size_bytes: Int64, task: Int64, ends: _Ends, bucket_bytes: int, *, overlap: bool
+) -> list[Exchange]:
+    rows: list[Exchange] = []
+    filled, ready = 0, -1
+    for at, (size, when) in enumerate(zip(size_bytes.tolist(), task.tolist(), strict=True)):
+        filled, ready = filled + size, max(ready, when)
+        if filled < bucket_bytes and at + 1 < len(task):
+            continue
+        sent = ready if overlap else max(ends.last, ready)
+        waiting = _behind_pass(graph, ends) if at + 1 == len(task) else ()
+        rows.append(
+            Exchange("reduce_scatter", filled, _calls(graph, [sent])[sent].behind, Phase.BACKWARD, (sent,), waiting,
+                     copied_in=ready)
+        )  # fmt: skip
+        filled = 0
+    return rows
+
+
+def _gather_updated(graph: TaskGraph, size_bytes: int, step: int, ends: _Ends, following: int) -> Exchange:
+    """The all-gather of the updated parameters: behind the update, and before ``following``, the next forward work."""
+    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    update = np.flatnonzero(worker & (step_of(graph) == step) & (graph.phase == Phase.UPDATE))
+    update = update[update > ends.last]
+    last = int(update[-1]) if len(update) else ends.last
+    waiting = tuple(task for task in (following, int(graph.neighbours[1][last])) if task > last)
+    return Exchange("all_gather", size_bytes, _calls(graph, [last])[last].behind, Phase.UPDATE, (last,), waiting)
+
+
+def update_share(graph: TaskGraph, share: float) -> TaskGraph:
+    """Give the graph whose update works on ``share`` of its bytes, in as many kernels (on a CPU operators)."""
+    update = np.flatnonzero(step_kernels(graph))
+    if not len(update):
+        return graph
+    floor_ns = KERNEL_FLOOR_NS if graph.on_gpu.any() else CPU_OPERATOR_NS
+
+    def left(column: Int64, floor: float) -> Int64:
+        kept = np.minimum(column[update], floor)
+        return np.asarray(np.rint(kept + (column[update] - kept) * share), dtype=np.int64)
+
+    # Kernels of many small tensors may be all start-up; without that they shrink as their bytes do.
+    estimates = Estimates.of(
+        left(graph.duration_ns, floor_ns), Source.ASSUMED, left(graph.low_ns, 0), left(graph.high_ns, 2 * floor_ns)
+    )
+    known = update[graph.size_bytes[update] > 0]
+    return with_values(put(graph, update, estimates), known, size_bytes=np.rint(graph.size_bytes[known] * share))

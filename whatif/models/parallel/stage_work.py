@@ -1,0 +1,205 @@
+"""What a stage of a model works on in one go: the forward or backward pass of a micro-batch, the batch, the update.
+
+A piece of work is told by three numbers. Its CPU time is what the thread works to launch it, its GPU time what the
+stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
+launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
+work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Int64,
+    Phase,
+)
+from whatif.models.durations.estimator import Source
+from whatif.models.exchange.buckets import step_of
+from whatif.models.kernels.batch import at_batch, batch_tasks
+from whatif.models.layers.calls import launches_of
+from whatif.models.layers.gradients import ADD_NAME
+from whatif.models.parallel.stages import Model, working_threads
+from whatif.simulation.simulator import simulate
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations."""
+
+    cpu_ns: Float64
+    cpu_low_ns: Float64
+    cpu_high_ns: Float64
+    gpu_ns: Float64
+    gpu_low_ns: Float64
+    gpu_high_ns: Float64
+    start_lag_ns: Float64
+
+    def take(self, columns: Array) -> Pieces:
+        """Some of the pieces, in the order of ``columns``."""
+        return Pieces(*(getattr(self, name)[:, columns] for name in Pieces.__dataclass_fields__))
+
+    def times(self, share: npt.ArrayLike) -> Pieces:
+        """So much of each piece, shape (n_pieces,): a piece cut into equal ones."""
+        return Pieces(*(getattr(self, name) * np.asarray(share) for name in Pieces.__dataclass_fields__))
+
+    @staticmethod
+    def side_by_side(parts: Sequence[Pieces]) -> Pieces:
+        """The pieces of several lots, one lot behind the other."""
+        return Pieces(*(np.concatenate([getattr(p, n) for p in parts], axis=1) for n in Pieces.__dataclass_fields__))
+
+    def then(self, other: Pieces) -> Pieces:
+        """Each piece with the one of ``other`` right behind it, as one."""
+        # On an idle GPU: either its kernels follow those before it, or they wait for their own launches.
+        after_ns = np.where(other.gpu_ns > 0, self.cpu_ns + other._idle_ns, 0.0)
+        idle_ns = np.maximum(self._idle_ns + other.gpu_ns, after_ns)
+        busy_ns = self.gpu_ns + other.gpu_ns
+        sums = [getattr(self, name) + getattr(other, name) for name in Pieces.__dataclass_fields__]
+        return replace(Pieces(*sums), start_lag_ns=idle_ns - busy_ns)
+
+    @property
+    def _idle_ns(self) -> Float64:
+        """From the begin of the CPU's work to the end of the GPU's, where that was idle."""
+        return self.start_lag_ns + self.gpu_ns
+
+
+@dataclass(frozen=True)
+class Work:
+    """The pieces of a model's parts at one micro-batch, and what comes once a step.
+
+    ``forward`` and ``backward``: (n_steps, n_parts). ``batch``: loading and copying it, (n_steps, 1). ``update`` and
+    ``added`` (adding up the gradients of all micro-batches): of the whole model, (n_steps, 1). ``steps`` (n_steps,) are
+    their numbers; ``source`` tells who answered for the times of a micro-batch.
+    """
+
+    steps: Int64
+    forward: Pieces
+    backward: Pieces
+    batch: Pieces
+    update: Pieces
+    added: Pieces
+    source: Source
+    waits: bool  # whether the CPU waits for the GPU once a step or more often
+
+
+class Times(NamedTuple):
+    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and who tells them."""
+
+    duration_ns: Float64
+    low_ns: Float64
+    high_ns: Float64
+    source: Source
+
+
+def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Times) -> Work:
+    """Give the work of the parts of ``model``; ``part`` (n_tasks,) is that of each task of a pass, -1 for others.
+
+    ``times`` is what ``at_micro_batch`` gave. Waiting is not work, so that synchronisations inside of a pass cost
+    nothing; neither do threads that do not train.
+    """
+    steps, step = np.unique(step_of(graph), return_inverse=True)
+    step = np.asarray(step).reshape(-1)
+    n_pieces = 2 * n_parts + 3
+    piece = np.full(len(graph), 2 * n_parts, dtype=np.int64)  # what is no pass and no update comes ahead of them
+    piece[graph.phase == Phase.UPDATE] = 2 * n_parts + 1
+    in_pass = part >= 0
+    piece[in_pass] = part[in_pass] + np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
+    added = (graph.select(name=f"^{re.escape(ADD_NAME)}$") & (graph.start_ns < 0)).mask
+    piece[added | launches_of(graph, added & graph.on_gpu)] = 2 * n_parts + 2
+    counted = steps[step] >= 0
+    cpu = (graph.on_cpu & working_threads(graph, model)[graph.thread] & counted).mask
+    gpu = (graph.on_gpu & counted).mask
+    every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, len(steps) * n_pieces)
+    kept = np.flatnonzero(steps >= 0)
+    every = Pieces(*(getattr(every, name).reshape(len(steps), n_pieces)[kept] for name in Pieces.__dataclass_fields__))
+    parts = np.arange(n_parts)
+    return Work(
+        steps=steps[kept] if graph.info.n_steps else np.full(len(kept), -1, dtype=np.int64),
+        forward=every.take(parts),
+        backward=every.take(parts + n_parts),
+        batch=every.take(np.array([2 * n_parts])),
+        update=every.take(np.array([2 * n_parts + 1])),
+        added=every.take(np.array([2 * n_parts + 2])),
+        source=times.source,
+        waits=bool(len(graph.waits.task)),
+    )
+
+
+def at_micro_batch(graph: TaskGraph, model: Model, micro_batches: int) -> Times:
+    """Give what each task takes in the pass of a micro-batch, by the law of ``whatif.models.kernels.batch``."""
+    duration_ns, low_ns, high_ns = (
+        column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
+    )
+    if micro_batches == 1:
+        return Times(duration_ns, low_ns, high_ns, Source.RECORDED)
+    grown = batch_tasks(graph) & (model.position >= 0)
+    estimates = at_batch(graph, grown, 1 / micro_batches)
+    duration_ns[grown], low_ns[grown], high_ns[grown] = estimates.duration_ns, estimates.low_ns, estimates.high_ns
+    return Times(duration_ns, low_ns, high_ns, Source(int(estimates.source.max(initial=0))))
+
+
+def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, n_pieces: int) -> Pieces:
+    """Sums of each piece, shape (n_pieces,), and how far its kernels lie behind its begin."""
+    lag_ns = np.array([float(thread.lag_ns) for thread in graph.threads])
+    tasks = np.flatnonzero(gpu)
+    tasks = tasks[np.argsort(piece[tasks], kind="stable")]
+    alone = _alone(graph, tasks)
+
+    def on_gpu(column: Float64) -> Float64:
+        # What runs while another stream works takes no time of its own; else a kernel follows the one before it.
+        return np.asarray((column[tasks] + lag_ns[graph.thread[tasks]]) * alone, dtype=np.float64)
+
+    def summed(of: Int64, weights: Float64) -> Float64:
+        return np.bincount(piece[of], weights=weights, minlength=n_pieces).astype(np.float64)
+
+    bounds = (times.duration_ns, times.low_ns, times.high_ns)
+    calls = np.flatnonzero(cpu)
+    calls = calls[np.argsort(piece[calls], kind="stable")]
+    cpu_sums = [summed(calls, column[calls]) for column in bounds]
+    gpu_sums = [summed(tasks, np.maximum(on_gpu(column), 0)) for column in bounds]
+    # When each task's call is over, from the begin of its piece.
+    ended_ns = np.zeros(len(graph))
+    total_ns = np.cumsum(times.duration_ns[calls])
+    before_ns = np.cumsum(cpu_sums[0]) - cpu_sums[0]
+    ended_ns[calls] = total_ns - before_ns[piece[calls]]
+    launch = graph.launch_of[tasks].astype(np.int64)
+    own = (launch >= 0) & (piece[launch] == piece[tasks])
+    called_ns = np.where(own, ended_ns[launch], 0.0)
+    # A kernel starts behind its call and behind the kernels of the piece that come before it.
+    work_ns = np.maximum(on_gpu(times.duration_ns), 0)
+    ahead_ns = np.cumsum(work_ns) - work_ns - (np.cumsum(gpu_sums[0]) - gpu_sums[0])[piece[tasks]]
+    behind_ns = np.full(n_pieces, -np.inf)
+    np.maximum.at(behind_ns, piece[tasks], called_ns - ahead_ns)
+    behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
+    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns])
+
+
+def _alone(graph: TaskGraph, tasks: Int64) -> Float64:
+    """The share of each GPU task's time in which no task of an earlier start runs beside it, shape (n,)."""
+    streams = np.unique(graph.thread[tasks])
+    if len(streams) < 2:
+        return np.ones(len(tasks))
+    timeline = simulate(graph)
+    start_ns, end_ns = timeline.start_ns[tasks], timeline.end_ns[tasks]
+    order = np.lexsort((tasks, start_ns))
+    covered_ns = np.append(0, np.maximum.accumulate(end_ns[order])[:-1])
+    alone_ns = np.clip(end_ns[order] - np.maximum(start_ns[order], covered_ns), 0, None)
+    share = np.ones(len(tasks))
+    share[order] = alone_ns / np.maximum(end_ns[order] - start_ns[order], 1)
+    return share
+
+
+def with_added(work: Work, share: Float64, micro_batches: int) -> Work:
+    """Let the backward pass of every micro-batch add up gradients, each part its ``share``, shape (n_parts,)."""
+    each = work.added.take(np.zeros(len(share), dtype=np.int64)).times(share / micro_batches)
+    return replace(work, backward=work.backward.then(each))

@@ -1,0 +1,210 @@
+"""A model cut into stages: which layer call every task of the passes belongs to, and where cuts balance the work."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Int64,
+    Phase,
+    among,
+)
+from whatif.models.layers.feature_maps import input_bytes, memory_rows
+from whatif.models.layers.layer_calls import Calls, layer_calls
+from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
+from whatif.models.layers.segments import are_classes, places_within, prefixes
+
+_NUMBER = re.compile(r"\d+")
+# Containers hand one tensor from child to child, so that a model can be cut between their children.
+_CHAINS = {"Sequential", "ModuleList"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The forward pass of a recorded step as n calls of layers in their order, and the parts that no cut may divide.
+
+    ``position`` is the call that each task of a forward or backward pass belongs to, shape (n_tasks,), -1 for other
+    tasks. ``part`` numbers the parts along the calls; ``input_bytes`` flows into each call, -1 where nothing tells;
+    ``gradient_bytes`` are those of the parameters of each call, ``layer`` is its layer's code and ``memory_row`` its
+    row in the memory of the step (-1 for none), all shape (n,).
+    """
+
+    position: Int64
+    part: Int64
+    layer: Int64
+    input_bytes: Int64
+    gradient_bytes: Int64
+    memory_row: Int64
+
+    @property
+    def n_parts(self) -> int:
+        """How many parts the model can be cut into at most."""
+        return int(self.part.max(initial=-1)) + 1
+
+
+def model_of(graph: TaskGraph, name: str) -> Model:
+    """Give the calls of the model that was recorded; ``name`` is of the what-if that asks.
+
+    Steps with another number of calls are stretched to the most usual one. A part is a call, or a block of layers
+    that comes again (an encoder layer, a residual block): inside of one, more than one tensor may flow. Raises
+    WhatifError where no step has a forward and a backward pass, or where one has several.
+    """
+    calls = layer_calls(graph)
+    runs, first, length = np.unique(calls.run, return_index=True, return_counts=True)
+    forward_run = ~calls.backward[first]
+    if not forward_run.any() or forward_run.all():
+        raise WhatifError(f"{name}: expected a recording whose steps have a forward and a backward pass, got none.")
+    passes = np.unique(calls.step[first][~forward_run], return_counts=True)[1]
+    if np.median(passes) > 1:
+        raise WhatifError(
+            f"{name}: expected one backward pass a step, got {int(np.median(passes))}; record steps without gradient "
+            "accumulation."
+        )
+    n = int(np.bincount(length[forward_run]).argmax())
+    of_run = np.searchsorted(runs, calls.run)
+    rank = np.arange(len(calls)) - first[of_run]
+    own = np.where(calls.backward, -1, rank * n // length[of_run])
+    at = np.where(calls.forward >= 0, own[calls.forward], -1)
+    # A backward call that cannot be told apart follows the one before it; the first ones belong to the last layer.
+    at = _filled(at, calls.run, ahead=False)
+    at = np.where(at < 0, np.where(calls.backward, n - 1, 0), at)
+
+    chosen = int(first[forward_run & (length == n)][0])
+    rows = np.arange(chosen, chosen + n)
+    layer, memory_row = calls.layer[rows], memory_rows(graph, calls)[rows]
+    return Model(
+        position=_positions(graph, calls, at, n),
+        part=_parts(graph, layer),
+        layer=layer,
+        input_bytes=input_bytes(graph, calls)[rows],
+        gradient_bytes=_gradient_bytes(graph, layer, memory_row),
+        memory_row=memory_row,
+    )
+
+
+def _filled(values: Array, group: Array, *, ahead: bool) -> Int64:
+    """Where a value is below 0, that of the nearest row before it (``ahead``: behind it) of the same group."""
+    if ahead:
+        return _filled(values[::-1], group[::-1], ahead=False)[::-1]
+    source = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), 0))
+    return np.where(group[source] == group, values[source], -1).astype(np.int64)
+
+
+def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
+    """The call of each task: its own, that of the kernel which it launches next, or that of its neighbours."""
+    in_pass = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD)) & ((graph.step >= 0) | (graph.info.n_steps == 0))
+    found = np.append(at, -1)[calls.call]
+    order = graph.by_thread[in_pass[graph.by_thread]]
+    # A stretch of one pass on one thread.
+    turns = [np.diff(column[order]) != 0 for column in (graph.thread, graph.step, graph.phase)]
+    stretch = np.cumsum(np.append(True, turns[0] | turns[1] | turns[2])[: len(order)])
+    on_gpu = graph.on_gpu[order]
+    kernels = order[on_gpu]
+    found[kernels] = _filled(found[kernels], stretch[on_gpu], ahead=False)
+    found[kernels] = _filled(found[kernels], stretch[on_gpu], ahead=True)
+    launched = kernels[graph.launch_of[kernels] >= 0]
+    found[graph.launch_of[launched]] = found[launched]
+    found[order] = _filled(found[order], stretch, ahead=True)
+    found[order] = _filled(found[order], stretch, ahead=False)
+    lost = np.where(graph.phase == Phase.FORWARD, 0, n - 1)
+    return np.where(in_pass, np.where(found >= 0, found, lost), -1).astype(np.int64)
+
+
+def _parts(graph: TaskGraph, layer: Int64) -> Int64:
+    own = _blocks(graph)[layer]
+    begins = (own[1:] != own[:-1]) | (own[1:] < 0)
+    return np.append(0, np.cumsum(begins)).astype(np.int64)
+
+
+def _blocks(graph: TaskGraph) -> Int64:
+    """The number of the block that each layer lies in, -1 for none: the outermost one that is no mere container."""
+    if are_classes(graph):
+        return np.full(len(graph.layers), -1, dtype=np.int64)
+    inner = {above for layer in graph.layers for above in prefixes(layer)[:-1]}
+    numbered = {prefix for prefix in inner if prefix[-1:].isdigit()}
+    families = Counter(_NUMBER.sub("#", prefix) for prefix in numbered)
+    rows = layer_rows(graph)
+    blocks = {
+        prefix
+        for prefix in numbered
+        if families[_NUMBER.sub("#", prefix)] > 1 and not (prefix in rows and rows[prefix].type in _CHAINS)
+    }
+    return places_within(graph.layers, sorted(blocks))
+
+
+def _gradient_bytes(graph: TaskGraph, layer: Int64, memory_row: Int64) -> Int64:
+    """The gradients of each call's layer, with its first call; by the recorder, else by the memory of the step."""
+    sizes, of = gradient_bytes(graph)[layer], layer
+    if not sizes.any():
+        layers = graph.info.memory.layers if graph.info.memory else ()
+        sizes, of = np.array([row.gradients for row in layers] + [0], dtype=np.int64)[memory_row], memory_row
+    first = np.zeros(len(layer), dtype=np.bool_)
+    first[np.unique(of, return_index=True)[1]] = True
+    return np.where(first, sizes, 0)
+
+
+def balanced(time_ns: Sequence[Float64], parts: Int64, stages: int, message_ns: Float64) -> Int64:
+    """Give the calls with which stages 1 to ``stages`` - 1 begin, such that the slowest stage is as fast as can be.
+
+    ``time_ns``: of each call (n,), once for each resource that works beside the others (CPU and GPU); a stage takes as
+    long as its busiest one, or as the message to its first call, ``message_ns`` (n,), where that takes longer (as in
+    PipeDream's partitioning, §3.1). ``parts`` (n,) are not divided. Among equals the one with the least sum of squares:
+    exact by dynamic programming. Raises WhatifError where there are fewer parts than stages.
+    """
+    n_parts = int(parts.max(initial=-1)) + 1
+    if not 1 <= stages <= n_parts:
+        raise WhatifError(f"expected from 1 to {n_parts} stages, got {stages}.")
+    # sums[r, i]: what the first i parts take of resource r.
+    sums = np.stack([np.append(0, np.cumsum(np.bincount(parts, weights=t, minlength=n_parts))) for t in time_ns])
+    cost = (sums[:, None, :] - sums[:, :, None]).max(axis=0)  # of a stage that begins with one part and ends before one
+    first = np.searchsorted(parts, np.arange(1, n_parts))
+    cost[1:n_parts] = np.maximum(cost[1:n_parts], message_ns[first][:, None])
+    cost[np.tril_indices(n_parts + 1)] = np.inf
+    slowest, _ = _best(cost, stages, np.maximum)
+    # Sums of the same parts in another order differ in their last digits.
+    squares = np.where(cost <= slowest * (1 + 1e-12), np.square(cost), np.inf)
+    _, begins = _best(squares, stages, np.add)
+    return np.searchsorted(parts, np.array(begins[1:], dtype=np.int64), side="left").astype(np.int64)
+
+
+def _best(cost: Float64, stages: int, join: np.ufunc) -> tuple[float, list[int]]:
+    """The least joined cost of so many stages one behind the other, and the part with which each begins."""
+    n = len(cost) - 1
+    reached = cost[0].copy()
+    came_from = []
+    for _ in range(1, stages):
+        through = join(reached[:, None], cost)
+        came_from.append(through.argmin(axis=0))
+        reached = through[came_from[-1], np.arange(n + 1)]
+    begins, at = [], n
+    for source in reversed(came_from):
+        at = int(source[at])
+        begins.append(at)
+    return float(reached[n]), [0, *reversed(begins)]
+
+
+def stage_of(model: Model, begins: Int64) -> Int64:
+    """Give the stage of each task, shape (n_tasks,), -1 outside of the passes; ``begins`` is what ``balanced`` gave."""
+    stage = np.searchsorted(begins, model.position, side="right")
+    return np.where(model.position >= 0, stage, -1).astype(np.int64)
+
+
+def working_threads(graph: TaskGraph, model: Model) -> Bool:
+    """Give the mask (n_threads,) of the CPU threads that train: the main one, and those that launch or run a pass."""
+    chosen = np.zeros(len(graph.threads), dtype=np.bool_)
+    chosen[0] = True
+    launches = graph.launch_of[graph.launch_of >= 0]
+    chosen[graph.thread[launches]] = True
+    if not graph.on_gpu.any():
+        chosen[graph.thread[(model.position >= 0) & graph.on_cpu & (graph.family >= 0)]] = True
+    return chosen

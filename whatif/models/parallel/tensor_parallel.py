@@ -1,0 +1,270 @@
+"""Tensor parallel training: parts of each block cut across the workers, whose sums are all-reduced at their ends.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 4: behind a part's last product an all-reduce forward
+(the operator g), behind its first one an all-reduce backward (f), each of one activation of the block's stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.recorded import Gradient, Layer, Recorded
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Phase
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import put
+from whatif.models.durations.half_precision import is_half
+from whatif.models.durations.work_done import with_work
+from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, of_activations
+from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
+from whatif.models.kernels.batch import at_batch, batch_tasks
+from whatif.models.layers.calls import calls_of
+from whatif.models.layers.layer_facts import layer_rows
+from whatif.models.layers.memory_effects import change_memory, with_share
+from whatif.models.parallel.passes import (
+    Passes,
+    Use,
+    passes,
+    uses,
+)
+from whatif.models.parallel.sharding import update_share
+from whatif.models.parallel.transformer_blocks import Part, split_parts, vocabulary_parts
+
+CHANNEL = "network, tensor parallel"
+CALL = CallTime(CALL_NS, CALL_LOW_NS, CALL_NS)
+
+
+class _Span(NamedTuple):
+    """Where a part works in one direction of one pass: its first and its last task."""
+
+    first: int
+    last: int
+    backward: bool
+    part: int
+
+
+class Split(NamedTuple):
+    """The parts of a graph, when each works, and the bytes of an activation of its stream, shape (n_parts,)."""
+
+    parts: list[Part]
+    spans: list[_Span]
+    size_bytes: list[int]
+    n_blocks: int
+
+
+def is_split(graph: TaskGraph) -> bool:
+    """Say whether a what-if has put transfers between parts of the model in."""
+    return bool(of_activations(graph).any())
+
+
+def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Split:
+    """Give the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are not told."""
+    found = passes(graph)
+    every = uses(graph, found, np.where(graph.layer > 0, graph.layer, -1).astype(np.int64))
+    fullest = _fullest(found)
+    first_pass = [use for use in every if not use.backward and use.number == fullest]
+    parts = split_parts(graph, first_pass, layers)
+    if not parts:
+        raise WhatifError(
+            "tensor_parallel: expected blocks of a transformer, with linear layers that widen and narrow a stream, got "
+            f"none in {graph.info.path or 'this recording'}; record it with `whatif collect`, which records names and "
+            "shapes of layers, or say which are blocks, as in tensor_parallel:layers=encoder.layers.[0-9]+."
+        )
+    n_blocks = len(parts)
+    if vocabulary:
+        parts = parts + vocabulary_parts(graph, first_pass, parts)
+    own = {(use.number, use.backward, use.part): use for use in every}
+    spans: list[_Span] = []
+    code = {layer: number for number, layer in enumerate(graph.layers)}
+    for which, part in enumerate(parts):
+        names = [product.layer for product in (*part.columns, *([part.rows] if part.rows else []))]
+        for number in range(len(found.step)):
+            for backward in (False, True):
+                mine = [own[key] for name in names if (key := (number, backward, code[name])) in own]
+                if mine:
+                    first, last = min(use.first for use in mine), max(use.last for use in mine)
+                    spans.append(_Span(first, last, backward, which))
+    return Split(parts, spans, [_stream_bytes(graph, part, parts, first_pass) for part in parts], n_blocks)
+
+
+def _fullest(found: Passes) -> int:
+    """The pass with the most forward work: a recording may begin within one."""
+    counts = np.bincount(found.number[~found.backward], minlength=1)
+    return int(counts.argmax())
+
+
+def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list[Use]) -> int:
+    """Bytes of one activation of the stream: by the operations of a product of the block, else by the memory's rows."""
+    candidates = [product for one in (part, *parts) for product in ((one.rows,) if one.rows else ()) + one.columns]
+    code = {layer: number for number, layer in enumerate(graph.layers)}
+    width = parts[0].columns[0].inputs
+    rows = layer_rows(graph)
+    for product in candidates:
+        if rows[product.layer].type in ("Embedding", "MultiheadAttention"):
+            continue
+        use = next((use for use in forward if use.part == code[product.layer]), None)
+        if use is None:
+            continue
+        tasks = np.arange(use.first, use.last + 1)
+        tasks = tasks[(graph.layer[tasks] == use.part) & (graph.phase[tasks] == Phase.FORWARD)]
+        tasks = tasks[graph.flops[tasks] > 0]
+        if len(tasks):
+            # The pieces of an operator have a share of its operations each; operators within one another count alike.
+            _, which = np.unique(graph.operator[tasks], return_inverse=True)
+            flops = float(np.bincount(np.asarray(which).reshape(-1), weights=graph.flops[tasks]).max())
+            tokens = flops / (2 * product.inputs * product.outputs)
+            half = is_half(graph.dtype[tasks[int(graph.flops[tasks].argmax())]])
+            return max(round(tokens), 1) * width * (2 if half else 4)
+    memory = graph.info.memory
+    told = {row.name: row.input for row in memory.layers if row.input > 0} if memory else {}
+    size = next((told[column.layer] for column in parts[0].columns if column.layer in told), 0)
+    if size:
+        return size
+    raise WhatifError(
+        "tensor_parallel: this recording lacks the sizes of the activations of its blocks; record it with "
+        "shapes (whatif collect does)."
+    )
+
+
+def check_divides(parts: list[Part], workers: int) -> None:
+    """Raise WhatifError where a matrix cannot be cut into as many equal parts."""
+    for part in parts:
+        for product, length, what in (
+            *((column, column.outputs, "outputs") for column in part.columns),
+            *(((part.rows, part.rows.inputs, "inputs"),) if part.rows else ()),
+        ):
+            if length % workers:
+                raise WhatifError(
+                    f"tensor_parallel: expected a number of workers that divides the {length} {what} of "
+                    f"{product.layer}, got {workers}."
+                )
+
+
+def split_blocks(graph: TaskGraph, split: Split, network: Network) -> TaskGraph:
+    """Give the graph of one of the workers of ``network``, which does its part of each block and sums up with them."""
+    workers = network.workers
+    mine = _inside(graph, split) & batch_tasks(graph)
+    exchanges = _sums(graph, split)
+    graph = put(graph, mine, at_batch(graph, mine, 1 / workers))
+    graph = with_work(graph, mine, 1 / workers, wider=True)
+    before, after = _parameter_bytes(graph), None
+    graph = graph.replace(info=replace(graph.info, recorded=_smaller(graph.info.recorded, split.parts, workers)))
+    after = _parameter_bytes(graph)
+    share = after / before if before else 1.0
+    graph = change_memory(graph, lambda memory: _with_less_memory(memory, split.parts, workers, share))
+    return exchange(update_share(graph, share), exchanges, network, CHANNEL, CALL, activations=True)
+
+
+def _inside(graph: TaskGraph, split: Split) -> Bool:
+    """The tasks between the ends of a part, in its direction; of an embedding's part none: it reads as much as ever."""
+    result = np.zeros(len(graph), dtype=np.bool_)
+    for backward, phase in ((False, Phase.FORWARD), (True, Phase.BACKWARD)):
+        change = np.zeros(len(graph) + 1, dtype=np.int64)
+        for span in split.spans:
+            if span.backward == backward and split.parts[span.part].columns:
+                change[span.first] += 1
+                change[span.last + 1] -= 1
+        result |= (np.cumsum(change)[:-1] > 0) & (graph.phase == phase)
+    return result
+
+
+def _sums(graph: TaskGraph, split: Split) -> list[Exchange]:
+    rows: list[Exchange] = []
+    on_gpu = bool(graph.on_gpu.any())
+    for span in sorted(split.spans, key=lambda span: span.last):
+        part = split.parts[span.part]
+        # What is cut by rows alone (an embedding) is summed forward, what by columns alone (the head) backward.
+        if (not part.columns) if span.backward else part.rows is None:
+            continue
+        call = int(calls_of(graph, np.array([span.last]))[0]) if on_gpu else span.last
+        following = int(graph.neighbours[1][span.last])
+        waiting = (following,) if following >= 0 else ()
+        phase = Phase.BACKWARD if span.backward else Phase.FORWARD
+        rows.append(Exchange("all_reduce", split.size_bytes[span.part], call, phase, (span.last,), waiting))
+    return rows
+
+
+def _parameter_bytes(graph: TaskGraph) -> int:
+    return sum(layer.gradient_bytes or 0 for layer in layer_rows(graph).values())
+
+
+def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
+    """The recorder's facts of one worker: its part of each parameter that is cut, by which later what-ifs go."""
+    cut = {product.layer for part in parts for product in part.columns}
+    by_rows = {part.rows.layer for part in parts if part.rows} - cut
+
+    def kept(layer: str, shape: tuple[int, ...] | None) -> bool:
+        """A bias is added once to the sum of the parts, so every worker has all of it."""
+        return layer in by_rows and shape is not None and len(shape) == 1
+
+    def smaller_layer(layer: Layer) -> Layer:
+        if layer.name not in cut | by_rows:
+            return layer
+        numbers = {name: int(np.prod(shape)) for name, shape in layer.shapes.items()}
+        whole = sum(count for name, count in numbers.items() if kept(layer.name, layer.shapes[name]))
+        share = whole / max(sum(numbers.values()), 1)
+        share += (1 - share) / workers
+        parameters, size = (
+            None if count is None else round(count * share) for count in (layer.parameters, layer.gradient_bytes)
+        )
+        return replace(layer, parameters=parameters, gradient_bytes=size)
+
+    shapes_of = {layer.name: layer.shapes for layer in recorded.layers}
+
+    def smaller_gradient(gradient: Gradient) -> Gradient:
+        if gradient.layer not in cut | by_rows or gradient.size_bytes is None:
+            return gradient
+        parameter = gradient.name.removeprefix(f"{gradient.layer}.")
+        if kept(gradient.layer, shapes_of.get(gradient.layer, {}).get(parameter)):
+            return gradient
+        return replace(gradient, size_bytes=-(-gradient.size_bytes // workers))
+
+    return replace(
+        recorded,
+        layers=tuple(map(smaller_layer, recorded.layers)),
+        gradients=tuple(map(smaller_gradient, recorded.gradients)),
+    )
+
+
+def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: float) -> Memory:
+    """Inside the parts everything is 1 / ``workers``, but for what flows in and out, which every worker has whole."""
+    rows = list(memory.layers)
+    place: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        place.setdefault(row.name, []).append(at)
+    for part in parts:
+        columns = {product.layer for product in part.columns}
+        last = part.rows.layer if part.rows else ""
+        here = [number for name in (*columns, last) for number in place.get(name, [])]
+        inside = range(min(here), max(here) + 1) if here and columns else here
+        for number in inside:
+            name = rows[number].name
+            rows[number] = _less(rows[number], workers, opens=name in columns, closes=name == last)
+    return with_share(memory, share).with_layers(rows)
+
+
+def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool) -> LayerMemory:
+    def part(size: int, whole: int = 0) -> int:
+        """``whole`` of ``size`` stays, and of the rest a part."""
+        kept = min(size, whole)
+        return kept - (kept - size) // workers
+
+    stream = row.input if opens else 0
+    return row._replace(
+        activations=part(row.activations, row.kept_input if opens else 0),
+        kept_input=row.kept_input if opens else part(row.kept_input),
+        full_precision=part(row.full_precision, min(row.kept_input, row.full_precision) if opens else 0),
+        gradients=part(row.gradients),
+        weights=part(row.weights),
+        copied=row.copied if opens else part(row.copied),
+        scores=part(row.scores),
+        input=row.input if opens else part(row.input),
+        forward_workspace=row.forward_workspace if closes else part(row.forward_workspace),
+        backward_workspace=part(row.backward_workspace, stream),
+        fixed_workspace=part(row.fixed_workspace),
+    )

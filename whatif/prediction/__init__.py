@@ -1,0 +1,1 @@
+"""Predict a step: baseline, calibration, transforms and their composition."""

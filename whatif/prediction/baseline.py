@@ -1,0 +1,89 @@
+"""The baseline of every what-if: a graph, its simulated timeline, and how well that meets the recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, TaskKind
+from whatif.prediction.calibrate import Calibration, calibrate
+from whatif.simulation.breakdown import Breakdown, breakdown
+from whatif.simulation.simulator import simulate
+from whatif.simulation.steps import default_clock, steady, step_ns
+from whatif.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A graph, its simulated timeline and how well that meets the recording.
+
+    The graph is the recorded one, or where ``calibration`` is given that one without the profiler.
+    """
+
+    graph: TaskGraph
+    timeline: Timeline
+    clock: str
+    calibration: Calibration | None = None  # None if the recording lacks the step without the profiler
+
+    @staticmethod
+    def of(graph: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> Baseline:
+        """Simulate ``graph``, corrected to the step without the profiler if the recording has it.
+
+        With ``calibrated=False`` as it was recorded. Raises WhatifError on a clock that the recording does not have.
+        """
+        chosen = clock or default_clock(graph)
+        if chosen not in ("gpu", "mark", "span"):
+            raise WhatifError(f"expected the step clock gpu, mark or span, got {chosen!r}.")
+        if chosen not in graph.info.measured_step_ns:
+            raise WhatifError(
+                f"{graph.info.path}: this recording has no steps by the clock {chosen!r}; "
+                f"it has: {', '.join(graph.info.measured_step_ns) or 'none'}."
+            )
+        if not calibrated:
+            return Baseline(graph, simulate(graph), chosen)
+        found = calibrate(graph, chosen)
+        return Baseline(found.graph, found.timeline, chosen, found if found.untraced or found.reason else None)
+
+    @property
+    def step_ns(self) -> float:
+        """The simulated step, ns."""
+        return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
+
+    @property
+    def measured_ns(self) -> float:
+        """The measured step, ns."""
+        return step_ns(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
+
+    @property
+    def replayed_ns(self) -> float:
+        """The simulated step of the graph as it was recorded, before any calibration, ns."""
+        return self.calibration.replayed_ns if self.calibration else self.step_ns
+
+    @property
+    def replay_error_pct(self) -> float:
+        """Simulated against measured step of the recording, percent, signed: both with the profiler in them."""
+        return 100.0 * (self.replayed_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
+
+    @cached_property
+    def unexplained_wait_pct(self) -> float:
+        """Waiting that no dependency explains, percent of the makespan."""
+        graph = self.graph
+        lead_in = np.array([name in (BEFORE_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
+        # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
+        unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
+        return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
+
+    @property
+    def mean_over_median(self) -> float:
+        """The mean of the measured steady steps over their median: above 1 where some take much longer."""
+        times_ns = steady(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
+        return float(np.mean(times_ns) / np.median(times_ns)) if times_ns and np.median(times_ns) > 0 else 1.0
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Where the simulated step goes."""
+        return breakdown(self.timeline, self.clock)

@@ -1,0 +1,162 @@
+"""Several transforms, left to right: one graph, one schedule, and what each of them contributes to the gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.transform import Transform
+from whatif.simulation.sharing import USES
+from whatif.simulation.simulator import Schedule, simulate
+from whatif.simulation.steps import step_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A transform as it was applied: whether it changed anything, and what it said."""
+
+    transform: Transform
+    changed: bool  # the tasks, what they wait for, their order, the memory of a step or its samples
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def between(before: TaskGraph, after: TaskGraph, transform: Transform) -> Applied:
+        """Compare the graph before ``transform`` with the one that it gave."""
+        reorders = transform.schedule is not None and len(after.declined) == len(before.declined)
+        told = (before.info.memory, before.info.samples) != (after.info.memory, after.info.samples)
+        changed = not is_unchanged(before, after) or reorders or told
+        return Applied(transform, changed, new_notes(before, after))
+
+
+def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
+    """Give the checked graph under all transforms, and what each did.
+
+    Raises WhatifError where one does not apply or breaks the graph.
+    """
+    parts = []
+    for transform in transforms:
+        changed = transform(graph).check()
+        parts.append(Applied.between(graph, changed, transform))
+        graph = changed
+    return graph, tuple(parts)
+
+
+def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:
+    """Return the checked graph under all transforms. Raises WhatifError if one does not apply or breaks the graph."""
+    return applied_in_turn(graph, transforms)[0]
+
+
+def single_schedule(transforms: Sequence[Transform]) -> Schedule | None:
+    """Return the one schedule override of a composition, if any. Raises WhatifError where two transforms have one."""
+    overriding = [t for t in transforms if t.schedule is not None]
+    if len(overriding) > 1:
+        names = " and ".join(repr(t.name) for t in overriding)
+        raise WhatifError(f"{names} both override the schedule; apply one of them at a time.")
+    return overriding[0].schedule if overriding else None
+
+
+def new_notes(before: TaskGraph, after: TaskGraph) -> tuple[str, ...]:
+    """Return what transforms said on the way from one graph to the other."""
+    return tuple(note for note in after.notes if note not in before.notes)
+
+
+def spelled(transform: Transform) -> str:
+    """Return how a transform and its options are written on a command line: ``amp:target=bf16``."""
+    options = ",".join(f"{key}={_text(value)}" for key, value in transform.options.items())
+    return f"{transform.name}:{options}" if options else transform.name
+
+
+def _text(value: object) -> str:
+    """An option's value as one would type it: 2 for 2.0."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+
+
+# What of a graph may differ without any effect on its timeline.
+_BESIDE_THE_TIMELINE = {"info", "attached", "notes", "declined"}
+
+
+def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
+    """Whether a transform left the tasks and what they wait for as they were; notes and facts may differ."""
+    columns = {field.name for field in fields(TaskGraph)} - _BESIDE_THE_TIMELINE
+    same_queue = before.info.queue_depth == after.info.queue_depth
+    same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share something slow one another
+    return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in columns)
+
+
+def is_without_effect(before: TaskGraph, after: TaskGraph, applied: Sequence[Applied]) -> bool:
+    """Whether the timeline stays as it was: nothing changed, and no schedule to run the same tasks in another order.
+
+    The schedule of a transform that changes nothing has nothing to decide.
+    """
+    return is_unchanged(before, after) and not any(part.changed and part.transform.schedule for part in applied)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one transform takes off the step, ms: above zero is faster."""
+
+    alone_ms: float | None  # as the only one; None where it does not apply alone
+    added_ms: float  # after those before it
+    reason: str = ""  # why it does not apply alone
+
+    def to_dict(self) -> dict[str, float | str | None]:
+        """Return the contribution as a JSON object."""
+        return {"alone_ms": self.alone_ms, "added_ms": self.added_ms, "reason": self.reason or None}
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What each transform of a composition contributes, in its order, and what all of them take off the step, ms."""
+
+    contributions: tuple[Contribution, ...]
+    together_ms: float
+
+    @property
+    def interaction_ms(self) -> float | None:
+        """What the gains alone add up to beyond the gain together, ms; None where one does not apply alone.
+
+        Above zero the transforms save the same time; below zero one of them makes another more effective.
+        """
+        alone_ms = [part.alone_ms for part in self.contributions if part.alone_ms is not None]
+        return sum(alone_ms) - self.together_ms if len(alone_ms) == len(self.contributions) else None
+
+
+def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted_ns: float) -> Composition:
+    """Return what each of ``transforms`` contributes to the ``predicted_ns`` of all of them.
+
+    Simulates once each beginning of the list and each transform alone, as far as these are not known yet: two
+    simulations for each transform beyond the first.
+    """
+    steps_ns = [baseline.step_ns]
+    graph = baseline.graph
+    before: tuple[Applied, ...] = ()
+    for transform in transforms[:-1]:
+        changed, this = applied_in_turn(graph, [transform])
+        before += this
+        same = is_without_effect(graph, changed, this)
+        steps_ns.append(steps_ns[-1] if same else _step_ns(baseline, changed, before))
+        graph = changed
+    steps_ns.append(predicted_ns)
+    parts = []
+    for place, transform in enumerate(transforms):
+        added_ms = (steps_ns[place] - steps_ns[place + 1]) / 1e6
+        if place == 0:
+            parts.append(Contribution(added_ms, added_ms))
+            continue
+        try:
+            alone_ns = _step_ns(baseline, *applied_in_turn(baseline.graph, [transform]))
+            parts.append(Contribution((baseline.step_ns - alone_ns) / 1e6, added_ms))
+        except WhatifError as error:  # it may need what another one put there
+            parts.append(Contribution(None, added_ms, str(error)))
+    return Composition(tuple(parts), (baseline.step_ns - predicted_ns) / 1e6)
+
+
+def _step_ns(baseline: Baseline, changed: TaskGraph, applied: Sequence[Applied]) -> float:
+    """The simulated step of a changed graph, ns."""
+    if is_without_effect(baseline.graph, changed, applied):
+        return baseline.step_ns
+    schedule = single_schedule([part.transform for part in applied])
+    return step_ns(simulate(changed, schedule).step_times_ns(baseline.clock), changed, baseline.clock)

@@ -1,0 +1,96 @@
+"""A transform of one's own to begin with: a script that works, with what to change in its comments."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from pathlib import Path
+
+from whatif.errors import WhatifError
+from whatif.output_file import output_file
+from whatif.prediction.transform import built_in_names
+
+# In a folder with a file of such a name Python takes it for the real one.
+TAKEN = sys.stdlib_module_names | {"whatif", "numpy"}
+
+# Lines of at most 88 characters, so that a linter with its own defaults is content with the script.
+TEMPLATE = '''\
+"""{title}: what if element-wise work were `speedup` times as fast?
+
+Source: where the idea comes from: a paper and its section, or your own measurement.
+Model:  what is assumed and what is left out. Here: the element-wise kernels (operators,
+        on a CPU) take 1 / `speedup` of their time; the range runs from no gain at all
+        to twice the gain. What runs beside them is neither slowed nor sped up.
+Effort: medium: one sentence on how to get it in real life (none: a mere question).
+"""
+
+from whatif import TaskGraph, WhatifError
+from whatif.models import KernelFamily
+
+NAME = "{name}"
+
+
+# Every keyword-only parameter is an option:
+# whatif apply {file}:speedup=3 TRACE
+def transform(graph: TaskGraph, *, speedup: float = 2.0, layer: str = "") -> TaskGraph:
+    """Shorten the element-wise work, in the layers that `layer` matches."""
+    if not speedup >= 1:
+        raise WhatifError(f"{{NAME}}: expected a speedup from 1 on, got {{speedup}}.")
+
+    # 1. Select. Masks have one value a task and combine with & | ~. There are columns
+    #    for kind, name, thread, layer, phase, step, family, dtype, size_bytes, flops.
+    tasks = graph.select(layer=layer or None)
+    tasks &= graph.family == KernelFamily.ELEMENTWISE
+    if not tasks.any():
+        raise WhatifError(
+            f"{{NAME}}: expected element-wise work in layers that match {{layer!r}}, got "
+            "none; `whatif explain` lists layers and families."
+        )
+
+    # 2. Edit. Every edit gives a new graph: scale, with_duration, insert, remove, split,
+    #    add_dependencies, synchronize. `low` and `high` say how unsure a duration is.
+    least = max(1 - 2 * (1 - 1 / speedup), 0.0)
+    graph = graph.scale(tasks, 1 / speedup, low=least, high=1.0)
+
+    # 3. Say what was done: notes stand beside the prediction.
+    return graph.note(f"{{NAME}}: {{tasks.sum()}} tasks are {{speedup:g}} times as fast")
+
+
+# A script may also choose which ready task runs next (docs/writing-a-transform.md):
+#
+# def schedule(frontier: Frontier) -> int:
+#     return frontier.earliest()
+'''
+
+
+def write_new(path: str | Path) -> Path:
+    """Write a transform that works to ``path`` and give it back.
+
+    Raises WhatifError where a file is there already, where its name is no module's or another's, or where nothing can
+    be written.
+    """
+    script = Path(path)
+    name = script.stem
+    _check_name(path, name)
+    target = output_file(path)
+    text = TEMPLATE.format(title=name.replace("_", " ").strip().capitalize() or name, name=name, file=script.name)
+    try:
+        # Created, never replaced: also not where somebody else was quicker.
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise WhatifError(f"{path}: expected the name of a new file, got one that is there; name another.") from None
+    except OSError as error:
+        raise WhatifError(f"{path}: expected to write the file, got '{error.strerror or error}'.") from error
+    return script
+
+
+def _check_name(path: str | Path, name: str) -> None:
+    if Path(path).suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
+        raise WhatifError(
+            f"{path}: expected a script's name of letters, digits and _ that ends in .py, as my_idea.py, got another."
+        )
+    if name in TAKEN:
+        raise WhatifError(f"{path}: expected a name of its own, got that of the Python module {name!r}; name another.")
+    if name in built_in_names():
+        raise WhatifError(f"{path}: expected a name of its own, got the built-in transform {name!r}; name another.")

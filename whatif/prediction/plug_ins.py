@@ -1,0 +1,60 @@
+"""Transforms that other installed packages offer: entry points in the group ``whatif.transforms``.
+
+A package says so in its pyproject.toml::
+
+    [project.entry-points."whatif.transforms"]
+    halve_attention = "my_package.halve_attention"
+
+The name is what a user types, and what stands behind it is a module of the shape that every transform has. Nothing of
+a package is imported before one of its names is asked for or listed.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from whatif.errors import WhatifError
+
+ENTRY_POINT_GROUP = "whatif.transforms"
+
+
+@dataclass(frozen=True, slots=True)
+class PlugIn:
+    """A transform's name, and the package that offers it."""
+
+    name: str
+    package: str
+    point: EntryPoint
+
+    def load(self) -> types.ModuleType:
+        """Import the transform's module. Raises WhatifError where that fails or gives something else."""
+        try:
+            loaded = self.point.load()
+        except (Exception, SystemExit) as error:
+            raise WhatifError(f"it cannot be imported: {type(error).__name__}: {error}") from error
+        if not isinstance(loaded, types.ModuleType):
+            raise WhatifError(f"expected its entry point to name a module, got {type(loaded).__name__}.")
+        return loaded
+
+
+def plug_ins() -> list[PlugIn]:
+    """Return what other packages offer, sorted by name, also what cannot be used."""
+    found = [PlugIn(point.name, _package(point), point) for point in entry_points(group=ENTRY_POINT_GROUP)]
+    return sorted(found, key=lambda plug_in: (plug_in.name, plug_in.package))
+
+
+def find_plug_in(name: str) -> PlugIn | None:
+    """Return the one plug-in of that name, None without one. Raises WhatifError where several packages offer it."""
+    found = [plug_in for plug_in in plug_ins() if plug_in.name == name]
+    if len(found) > 1:
+        packages = " and ".join(repr(plug_in.package) for plug_in in found)
+        raise WhatifError(f"transform {name!r}: the packages {packages} offer one of this name; uninstall all but one.")
+    return found[0] if found else None
+
+
+def _package(point: EntryPoint) -> str:
+    """The name of the package that an entry point belongs to; of its module where no package is known."""
+    distribution = getattr(point, "dist", None)
+    return str(distribution.name) if distribution is not None else str(getattr(point, "value", point.name))

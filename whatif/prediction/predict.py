@@ -1,0 +1,265 @@
+"""Apply transforms to a graph and predict the step: the pipeline of every what-if."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.notebook_view import notebook_view
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array
+from whatif.models.durations.estimator import described
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import (
+    Applied,
+    Composition,
+    applied_in_turn,
+    contributions,
+    is_without_effect,
+    new_notes,
+    single_schedule,
+    spelled,
+)
+from whatif.prediction.transform import Transform, load_transform
+from whatif.simulation.breakdown import Breakdown, breakdown
+from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
+from whatif.simulation.steps import CLOCK_NOUNS, step_ns
+from whatif.simulation.timeline import Timeline
+
+__all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
+
+# Above this share of the span, time that no dependency explains makes every prediction doubtful.
+DOUBTFUL_WAIT_PCT = 2.0
+# Steps whose mean exceeds their median by more than this are not one kind of step.
+UNEVEN_STEPS = 1.1
+# A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
+HOST_BOUND_PCT = 50.0
+# A change below this is within what replays miss.
+NOTHING_PCT = 1.0
+
+AnyTransform = Transform | str | Callable[[TaskGraph], TaskGraph]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted effect of transforms on the step; times in ms by one clock, the median of the steady steps."""
+
+    baseline: Baseline
+    applied: tuple[Applied, ...]
+    timeline: Timeline
+    low_ns: float
+    high_ns: float
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The transforms in the order in which they were applied."""
+        return tuple(part.transform for part in self.applied)
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The transformed graph."""
+        return self.timeline.graph
+
+    @property
+    def predicted_ms(self) -> float:
+        """The predicted step, ms."""
+        clock = self.baseline.clock
+        return step_ns(self.timeline.step_times_ns(clock), self.graph, clock) / 1e6
+
+    @property
+    def baseline_ms(self) -> float:
+        """The simulated step of the recording itself, ms."""
+        return self.baseline.step_ns / 1e6
+
+    @property
+    def low_ms(self) -> float:
+        """The lower end of a nominal 90 % range, ms."""
+        return min(self.low_ns / 1e6, self.predicted_ms)
+
+    @property
+    def high_ms(self) -> float:
+        """The upper end of a nominal 90 % range, ms."""
+        return max(self.high_ns / 1e6, self.predicted_ms)
+
+    @property
+    def speedup(self) -> float:
+        """Baseline over predicted step; infinite if the predicted step is 0."""
+        return self.baseline_ms / self.predicted_ms if self.predicted_ms else float("inf")
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The parts of the predicted step."""
+        return breakdown(self.timeline, self.baseline.clock)
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The contribution of each of several transforms; takes two simulations for each beyond the first."""
+        return contributions(self.baseline, self.transforms, self.predicted_ms * 1e6)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the transforms said."""
+        return new_notes(self.baseline.graph, self.graph)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings: quirks of the recording, doubts of the model, notes of the transforms, the verdict."""
+        return tuple(filter(None, (*self.doubts, *self.notes, self.verdict)))
+
+    @cached_property
+    def doubts(self) -> tuple[str, ...]:
+        """What makes the numbers doubtful: the recording's quirks, the calibration, waits and uneven steps."""
+        graph = self.baseline.graph
+        found = list(graph.info.quirks)
+        if self.baseline.calibration and self.baseline.calibration.reason:
+            found.append(self.baseline.calibration.reason)
+        wait_pct = self.baseline.unexplained_wait_pct
+        if wait_pct > DOUBTFUL_WAIT_PCT:
+            found.append(
+                f"{wait_pct:.0f} % of the span is waiting that nothing in the recording explains (other ranks, other "
+                "processes); the range allows for its absence"
+            )
+        uneven = self.baseline.mean_over_median
+        if uneven > UNEVEN_STEPS:
+            found.append(f"the steps differ (their mean is {uneven:.2f} times the median); reported is the median step")
+        return tuple(found)
+
+    @property
+    def verdict(self) -> str:
+        """Return why little or nothing changes; "" if much does."""
+        before, after = self.baseline.breakdown, self.breakdown
+        gain_pct = 100.0 * (1 - self.predicted_ms / self.baseline_ms) if self.baseline_ms else 0.0
+        if not self.baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not self.baseline_ms:
+            return ""
+        busy_pct = 100.0 * before.gpu_busy_ms / self.baseline_ms
+        noun = CLOCK_NOUNS[self.baseline.clock]
+        shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
+        if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
+            if 2 * self.baseline.unexplained_wait_pct > 100 - busy_pct:
+                return (
+                    f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
+                    f"{self.baseline_ms:.2f} ms), and in the rest most is waiting that nothing in the recording "
+                    "explains, so faster kernels change nothing"
+                )
+            return (
+                f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
+                f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
+                + (", and what is added on the CPU costs time" if gain_pct <= -NOTHING_PCT else "")
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as a JSON object with the keys that scripts rely on."""
+        info = self.baseline.graph.info
+        result: dict[str, Any] = {
+            "trace": info.path,
+            "transforms": [{**_named(part.transform), "changed": part.changed} for part in self.applied],
+            "steps": info.n_steps,
+            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "untraced_ms": info.untraced_step_ns / 1e6 if info.untraced_step_ns else None,
+            "baseline_ms": self.baseline_ms,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "predicted_ms": self.predicted_ms,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
+            "speedup": self.speedup if np.isfinite(self.speedup) else None,
+            "step_clock": self.baseline.clock,
+            "gpu_busy_ms": {"baseline": self.baseline.breakdown.gpu_busy_ms, "predicted": self.breakdown.gpu_busy_ms},
+            "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
+            "breakdown": {"baseline": self.baseline.breakdown.to_dict(), "predicted": self.breakdown.to_dict()},
+            "estimates": described(self.graph),
+            "warnings": list(self.warnings),
+        }
+        if len(self.transforms) > 1:
+            parts = zip(self.transforms, self.composition.contributions, strict=True)
+            result["contributions"] = [{**_named(transform), **part.to_dict()} for transform, part in parts]
+            result["interaction_ms"] = self.composition.interaction_ms
+        if self.baseline.calibration:
+            result["calibration"] = self.baseline.calibration.to_dict()
+        samples, changed_samples = info.samples, self.graph.info.samples
+        if samples and changed_samples and self.baseline_ms and self.predicted_ms:
+            result["samples_per_s"] = {
+                "baseline": 1e3 * samples / self.baseline_ms,
+                "predicted": 1e3 * changed_samples / self.predicted_ms,
+            }
+        return result
+
+    def __repr__(self) -> str:
+        names = " + ".join(spelled(transform) for transform in self.transforms)
+        return f"Prediction({names}: {self.baseline_ms:.4f} to {self.predicted_ms:.4f} ms, {self.baseline.graph!r})"
+
+    _repr_html_ = notebook_view
+
+
+def _named(transform: Transform) -> dict[str, Any]:
+    options = transform.options.items()
+    plain = {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in options}
+    return {"name": transform.name, "options": plain}
+
+
+def apply(
+    graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | None = None, calibrated: bool = True
+) -> Prediction:
+    """Return the prediction for a graph under transforms, applied left to right.
+
+    A transform is a name with options as text, a loaded ``Transform`` or a function from graph to graph. ``clock`` and
+    ``calibrated`` are those of ``Baseline.of``, for a graph that is no baseline yet. Raises WhatifError if a script
+    fails its checks or breaks the graph, or if two of them override the schedule.
+    """
+    baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock, calibrated=calibrated)
+    loaded = tuple(_as_transform(t) for t in transforms)
+    schedule = single_schedule(loaded)
+    changed, applied = applied_in_turn(baseline.graph, loaded)
+    if changed is baseline.graph and schedule is None:
+        return Prediction(baseline, applied, baseline.timeline, baseline.step_ns, baseline.step_ns)
+    if is_without_effect(baseline.graph, changed, applied):
+        schedule = None  # it has nothing to decide, and is slow
+    timeline = simulate(changed, schedule)
+    predicted_ns = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
+    return Prediction(baseline, applied, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))
+
+
+def bounds_ns(
+    baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
+) -> tuple[float, float]:
+    """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations.
+
+    The ranges of all durations move together, because errors of one kind have the same sign. The replay error and the
+    noise between two runs are independent of that and of each other: they add up as squares.
+    """
+    if not predicted_ns > 0:
+        return 0.0, 0.0
+    clock = baseline.clock
+    low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
+    ends = range_ns(baseline, np.array([predicted_ns]), np.array([low]), np.array([high]))
+    return float(ends[0][0]), float(ends[1][0])
+
+
+def range_ns(baseline: Baseline, predicted_ns: Array, low_ns: Array, high_ns: Array) -> tuple[Array, Array]:
+    """Return the ends of that range for n changed graphs, shape (n,): from their steps, ns, each above 0.
+
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound.
+    """
+    missed = abs(baseline.replay_error_pct) / 100
+    spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
+    below, above = (
+        np.hypot(np.hypot(bound_ns / predicted_ns - 1, missed), by_run)
+        for bound_ns, by_run in zip((low_ns, high_ns), spread, strict=True)
+    )
+    return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)
+
+
+def _as_transform(transform: AnyTransform) -> Transform:
+    if isinstance(transform, Transform):
+        return transform
+    if isinstance(transform, str):
+        return load_transform(transform)
+    if callable(transform):
+        name = getattr(transform, "__name__", "function")
+        return Transform(name, (transform.__doc__ or name).strip().splitlines()[0], "", transform)
+    raise WhatifError(f"expected a transform's name, a Transform or a function, got {type(transform).__name__}.")

@@ -1,0 +1,300 @@
+"""Find, check and load a transform script, and give it options from text.
+
+A transform is a module with ``transform(graph, *, ...) -> TaskGraph`` and, where it needs one, ``schedule(frontier)``.
+It is a built-in name, a path to a ``.py`` file, or an entry point in the group ``whatif.transforms``. A user's script
+runs only when its user names it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whatif.errors import WhatifError
+from whatif.prediction.plug_ins import find_plug_in, plug_ins
+from whatif.units import QUANTITIES
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+    from whatif.simulation.simulator import Schedule
+
+# Imported by name at run time: the library never depends on the scripts that use it.
+BUILT_IN_PACKAGE = "whatif.transforms"
+
+# A comma ends an option only where another option follows, so regular expressions may contain commas.
+_NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
+
+
+# A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
+ACROSS_RANKS = "ACROSS_RANKS"
+
+# Types whose values can be written as text.
+_TEXT_KINDS = (bool, int, float, str, Path, *QUANTITIES)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A loaded transform script with its options."""
+
+    name: str
+    summary: str
+    doc: str
+    function: Callable[..., TaskGraph]
+    schedule: Schedule | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The options that the script takes: its keyword-only parameters, by name."""
+        signature = inspect.signature(self.function, eval_str=True)
+        return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    def with_options(self, options: Mapping[str, Any]) -> Transform:
+        """Return this transform with options set; text is converted to each option's type.
+
+        Raises WhatifError on an unknown option or a value that does not fit.
+        """
+        known = self.parameters
+        values = {}
+        for name, value in options.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it takes: {', '.join(known) or 'no options'}."
+                raise WhatifError(f"transform {self.name!r}: there is no option {name!r}; {hint}")
+            values[name] = _converted(self.name, name, value, known[name].annotation)
+        return replace(self, options={**self.options, **values})
+
+    def __call__(self, graph: TaskGraph) -> TaskGraph:
+        """Return the transformed graph. Raises WhatifError if the script fails or does not return a graph."""
+        from whatif.graph.task_graph import TaskGraph
+
+        try:
+            result = self._called(graph)
+        except WhatifError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise WhatifError(
+                f"transform {self.name!r} ({self.source or 'a function'}) failed: {type(error).__name__}: {error}; "
+                "--debug shows where."
+            ) from error
+        if not isinstance(result, TaskGraph):
+            raise WhatifError(
+                f"transform {self.name!r}: expected transform() to return a TaskGraph, got {type(result).__name__}; "
+                "every edit returns a new graph, so return the last one."
+            )
+        return result
+
+    def _called(self, graph: TaskGraph) -> TaskGraph:
+        """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
+        if not graph.info.ranks or getattr(self.function, "__globals__", {}).get(ACROSS_RANKS):
+            return self.function(graph, **self.options)
+        from whatif.ingest.ranks.merge import rank_by_rank
+
+        return rank_by_rank(graph, lambda one: self.function(one, **self.options))
+
+
+def load_transform(spec: str | Path, **options: Any) -> Transform:
+    """Return the transform that ``spec`` names: ``amp``, ``scale:kind=gpu,factor=0.5``, ``./mine.py:rate=2``.
+
+    Raises WhatifError if there is none, if the script does not have the required shape (the message shows its
+    signature), or if an option does not fit.
+    """
+    name, text_options = parse_spec(str(spec))
+    return _found(name).with_options({**text_options, **options})
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split ``name:option=value,option=value`` into the name and its options, values as text."""
+    name, found, rest = spec.partition(":")
+    # A drive letter is no name: C:\\mine.py:rate=2.
+    if found and len(name) == 1 and rest[:1] in ("\\", "/"):
+        path, found, tail = rest.partition(":")
+        name, rest = f"{name}:{path}", tail
+    options: dict[str, str] = {}
+    if not found:
+        return name, options
+    for part in _NEXT_OPTION.split(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.isidentifier():
+            raise WhatifError(f"{spec!r}: expected options as name:option=value,option=value, got {part!r}.")
+        if key in options:
+            raise WhatifError(f"{spec!r}: option {key!r} is given twice.")
+        options[key] = value
+    return name, options
+
+
+def built_in_names() -> list[str]:
+    """Return the names of the transforms that come with the package, sorted."""
+    package = importlib.import_module(BUILT_IN_PACKAGE)
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def plug_in_names() -> list[str]:
+    """Return the names of the transforms that other packages offer, sorted; a built-in's name is the built-in's."""
+    return sorted({plug_in.name for plug_in in plug_ins()} - set(built_in_names()))
+
+
+def _found(name: str) -> Transform:
+    """The transform of that name, with its defaults: a file, else a built-in, else a plug-in."""
+    if name.endswith(".py") or "/" in name or "\\" in name:
+        return _checked(name, _load_file(name))
+    if name in built_in_names():
+        return _checked(name, importlib.import_module(f"{BUILT_IN_PACKAGE}.{name}"))
+    plug_in = find_plug_in(name)
+    if plug_in is not None:
+        try:
+            return _checked(name, plug_in.load())
+        except WhatifError as error:
+            reason = str(error).rstrip(".")
+            raise WhatifError(
+                f"transform {name!r} of the package {plug_in.package!r}: {reason}; update or uninstall the package."
+            ) from error
+    known = [*built_in_names(), *plug_in_names()]
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else "see `whatif transforms`, or give the path of a .py file."
+    raise WhatifError(f"there is no transform {name!r}; {hint}")
+
+
+def _load_file(name: str) -> types.ModuleType:
+    path = Path(name)
+    if not path.is_file():
+        raise WhatifError(f"{name}: expected the path of a transform script, got no such file.")
+    spec = importlib.util.spec_from_file_location(f"whatif_user_transform_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise WhatifError(f"{name}: expected a transform script, whose name ends in .py, got another file.")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        raise WhatifError(f"{path}: the transform script could not be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _docstring(module: types.ModuleType) -> str:
+    """The module's docstring; from its source if the interpreter drops docstrings (-OO)."""
+    if module.__doc__ is not None:
+        return inspect.cleandoc(module.__doc__)
+    try:
+        return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
+    except (OSError, TypeError, SyntaxError):  # there is no source
+        return ""
+
+
+def _checked(name: str, module: types.ModuleType) -> Transform:
+    where = getattr(module, "__file__", None) or name
+    function = getattr(module, "transform", None)
+    if not callable(function):
+        raise WhatifError(f"{where}: expected a function transform(graph, *, options) -> TaskGraph, found none.")
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception as error:  # annotations that are text are evaluated, and may be anything
+        raise WhatifError(f"{where}: the annotations of transform() cannot be read: {error}") from None
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    shaped = len(positional) == 1 and len(options) + 1 == len(parameters)
+    complete = all(p.default is not p.empty and p.annotation is not p.empty for p in options)
+    if not (shaped and complete):
+        raise WhatifError(
+            f"{where}: expected transform(graph, *, option: type = default, ...), got transform{signature}; "
+            "options are keyword-only, annotated and have defaults."
+        )
+    for option in options:
+        _check_option(where, signature, option)
+    schedule = getattr(module, "schedule", None)
+    if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):
+        raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {schedule!r}.")
+    doc = _docstring(module)
+    if not doc:
+        raise WhatifError(f"{where}: expected a docstring whose first line says what the transform models, found none.")
+    short = Path(name).stem if name.endswith(".py") else name
+    return Transform(short, doc.splitlines()[0], doc, function, schedule, source=where)
+
+
+def _check_option(where: str, signature: inspect.Signature, option: inspect.Parameter) -> None:
+    """Raise WhatifError where no text could become the option's value, or where its default is of another type."""
+    kinds = _alternatives(option.annotation)
+    if not any(_reads_text(kind) for kind in kinds):
+        raise WhatifError(
+            f"{where}: expected option {option.name!r} of type int, float, bool, str, Path, Bandwidth, Size or "
+            f"Literal, got transform{signature}; an option's value has to be written on a command line."
+        )
+    if not any(_is_of(option.default, kind) for kind in kinds):
+        raise WhatifError(
+            f"{where}: expected a default of the option's own type, got {option.name}={option.default!r} in "
+            f"transform{signature}."
+        )
+
+
+def _reads_text(kind: Any) -> bool:
+    return kind in _TEXT_KINDS or typing.get_origin(kind) is typing.Literal
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind is None:
+        return value is None
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    # A type that is no class says nothing that can be checked here.
+    return isinstance(value, int | float if kind is float else kind) if isinstance(kind, type) else True
+
+
+def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:
+    """An option's value from text, by its annotation; values that are no text are taken as they are."""
+    choices = _alternatives(annotation)
+    quantity = next((kind for kind in choices if kind in QUANTITIES), None)
+    if quantity is not None and not any(_is_of(value, kind) for kind in choices):
+        value = str(value)  # a bare number, which the quantity refuses
+    if not isinstance(value, str):
+        return value
+    if type(None) in choices and value.lower() in ("none", ""):
+        return None
+    for kind in (c for c in choices if c is not type(None)):
+        if typing.get_origin(kind) is typing.Literal:
+            allowed = [str(a) for a in typing.get_args(kind)]
+            if value in allowed:
+                return typing.get_args(kind)[allowed.index(value)]
+            raise WhatifError(f"{transform}:{option}: expected one of {', '.join(allowed)}, got {value!r}.")
+        if kind is bool:
+            if value.lower() in ("true", "yes", "on", "1"):
+                return True
+            if value.lower() in ("false", "no", "off", "0"):
+                return False
+        elif kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                pass
+        elif kind in (str, Path):
+            return kind(value)
+        elif kind in QUANTITIES:
+            try:
+                return kind(value)
+            except WhatifError as error:
+                raise WhatifError(f"{transform}:{option}: {error}") from None
+    names = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not type(None))
+    raise WhatifError(f"{transform}:{option}: expected {names}, got {value!r}.")
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)

@@ -1,0 +1,1 @@
+"""Answers to what users ask: why, what helps, what changes, what fits."""

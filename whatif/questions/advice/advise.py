@@ -1,0 +1,260 @@
+"""Which what-ifs would help this run: all that one can do, tried alone and in promising combinations, ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
+from whatif.questions.advice.candidates import IN_PART, Candidates, installed
+from whatif.questions.advice.combine import WORTH_PCT, Search
+from whatif.questions.advice.effort import EffortSize
+from whatif.questions.advice.reasons import reason
+from whatif.questions.advice.trial import (
+    Refusal,
+    Refused,
+    Trial,
+    Trier,
+    Work,
+)
+from whatif.questions.advice.warm_up import warm_up
+from whatif.questions.verdict import NAMED_FROM
+from whatif.simulation.steps import RECORDED
+
+# Our choice: more effort is worth it where it gains twice as much as what takes little.
+WORTH_MORE_EFFORT = 2.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A trial with its place in the advice: its range, and why it gains what it gains."""
+
+    trial: Trial
+    reason: str
+    range_ms: tuple[float, float] | None = None  # None below the rows that were asked for
+    alone_pct: tuple[float | None, ...] = ()  # of a combination: what each what-if gains alone, where it applies
+
+    @property
+    def gain_range_pct(self) -> tuple[float, float] | None:
+        """The ends of the nominal 90 % range of the gain, percent, the lower one first."""
+        if self.range_ms is None:
+            return None
+        return self.trial.gain_at_pct(self.range_ms[1]), self.trial.gain_at_pct(self.range_ms[0], waiting=False)
+
+    def to_dict(self, baseline_bytes: int | None) -> dict[str, Any]:
+        """Return the entry as a JSON object."""
+        trial, gains = self.trial, self.gain_range_pct
+        low_ms, high_ms = self.range_ms or (None, None)
+        found: dict[str, Any] = {
+            "what_ifs": list(trial.spelled),
+            "gain_pct": trial.gain_pct,
+            "gain_low_pct": gains[0] if gains else None,
+            "gain_high_pct": gains[1] if gains else None,
+            "predicted_ms": trial.predicted_ms,
+            "low_ms": low_ms,
+            "high_ms": high_ms,
+            "batch_factor": trial.samples,
+            "recorded_samples_ms": trial.recorded_samples_ms,
+            "peak_memory_bytes": {"baseline": baseline_bytes, "predicted": trial.peak_bytes},
+            "memory_not_modelled": list(trial.memory.not_modelled) if trial.memory is not None else [],
+            "effort": trial.effort.size.name.lower(),
+            "how": trial.effort.how,
+            "reason": self.reason,
+            "estimates": trial.estimates,
+            "notes": list(trial.notes),
+        }
+        return {**found, "alone_pct": list(self.alone_pct)} if self.alone_pct else found
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would help a run; every list is sorted by gain or in the order of the names."""
+
+    baseline: Baseline
+    bound: str  # the sentence that says what limits the step
+    before: Work
+    critical_path_ms: dict[str, float]  # by task kind
+    peak_bytes: int | None
+    gaining: tuple[Ranked, ...]
+    together: tuple[Ranked, ...]
+    not_gaining: tuple[Ranked, ...]
+    too_large: tuple[Ranked, ...]  # more than the device's memory
+    refused: tuple[Refused, ...]
+    hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
+    warm_up: str = ""  # what of the step a later one has not, where it looks so
+
+    @property
+    def first(self) -> Ranked | None:
+        """What to do first: the best of small effort, unless more effort gains twice as much; None where none gains.
+
+        Where the step waits for data or for communication, first of all what takes that away. Another batch comes
+        first only where nothing else gains: it may ask for another learning rate.
+        """
+        same = [entry for entry in self.gaining if entry.trial.same_training] or list(self.gaining)
+        same = [entry for entry in same if self._relieves(entry.trial)] or same
+        if not same:
+            return None
+        small = next((entry for entry in same if entry.trial.effort.size == EffortSize.SMALL), same[0])
+        return small if small.trial.gain_pct * WORTH_MORE_EFFORT >= same[0].trial.gain_pct else same[0]
+
+    @property
+    def _waited_for(self) -> str:
+        """What the step waits for, for a quarter of its time: loading, communication or an unknown cause; else ""."""
+        least_ms = NAMED_FROM * self.baseline.step_ns / 1e6
+        kinds = {"data_loading": "loading", "communication": "communication", "wait": "unexplained waiting"}
+        return next((name for kind, name in kinds.items() if self.critical_path_ms.get(kind, 0.0) >= least_ms), "")
+
+    def _relieves(self, trial: Trial) -> bool:
+        """Whether a trial takes away most of the loading or the communication that the step waits for."""
+        if self._waited_for == "loading":
+            return trial.work.loading_ms / trial.samples <= self.before.loading_ms / 2
+        if self._waited_for == "communication":
+            return trial.work.communication_ms / trial.samples <= self.before.communication_ms / 2
+        return False
+
+    @property
+    def verdict(self) -> tuple[str, str, str]:
+        """Three sentences: what bounds the step, what to do first, what that gains and what can be had on top.
+
+        Where the step looks like the first one of a program, what to do first is to record a later one.
+        """
+        first = self.first
+        if first is None:
+            tried = len(self.not_gaining) + len(self.too_large)
+            best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
+            most = f"; the most is {_spelled(best)} with {best.trial.gain_pct:+.1f} %." if best else "."
+            return (
+                self.bound,
+                self._again or "No optimization helps this run as it is.",
+                f"None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
+            )
+        trial, gains = first.trial, first.gain_range_pct
+        how = trial.effort.how.rstrip(".")
+        unit = "for the whole span" if self.baseline.clock == "span" else "a step"
+        if not trial.same_training:
+            unit = f"for the samples of {RECORDED[self.baseline.clock]}"
+        ends = [round(end) for end in gains] if gains else []  # no "-0"
+        spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
+        before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
+        digits = 2 if before_ms >= 10 else 4
+        subject = f"As it was recorded, {_spelled(first)}" if self._again else "It"
+        gain = (
+            f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
+        )
+        best = next((entry for entry in self.together if entry.trial.same_training), None)
+        if best is not None and best.trial.gain_pct > trial.gain_pct + WORTH_PCT:
+            gain += f"; {_spelled(best)} together gain {best.trial.gain_pct:.0f} %"
+        if self._waited_for and not self._relieves(trial):
+            gain += f"; no what-if that was tried removes the {self._waited_for}"
+        do_first = f"Do first: {_spelled(first)}" + (f" ({how})." if how else ".")
+        return self.bound, self._again or do_first, gain + "."
+
+    @property
+    def _again(self) -> str:
+        return f"Record again, after some steps of warm-up: {self.warm_up}." if self.warm_up else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice as a JSON object with the keys that scripts rely on."""
+        info = self.baseline.graph.info
+
+        def entries(ranked: Iterable[Ranked]) -> list[dict[str, Any]]:
+            return [entry.to_dict(self.peak_bytes) for entry in ranked]
+
+        def reasons(why: Refusal) -> list[dict[str, Any]]:
+            return [
+                {"what_if": " + ".join(refused.spelled), "reason": refused.reason}
+                for refused in self.refused
+                if refused.why == why
+            ]
+
+        return {
+            "trace": info.path,
+            "step_clock": self.baseline.clock,
+            "steps": info.n_steps,
+            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "peak_memory_bytes": self.peak_bytes,
+            "memory_capacity_bytes": info.gpu_memory_bytes,
+            "verdict": list(self.verdict),
+            "warm_up": self.warm_up or None,
+            "advice": entries(self.gaining),
+            "combinations": entries(self.together),
+            "no_gain": entries(self.not_gaining),
+            "too_large": entries(self.too_large),
+            "not_applicable": reasons(Refusal.NOT_APPLICABLE),
+            "elsewhere": reasons(Refusal.ELSEWHERE),
+            "done_in_part": reasons(Refusal.IN_PART),
+            "failed": reasons(Refusal.FAILED),
+            "not_tried": list(self.hypothetical),
+        }
+
+
+def advise(
+    baseline: Baseline, candidates: Candidates | None = None, *, top: int = 10, progress: Progress | None = None
+) -> Advice:
+    """Try every candidate on ``baseline``, then the promising combinations; by default all that is installed.
+
+    Ranges are found for the ``top`` entries of each list. ``progress(done, total)`` counts what was tried alone. A
+    transform that does not apply, or fails, is listed with its reason and stops nothing.
+    """
+    candidates = installed() if candidates is None else candidates
+    refused = list(candidates.broken)
+    trier = Trier(baseline)
+    trials: list[Trial] = []
+    for done, transform in enumerate(candidates.transforms):
+        in_part = IN_PART[transform.name](baseline.graph) if transform.name in IN_PART else ""
+        if in_part:
+            found: Trial | Refused = Refused((spelled(transform),), (transform,), Refusal.IN_PART, in_part)
+        else:
+            found = trier.attempt([transform])
+        if isinstance(found, Trial):
+            if not any(found.is_like(trial) for trial in trials):
+                trials.append(found)
+        else:
+            refused.append(found)
+        if progress is not None:
+            progress(done + 1, len(candidates.transforms))
+    together = Search(trier, trials, refused).combinations()
+    alone_pct = {trial.spelled[0]: trial.gain_pct for trial in trials}
+    bound = trier.explanation.verdict
+
+    def ranked(found: Iterable[Trial], with_range: bool = True) -> tuple[Ranked, ...]:
+        best_first = sorted(found, key=lambda t: (-t.gain_pct, t.effort.size, t.spelled))
+        entries = []
+        for place, trial in enumerate(best_first):
+            parts_pct = [alone_pct.get(name) for name in trial.spelled] if len(trial.transforms) > 1 else []
+            range_ms = trier.range_ms(trial) if with_range and place < top else None
+            entries.append(Ranked(trial, reason(trial, trier, parts_pct), range_ms, tuple(parts_pct)))
+        return tuple(entries)
+
+    fitting = [t for t in trials if trier.fits(t)]
+    result = Advice(
+        baseline=baseline,
+        bound=bound[:1].upper() + bound[1:],
+        before=trier.work,
+        critical_path_ms=trier.explanation.critical_path_ms,
+        peak_bytes=trier.peak_bytes,
+        gaining=ranked(t for t in fitting if t.gain_pct >= WORTH_PCT),
+        together=ranked(together),
+        not_gaining=ranked((t for t in fitting if t.gain_pct < WORTH_PCT), with_range=False),
+        too_large=ranked((t for t in trials if not trier.fits(t)), with_range=False),
+        refused=tuple(refused),
+        hypothetical=candidates.hypothetical,
+        warm_up=warm_up(baseline),
+    )
+    first = result.first
+    if first is None or first.range_ms is not None:
+        return result
+    # The verdict shows the range, whatever the rank of the entry.
+    told = replace(first, range_ms=trier.range_ms(first.trial))
+    gaining = tuple(told if entry is first else entry for entry in result.gaining)
+    return replace(result, gaining=gaining)
+
+
+def _spelled(entry: Ranked) -> str:
+    return " + ".join(entry.trial.spelled)

@@ -1,0 +1,57 @@
+"""What there is to try: every installed transform that one can do, in the forms that people ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whatif.errors import WhatifError
+from whatif.models.kernels.fp8 import chosen_for_fp8
+from whatif.prediction.transform import (
+    Transform,
+    built_in_names,
+    load_transform,
+    plug_in_names,
+)
+from whatif.questions.advice.effort import Effort, EffortSize
+from whatif.questions.advice.trial import Refusal, Refused
+
+# What is tried of a transform whose defaults alone are not the question that people ask; of the others the defaults.
+VARIANTS = {
+    "amp": ("amp:target=bf16", "amp:target=fp16"),
+    "batch_size": ("batch_size:factor=2",),
+    "compile": ("compile", "compile:mode=reduce-overhead"),
+    "data_loading": ("data_loading:workers=4",),
+    "fused_adam": ("fused_adam", "fused_adam:to=foreach"),
+}
+# What makes a step faster by putting it on several GPUs is another machine, and no advice for this one.
+OTHER_MACHINES = ("tensor_parallel",)
+# What is no advice where a run does it in part already, as its author chose: says how much of it, or "".
+IN_PART = {"fp8": chosen_for_fp8}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What can be tried, the names of what is a question only, and what cannot be loaded."""
+
+    transforms: tuple[Transform, ...]
+    hypothetical: tuple[str, ...] = ()
+    broken: tuple[Refused, ...] = ()
+
+
+def installed() -> Candidates:
+    """Return every built-in and plug-in transform in the forms worth trying, apart from hypothetical questions."""
+    found: list[Transform] = []
+    hypothetical: list[str] = []
+    broken: list[Refused] = []
+    names = built_in_names()
+    for name in [*names, *(name for name in plug_in_names() if name not in names)]:
+        try:
+            transform = load_transform(name)
+            if Effort.of(transform.doc).size == EffortSize.NONE or name in OTHER_MACHINES:
+                hypothetical.append(name)
+                continue
+            found += [load_transform(spec) for spec in VARIANTS.get(name, (name,))]
+        except Exception as error:  # one broken plug-in must not hide all the others
+            sentence = str(error) if isinstance(error, WhatifError) else f"{type(error).__name__}: {error}"
+            broken.append(Refused((name,), (), Refusal.FAILED, sentence))
+    return Candidates(tuple(found), tuple(hypothetical), tuple(broken))

@@ -1,0 +1,116 @@
+"""Promising combinations of what-ifs: pairs that relieve different parts of the machine, and the best one made larger.
+
+All pairs of thirty what-ifs would be hundreds; those that gain alone, and those that save work which the step does not
+wait for yet, leave a few dozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from whatif.prediction.composition import spelled
+from whatif.prediction.transform import Transform
+from whatif.questions.advice.effort import Effort, EffortSize
+from whatif.questions.advice.trial import (
+    Refusal,
+    Refused,
+    Trial,
+    Trier,
+)
+
+# A gain below this is within what replays miss, percent.
+WORTH_PCT = 1.0
+# Our choice: how far the search goes. What-ifs in one combination, and of each kind those that pairs are made of.
+MOST_TOGETHER, MOST_PARTNERS = 4, 4
+# Saving less than this share of the CPU's or the GPU's work, or of the memory, opens the way for nothing.
+SAVES = 0.05
+# What does the same: torch.compile puts its regions into CUDA graphs by itself.
+SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
+
+
+class Search:
+    """Tries combinations of what-ifs that were tried alone."""
+
+    def __init__(self, trier: Trier, trials: Sequence[Trial], refused: Sequence[Refused]) -> None:
+        self._trier = trier
+        # One variant of each what-if, the best: the same thing twice is no combination. Other software or machines
+        # are not what one begins with.
+        best: dict[str, Trial] = {}
+        for trial in sorted(trials, key=lambda t: -t.gain_pct):
+            if _can_begin(trial):
+                best.setdefault(trial.transforms[0].name, trial)
+        self._single = list(best.values())
+        refusals = [r.transforms[0] for r in refused if r.why == Refusal.NOT_APPLICABLE]
+        self._refused = [t for t in refusals if Effort.of(t.doc).size != EffortSize.LARGE]
+        self._n_tasks = {t.spelled[0]: t.n_tasks for t in trials}
+        self._found: dict[frozenset[str], Trial] = {frozenset(t.spelled): t for t in trials}
+
+    def combinations(self) -> list[Trial]:
+        """Return the combinations that gain more than every smaller one in them, in no order."""
+        for pair in self._pairs():
+            self._attempt(pair)
+        self._grow()
+        return [t for t in self._found.values() if len(t.transforms) > 1 and self._is_better_than_its_parts(t)]
+
+    def _pairs(self) -> Iterable[tuple[Transform, ...]]:
+        work = self._trier.work
+        fitting = [t for t in self._single if self._trier.fits(t) and t.same_training]
+        gaining = [t for t in fitting if t.gain_pct >= WORTH_PCT]
+        hosts = _largest(fitting, lambda t: work.host_ms - t.work.host_ms / t.samples, SAVES * work.host_ms)
+        devices = _largest(fitting, lambda t: work.device_ms - t.work.device_ms / t.samples, SAVES * work.device_ms)
+        yield from ((*a.transforms, *b.transforms) for a in hosts for b in devices)
+        # What frees memory makes room for what does not fit.
+        held = self._trier.peak_bytes or 0
+        savers = _largest(fitting, lambda t: float(held - (t.peak_bytes or held)), SAVES * held)
+        large = [t for t in self._single if not self._trier.fits(t)]
+        yield from ((*a.transforms, *b.transforms) for a in savers for b in large)
+        # What does not apply to the run as it is may apply to one that is changed already.
+        yield from ((*a.transforms, b) for b in self._refused for a in gaining[:MOST_PARTNERS])
+
+    def _grow(self) -> None:
+        """Add to the best combination what gains most beside it while something does; at the end another batch."""
+        pool = [t for t in self._single if self._trier.fits(t)]
+        same = [t.transforms[0] for t in pool if t.same_training][: 2 * MOST_PARTNERS]
+        chosen = self._best(t for t in self._found.values() if t.same_training and _can_begin(t))
+        while chosen is not None and len(chosen.transforms) < MOST_TOGETHER:
+            grown = self._best(self._attempt((*chosen.transforms, t)) for t in same)
+            if grown is None or grown.gain_pct < chosen.gain_pct + WORTH_PCT:
+                break
+            chosen = grown
+        if chosen is not None:
+            for trial in pool:
+                if not trial.same_training:
+                    self._attempt((*chosen.transforms, *trial.transforms))
+
+    def _best(self, trials: Iterable[Trial | None]) -> Trial | None:
+        """The trial that gains most among those that fit into the device."""
+        fitting = (t for t in trials if t is not None and self._trier.fits(t))
+        return max(fitting, key=lambda t: t.gain_pct, default=None)
+
+    def _attempt(self, transforms: Sequence[Transform]) -> Trial | None:
+        """The trial of some transforms; None where two are the same thing, or where they do not go together."""
+        key = frozenset(spelled(t) for t in transforms)
+        if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in SAME_THING):
+            return None
+        if key not in self._found:
+            # What takes launches away comes behind what adds kernels with theirs; last, what needs another what-if.
+            in_order = sorted(transforms, key=lambda t: (-self._n_tasks.get(spelled(t), -1), spelled(t)))
+            found = self._trier.attempt(in_order)
+            if isinstance(found, Refused):
+                return None
+            self._found[key] = found
+        return self._found[key]
+
+    def _is_better_than_its_parts(self, trial: Trial) -> bool:
+        key = frozenset(trial.spelled)
+        parts = [part.gain_pct for other, part in self._found.items() if other < key and self._trier.fits(part)]
+        return self._trier.fits(trial) and trial.gain_pct >= max([0.0, *parts]) + WORTH_PCT
+
+
+def _can_begin(trial: Trial) -> bool:
+    return trial.effort.size != EffortSize.LARGE
+
+
+def _largest(trials: Sequence[Trial], saved: Callable[[Trial], float], least: float) -> list[Trial]:
+    """The trials that save most, ``least`` at least."""
+    return sorted((t for t in trials if saved(t) > least), key=lambda t: -saved(t))[:MOST_PARTNERS]

@@ -1,0 +1,36 @@
+"""What it takes to get a what-if in real life, from the docstring of its script."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+# The last part of a transform's docstring: "Effort: small: torch.autocast around the forward pass."
+_LINE = re.compile(r"^Effort:\s*(small|medium|large|none)\s*:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+class EffortSize(IntEnum):
+    """How much work a what-if is, from nothing that one can do, over an option, to other software or machines."""
+
+    UNKNOWN = -1  # the script does not say
+    NONE = 0  # a hypothetical question, nothing that one can switch on
+    SMALL = 1  # an option, or some lines
+    MEDIUM = 2  # a day
+    LARGE = 3  # other software or other machines
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """A size and a sentence that says how."""
+
+    size: EffortSize
+    how: str = ""
+
+    @staticmethod
+    def of(doc: str) -> Effort:
+        """Read the effort from a docstring; its size is unknown if there is none."""
+        found = _LINE.search(doc)
+        if found is None:
+            return Effort(EffortSize.UNKNOWN)
+        return Effort(EffortSize[found[1].upper()], " ".join(found[2].split()))

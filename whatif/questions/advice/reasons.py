@@ -1,0 +1,102 @@
+"""Why a what-if gains what it gains, in one sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whatif.questions.advice.combine import WORTH_PCT
+from whatif.questions.advice.trial import Trial, Trier
+from whatif.simulation.steps import RECORDED
+
+_GIB = 2**30
+
+
+def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -> str:
+    """Return the sentence: what each part gains alone, whose work changes, whether it is critical, the memory."""
+    parts = []
+    if alone_pct:
+        gains = [f"{name} {_pct(gain)}" for name, gain in zip(trial.spelled, alone_pct, strict=True)]
+        both = "both" if len(gains) == 2 else f"all {len(gains)}"
+        parts.append(f"alone {', '.join(gains)}; {both} {_pct(trial.gain_pct)}")
+    parts += _work(trial, trier)
+    if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else it is no reason, and has its own column
+        parts += _memory(trial, trier)
+    if not trial.same_training and trial.waiting_ms >= trial.baseline_ms * WORTH_PCT / 100:
+        parts.append(f"the unexplained waiting of {trial.waiting_ms:,.1f} ms counts once a recorded batch")
+    if not parts:
+        parts.append(_without_change_of_work(trial.gain_pct))
+    if _not_modelled(trial) and trial.peak_bytes != trier.peak_bytes:
+        parts.append(f"the peak does not model {' and '.join(_not_modelled(trial))}")
+    return "; ".join(parts)
+
+
+def _without_change_of_work(gain_pct: float) -> str:
+    if abs(gain_pct) < WORTH_PCT:
+        return "it hardly changes the step"
+    return f"the work stays nearly the same, but {'less' if gain_pct > 0 else 'more'} of it waits for something"
+
+
+def memory_change(before_bytes: int, after_bytes: int) -> str:
+    """Return two sizes of memory in the unit of the larger one; one where they are the same."""
+    unit, name = (_GIB, "GiB") if max(before_bytes, after_bytes) >= _GIB else (2**20, "MiB")
+    before, after = (f"{size / unit:,.2f}" for size in (before_bytes, after_bytes))
+    return f"{after} {name}" if before == after else f"{before} → {after} {name}"
+
+
+def peak_told(trial: Trial, before_bytes: int | None) -> str:
+    """Return the peak of a trial's memory beside the recorded one, as a cell of a table, or what is not known of it."""
+    if trial.peak_bytes is None or before_bytes is None:
+        return "–"
+    change = memory_change(before_bytes, trial.peak_bytes)
+    if not _not_modelled(trial):
+        return change
+    return "not modelled" if trial.peak_bytes == before_bytes else f"{change}, in part"
+
+
+def _not_modelled(trial: Trial) -> tuple[str, ...]:
+    return trial.memory.not_modelled if trial.memory is not None else ()
+
+
+def _pct(gain_pct: float | None) -> str:
+    return "does not apply" if gain_pct is None else f"{round(gain_pct) + 0:.0f} %"
+
+
+def _work(trial: Trial, trier: Trier) -> list[str]:
+    """The work that changes by more than a percent of the step, and whether the step waits for it."""
+    before, after = trier.work, trial.work
+    least_ms = trial.baseline_ms * WORTH_PCT / 100
+    digits = 1 if trial.baseline_ms >= 100 else 2 if trial.baseline_ms >= 1 else 4
+    changes, saved_ms = [], 0.0
+    for what, old_ms, new_ms in (
+        ("GPU work", before.gpu_ms, after.gpu_ms),
+        ("copies", before.copies_ms, after.copies_ms),
+        ("communication", before.communication_ms, after.communication_ms),
+        ("CPU work", before.cpu_ms, after.cpu_ms),
+        ("data loading", before.loading_ms, after.loading_ms),
+    ):
+        if abs(new_ms / trial.samples - old_ms) >= least_ms:
+            changes.append(f"{what} {old_ms:,.{digits}f} → {new_ms / trial.samples:,.{digits}f} ms")
+            saved_ms = max(saved_ms, old_ms - new_ms / trial.samples)
+    if not changes:
+        return []
+    sentence = ", ".join(changes)
+    if trier.baseline.graph.info.ranks:
+        sentence = f"of all ranks together: {sentence}"
+    if not trial.same_training:
+        sentence = f"for the samples of {RECORDED[trier.baseline.clock]}: {sentence}"
+    if trial.gain_pct <= -WORTH_PCT and saved_ms >= least_ms:
+        sentence += ", but the added work is on the critical path and the saved work is not"
+    elif trial.gain_pct < WORTH_PCT and saved_ms >= least_ms:
+        sentence += ", but the saved work is not on the critical path"
+    return [sentence]
+
+
+def _memory(trial: Trial, trier: Trier) -> list[str]:
+    """The peak of the memory where it changes, and whether it still fits."""
+    if trial.peak_bytes is None or trier.peak_bytes is None or trial.peak_bytes == trier.peak_bytes:
+        return []
+    sentence = f"peak memory {memory_change(trier.peak_bytes, trial.peak_bytes)}"
+    capacity = trier.baseline.graph.info.gpu_memory_bytes
+    if capacity is not None and not trier.fits(trial):
+        sentence += f", more than the device's {capacity / _GIB:.1f} GiB"
+    return [sentence]

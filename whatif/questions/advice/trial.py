@@ -1,0 +1,255 @@
+"""Try what-ifs on one baseline: what each does to the step in numbers, or why it does nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import Memory, peak
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, TaskKind
+from whatif.models.durations.estimator import described
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import (
+    Applied,
+    is_without_effect,
+    new_notes,
+    single_schedule,
+    spelled,
+)
+from whatif.prediction.predict import bounds_ns
+from whatif.prediction.transform import Transform
+from whatif.questions.advice.effort import Effort
+from whatif.questions.explain import explain
+from whatif.simulation.simulator import simulate
+from whatif.simulation.steps import step_ns
+
+# For a recording without batch size: only the ratio of two batches counts, and this one keeps it exact.
+STAND_IN_BATCH = 2**20
+# Graphs of compositions that are kept for longer ones, in tasks of all of them together.
+KEPT_TASKS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work in a step by who does it, ms; what runs at the same time counts once for each that works."""
+
+    gpu_ms: float  # kernels and memsets
+    copies_ms: float
+    communication_ms: float
+    cpu_ms: float
+    loading_ms: float  # data loading in the training process
+
+    @property
+    def host_ms(self) -> float:
+        """What the CPU does, loading included, ms."""
+        return self.cpu_ms + self.loading_ms
+
+    @property
+    def device_ms(self) -> float:
+        """What the GPU and its links do, ms."""
+        return self.gpu_ms + self.copies_ms + self.communication_ms
+
+    @staticmethod
+    def of(graph: TaskGraph, clock: str) -> Work:
+        """Sum up the tasks of what ``clock`` times: the median of the steady steps, or the whole span."""
+        copies, communication, loading = (
+            graph.kind == kind for kind in (TaskKind.MEMCPY, TaskKind.COMMUNICATION, TaskKind.DATA_LOADING)
+        )
+        return Work(
+            gpu_ms=_worked_ms(graph, clock, graph.on_gpu & ~copies & ~communication),
+            copies_ms=_worked_ms(graph, clock, copies),
+            communication_ms=_worked_ms(graph, clock, communication),
+            cpu_ms=_worked_ms(graph, clock, graph.on_cpu & ~loading),
+            loading_ms=_worked_ms(graph, clock, loading),
+        )
+
+
+def _worked_ms(graph: TaskGraph, clock: str, tasks: Bool) -> float:
+    first, last = graph.info.steady
+    if clock == "span" or last <= first:
+        return float(graph.duration_ns[tasks].sum()) / 1e6
+    chosen = tasks & (graph.step >= first) & (graph.step < last)
+    sums_ns = np.bincount(graph.step[chosen] - first, weights=graph.duration_ns[chosen], minlength=last - first)
+    return float(np.median(sums_ns)) / 1e6
+
+
+class Refusal(Enum):
+    """Why there is no trial of a what-if."""
+
+    NOT_APPLICABLE = "does not apply"  # or changes nothing here
+    ELSEWHERE = "changes where the model is trained"
+    IN_PART = "is done already in part"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A what-if that was not tried to its end, and why in one sentence."""
+
+    spelled: tuple[str, ...]
+    transforms: tuple[Transform, ...]  # empty where it cannot be loaded
+    why: Refusal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What some what-ifs together do to a step."""
+
+    transforms: tuple[Transform, ...]
+    baseline_ms: float
+    predicted_ms: float
+    samples: float  # of a step, in those of the recorded one
+    work: Work
+    waiting_ms: float  # waiting of the recorded step that nothing in the recording explains
+    n_tasks: int  # of the changed graph
+    memory: Memory | None  # of the changed step; None if not recorded
+    peak_bytes: int | None
+    notes: tuple[str, ...]
+    estimates: dict[str, int]  # how many durations each source but the recording answered for
+
+    @property
+    def gain_pct(self) -> float:
+        """What a step gets shorter, percent; where the batch changes, what the samples of a recorded step do."""
+        return self.gain_at_pct(self.predicted_ms)
+
+    @property
+    def same_training(self) -> bool:
+        """Whether the step still trains on as many samples."""
+        return self.samples == 1
+
+    @property
+    def recorded_samples_ms(self) -> float:
+        """What the samples of a recorded step take, ms; the step itself where the batch stays."""
+        return self._for_recorded_samples_ms(self.predicted_ms, self.waiting_ms)
+
+    def gain_at_pct(self, step_ms: float, *, waiting: bool = True) -> float:
+        """Return the gain if the step took ``step_ms``, percent; with ``waiting=False`` if nothing unexplained did."""
+        after_ms = self._for_recorded_samples_ms(step_ms, self.waiting_ms if waiting else 0.0)
+        return 100.0 * (1 - after_ms / self.baseline_ms) if self.baseline_ms else 0.0
+
+    def _for_recorded_samples_ms(self, step_ms: float, waiting_ms: float) -> float:
+        # It is unknown whether the waiting comes once a step: it is not taken for granted that more samples share it.
+        return (step_ms + (self.samples - 1) * waiting_ms) / self.samples
+
+    def is_like(self, other: Trial) -> bool:
+        """Whether another form of the same what-ifs does the very same."""
+        return (self.names, self.predicted_ms, self.work) == (other.names, other.predicted_ms, other.work)
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """How each what-if is written on a command line."""
+        return tuple(spelled(t) for t in self.transforms)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the what-ifs, without options."""
+        return frozenset(t.name for t in self.transforms)
+
+    @property
+    def effort(self) -> Effort:
+        """The largest effort among the what-ifs, and how to get each."""
+        efforts = [Effort.of(t.doc) for t in self.transforms]
+        return Effort(max(e.size for e in efforts), " ".join(e.how for e in efforts if e.how))
+
+
+class Trier:
+    """Tries compositions on one baseline; keeps the graphs of a few short ones, which longer ones begin with.
+
+    What puts the step on other machines than the recorded one is refused, unless it ``may_move``: it was asked for.
+    """
+
+    def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
+        info = baseline.graph.info
+        if not info.batch_size:
+            # Of several ranks each is transformed by itself, with the facts of its own recording.
+            ranks = tuple(replace(rank, batch_size=rank.batch_size or STAND_IN_BATCH) for rank in info.ranks)
+            graph = baseline.graph.replace(info=replace(info, batch_size=STAND_IN_BATCH, ranks=ranks))
+            baseline = replace(baseline, graph=graph)
+        self.baseline = baseline
+        self.work = Work.of(baseline.graph, baseline.clock)
+        self.explanation = explain(baseline, top=1)
+        self.peak_bytes = _peak_bytes(baseline.graph)
+        self._stays = not may_move and not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
+        self._kept: dict[tuple[str, ...], tuple[TaskGraph, tuple[Applied, ...]]] = {}
+
+    def attempt(self, transforms: Sequence[Transform]) -> Trial | Refused:
+        """Return what ``transforms`` do in their order, without a range: one simulation."""
+        chosen = tuple(transforms)
+        written = tuple(spelled(t) for t in chosen)
+        try:
+            schedule = single_schedule(chosen)
+            changed, applied = self._applied(chosen)
+        except WhatifError as error:
+            # An error that is no WhatifError is the script's own, and Transform reports it as the cause.
+            unexpected = error.__cause__ is not None and not isinstance(error.__cause__, WhatifError | OSError)
+            why = Refusal.FAILED if unexpected else Refusal.NOT_APPLICABLE
+            return Refused(written, chosen, why, _without_name(str(error), chosen))
+        before = self.baseline.graph
+        notes = new_notes(before, changed)
+        if is_without_effect(before, changed, applied) and before.info.memory == changed.info.memory:
+            sentence = _without_name(notes[-1], chosen) if notes else "it changes nothing here"
+            return Refused(written, chosen, Refusal.NOT_APPLICABLE, sentence)
+        if self._stays and (changed.kind == TaskKind.COMMUNICATION).any():
+            return Refused(
+                written,
+                chosen,
+                Refusal.ELSEWHERE,
+                "it adds communication with other GPUs, which this run does not have",
+            )
+        try:
+            timeline = simulate(changed.check(), schedule)
+        except WhatifError as error:
+            return Refused(written, chosen, Refusal.FAILED, str(error))
+        clock = self.baseline.clock
+        return Trial(
+            transforms=chosen,
+            baseline_ms=self.baseline.step_ns / 1e6,
+            predicted_ms=step_ns(timeline.step_times_ns(clock), changed, clock) / 1e6,
+            samples=(changed.info.batch_size or 1) / (before.info.batch_size or 1),
+            waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
+            work=Work.of(changed, clock),
+            n_tasks=len(changed),
+            memory=changed.info.memory,
+            peak_bytes=_peak_bytes(changed),
+            notes=notes,
+            estimates=described(changed),
+        )
+
+    def fits(self, trial: Trial) -> bool:
+        """Whether a trial's step fits into the recorded device, as far as known."""
+        capacity = self.baseline.graph.info.gpu_memory_bytes
+        return capacity is None or trial.peak_bytes is None or trial.peak_bytes <= capacity
+
+    def range_ms(self, trial: Trial) -> tuple[float, float]:
+        """Return the ends of the nominal 90 % range of a trial's step, ms: two simulations."""
+        changed, schedule = self._applied(trial.transforms)[0], single_schedule(trial.transforms)
+        low_ns, high_ns = bounds_ns(self.baseline, changed, trial.predicted_ms * 1e6, schedule)
+        return min(low_ns / 1e6, trial.predicted_ms), max(high_ns / 1e6, trial.predicted_ms)
+
+    def _applied(self, transforms: tuple[Transform, ...]) -> tuple[TaskGraph, tuple[Applied, ...]]:
+        """The graph under ``transforms`` and what each did; the longest beginning that is kept is where it starts."""
+        if not transforms:
+            return self.baseline.graph, ()
+        key = tuple(spelled(t) for t in transforms)
+        if key not in self._kept:
+            before, parts = self._applied(transforms[:-1])
+            changed = transforms[-1](before)
+            while self._kept and (len(self._kept) + 1) * len(changed) > KEPT_TASKS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = changed, (*parts, Applied.between(before, changed, transforms[-1]))
+        return self._kept[key]
+
+
+def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
+    """A transform's sentence without its name, which stands beside it in every list."""
+    return sentence.removeprefix(f"{transforms[0].name}: ") if len(transforms) == 1 else sentence
+
+
+def _peak_bytes(graph: TaskGraph) -> int | None:
+    return peak(graph.info.memory).total if graph.info.memory is not None else None

@@ -1,0 +1,44 @@
+"""A recording that caught the program while it warmed up: its first calls take long, and later steps have none."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.types import TaskKind
+from whatif.prediction.baseline import Baseline
+from whatif.questions.explain import critical_path_times
+from whatif.simulation.steps import steady, window_ns
+
+# Modules that are loaded and memory that is allocated take milliseconds, launches and operators' own work do not.
+LONG_MS = 1.0
+# Our choice: a call is long at a tenth of the step, and together they are worth a word at a quarter of it.
+LONG_SHARE, NAMED_FROM = 0.1, 0.25
+# With so many steps the median one is reported, and what is in it is in every other step too.
+REPEATED = 3
+
+
+def warm_up(baseline: Baseline) -> str:
+    """Say what of the critical path a few very long calls take, where it may be a program's first step; else "".
+
+    The work of operators and of copies, data loading and waiting are none of it.
+    """
+    graph, step_ms = baseline.graph, baseline.step_ns / 1e6
+    n_steps = len(steady(graph.info.measured_step_ns[baseline.clock], graph, baseline.clock))
+    if baseline.clock != "span" and n_steps >= REPEATED:
+        return ""
+    copies = graph.launch_of[graph.kind == TaskKind.MEMCPY]
+    calls = np.isin(graph.kind, [TaskKind.GAP, TaskKind.RUNTIME])
+    calls[copies[copies >= 0]] = False
+    timeline = baseline.timeline
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    critical_ms = critical_path_times(timeline, low_ns, high_ns)[0] * (step_ms / max(high_ns - low_ns, 1))
+    long = np.flatnonzero(calls & (critical_ms >= max(LONG_MS, LONG_SHARE * step_ms)))
+    total_ms = float(critical_ms[long].sum())
+    if not len(long) or total_ms < NAMED_FROM * step_ms:
+        return ""
+    longest = long[np.argmax(critical_ms[long])]
+    name = graph.names[graph.name[longest]]
+    where = f"in {name}" if name else "between operators"
+    what = "is one stretch of CPU time" if len(long) == 1 else f"are {len(long)} stretches of CPU time, the longest"
+    share = f"{total_ms:,.2f} of {step_ms:,.2f} ms ({100 * total_ms / step_ms:.0f} %)"
+    return f"{share} {what} {where}, which looks like a program's start"

@@ -1,0 +1,44 @@
+"""Ranks that compute at one pace: the work of each takes as long as that of the one that is to be followed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase, TaskKind
+from whatif.ingest.ranks.merge import rank_numbers, ranks_of
+from whatif.questions.stragglers import steady_steps, work_ms
+
+
+def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
+    """Return the graph in which each phase's work, of the CPU and of the GPU, takes every rank as long as one of them.
+
+    ``follow``: the ``fastest`` rank of the phase, the ``median`` one, or the ``mean`` of all, which is what dividing
+    the same work evenly gives. Communication stays. Raises WhatifError where the graph is of one rank.
+    """
+    numbers = tuple(rank_numbers(graph))
+    if not graph.info.ranks or len(numbers) < 2:
+        raise WhatifError(
+            f"{name}: expected the recordings of several ranks, got {graph.info.path or 'one rank'} alone; name all "
+            "files of the run, or their folder."
+        )
+    steps = steady_steps(graph)
+    inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
+    place = np.maximum(np.searchsorted(np.array(numbers), ranks_of(graph)), 0)
+    factor = np.ones(len(graph))
+    for work in ((graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask, graph.on_cpu.mask):
+        ms = work_ms(graph, work & inside, graph.phase, len(Phase), numbers)
+        target_ms = {"fastest": ms.min(axis=0), "median": np.median(ms, axis=0), "mean": ms.mean(axis=0)}[follow]
+        ratio = np.where(ms > 0, target_ms / np.where(ms > 0, ms, 1.0), 1.0)
+        factor[work] = ratio[place[work], graph.phase[work]]
+    changed = np.flatnonzero(factor != 1)
+    if not len(changed):
+        return graph.unchanged(f"{name}: all ranks compute at one pace already; nothing changes")
+    by = factor[changed]
+    return graph.with_duration(
+        changed,
+        graph.duration_ns[changed] * by,
+        low_ns=graph.low_ns[changed] * by,
+        high_ns=graph.high_ns[changed] * by,
+    )

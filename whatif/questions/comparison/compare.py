@@ -1,0 +1,124 @@
+"""Two recordings, part by part: what changed in time, count and kind, and which what-if describes the change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whatif.questions.comparison.describe_change import Description, describe_change
+from whatif.questions.comparison.differences import without_wrappers
+from whatif.questions.comparison.part_changes import PartChange, part_changes
+from whatif.questions.comparison.two_recordings import TwoRecordings
+from whatif.questions.explain import Explanation, Part, explain
+
+Progress = Callable[[int, int], None]
+
+# What tasks that belong to no layer are called.
+NO_LAYER = "(no layer)"
+# More parts than any recording has: all of them are compared.
+ALL_PARTS = 10**9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recordings A and B beside each other; parts with the largest change of work first."""
+
+    two: TwoRecordings
+    explained: tuple[Explanation, Explanation]
+    phases: tuple[PartChange, ...]
+    layers: tuple[PartChange, ...]
+    kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
+    operations: tuple[PartChange, ...]  # by name: likewise
+    pace: float | None  # what the same call takes in B over what it takes in A, the median by time
+    description: Description | None  # None where no what-ifs were tried
+
+    @property
+    def headline(self) -> str:
+        """Return the change of the measured step in one sentence."""
+        two = self.two
+        before_ms, after_ms = two.measured[0].ms, two.measured[1].ms
+        step = "span" if two.clock == "span" else "step"
+        digits = 2 if before_ms >= 10 else 4
+        change = f"{before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms a {step}, {two.change_pct:+.1f} %"
+        if two.noise_ms is None:
+            return f"{change}; noise not known: one {step}, or no spread recorded"
+        side = "within" if two.within_noise else "beyond"
+        return f"{change}, {side} the noise ({two.noise_pct:.1f} %)"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before trusting the numbers: of the two together, then of each recording alone."""
+        blocking = [str(item) for item in self.two.differences if item.blocks]
+        found = [f"the steps are of different work or machines: {'; '.join(blocking)}"] if blocking else []
+        both = set(self.explained[0].warnings) & set(self.explained[1].warnings)
+        found += [*self.two.remarks, *(f"A and B: {text}" for text in self.explained[0].warnings if text in both)]
+        for name, explanation in zip("AB", self.explained, strict=True):
+            found += [f"{name}: {text}" for text in explanation.warnings if text not in both]
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object with the keys that scripts rely on."""
+        two = self.two
+        sides = zip(("a", "b"), (two.before, two.after), two.measured, self.explained, strict=True)
+        return {
+            **{
+                side: {
+                    "trace": baseline.graph.info.path,
+                    "gpu": baseline.graph.info.gpu,
+                    "steps": baseline.graph.info.n_steps,
+                    **measured.to_dict(),
+                    "baseline_ms": baseline.step_ns / 1e6,
+                    "replay_error_pct": baseline.replay_error_pct,
+                    "breakdown": explanation.breakdown.to_dict(),
+                    "verdict": explanation.verdict,
+                }
+                for side, baseline, measured, explanation in sides
+            },
+            "step_clock": two.clock,
+            "change_ms": two.change_ms,
+            "change_pct": two.change_pct,
+            "noise_pct": two.noise_pct,
+            "within_noise": two.within_noise if two.noise_pct is not None else None,
+            "pace": self.pace,
+            "differences": [item.to_dict() for item in two.differences],
+            "what_if": self.description.to_dict() if self.description else None,
+            "phases": [part.to_dict("phase") for part in self.phases],
+            "layers": [part.to_dict("layer") for part in self.layers],
+            "kernels": [part.to_dict("family") for part in self.kernels],
+            "operations": [part.to_dict("name") for part in self.operations],
+            "warnings": list(self.warnings),
+        }
+
+
+def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | None = None) -> Comparison:
+    """Compare two recordings; with ``describe`` also try which what-if leads from one to the other.
+
+    ``progress(done, total)`` counts the what-ifs that were tried.
+    """
+    one, other = explain(two.before, ALL_PARTS), explain(two.after, ALL_PARTS)
+    operations = part_changes(one.operations, other.operations)
+    return Comparison(
+        two=two,
+        explained=(one, other),
+        phases=part_changes(one.phases, other.phases),
+        # Names that wrappers of the whole model changed are taken for the same.
+        layers=part_changes(_layers(one), _layers(other), without_wrappers),
+        kernels=part_changes(one.kernels, other.kernels),
+        operations=operations,
+        pace=two.pace,
+        description=describe_change(two, progress) if describe else None,
+    )
+
+
+def _layers(explanation: Explanation) -> list[Part]:
+    """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
+    rest = explanation.without_layer
+    known = bool(explanation.layers) and rest.gpu_ms + rest.cpu_ms > 0
+    return [*explanation.layers, *([replace(rest, name=NO_LAYER)] if known else [])]
+
+
+def counted(changes: tuple[PartChange, ...]) -> Counter[str]:
+    """Count the changes by what they are: new, gone, renamed, both."""
+    return Counter(change.status for change in changes)

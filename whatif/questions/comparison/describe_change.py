@@ -1,0 +1,292 @@
+"""Which what-if describes the change between two recordings: its prediction from one comes closest to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import TaskKind
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import (
+    compose,
+    is_unchanged,
+    single_schedule,
+    spelled,
+)
+from whatif.prediction.transform import Transform
+from whatif.questions.comparison.change_candidates import candidates_between
+from whatif.questions.comparison.differences import BATCH, OPTIMIZER, Difference
+from whatif.questions.comparison.pace import SameWork
+from whatif.questions.comparison.step_profile import StepProfile, profile
+from whatif.questions.comparison.told_changes import told_changes
+from whatif.questions.comparison.two_recordings import TwoRecordings
+from whatif.questions.validate.validate import BOUND_PCT
+from whatif.simulation.simulator import simulate
+
+# Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of
+# it and stays within the error that `whatif validate` asks for; it does so clearly where the next best leaves a tenth
+# of the change more.
+MOST_LEFT = 0.6
+CLEARLY = 0.1
+# Two together are tried where none alone describes the change, beginning with so many of the closest in each direction,
+# if they explain anything.
+FIRSTS = 2
+HELPS = 0.95
+# Two explain more than one by chance: they have to leave at most this share of what the closest one leaves.
+PAIR_LEFT = 0.5
+# Two steps this near to each other, whose times differ by no more than their noise, are of the same program.
+ALIKE = 0.03
+# A what-if that leads away from the other recording by more of its tasks than this is not what was changed, whatever
+# its step takes: no machine and no noise changes how many tasks there are.
+OTHER_TASKS = 0.02
+# Two CPU recordings this near to each other but for the pace of their machine differ in nothing else that is seen: two
+# lots of one program on the virtual machine of `traces/` are 0.04 to 0.09 apart.
+ALIKE_AT_PACE = 0.1
+# A machine that is faster or slower by less is not worth a word.
+TOLD_PACE = 0.05
+# The spread assumed if a recording lacks it, percent of the step.
+UNKNOWN_NOISE_PCT = 2.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What-ifs, applied left to right, that lead from one recording towards the other.
+
+    ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that is still there.
+    ``pace`` is what a call that they leave alone takes where they lead, over what it takes where they start; the
+    predicted step is at that pace.
+    """
+
+    transforms: tuple[Transform, ...]
+    undone: bool
+    predicted_ms: float
+    measured_ms: float
+    left: float
+    pace: float
+
+    @property
+    def spelled(self) -> str:
+        """How they are written on a command line, a plus between two."""
+        return " + ".join(map(spelled, self.transforms))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Their names, without options."""
+        return frozenset(transform.name for transform in self.transforms)
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured step, percent, signed."""
+        return 100.0 * (self.predicted_ms / self.measured_ms - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fit as a JSON object."""
+        return {
+            "what_ifs": [spelled(transform) for transform in self.transforms],
+            "applied_to": "b" if self.undone else "a",
+            "predicted_ms": self.predicted_ms,
+            "measured_ms": self.measured_ms,
+            "error_pct": self.error_pct,
+            "pace": self.pace,
+            "unexplained_pct": 100.0 * self.left,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What describes a change, None where nothing does clearly; what was tried, best first; a sentence."""
+
+    found: Fit | None
+    fits: tuple[Fit, ...]
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description as a JSON object."""
+        return {
+            "found": self.found.to_dict() if self.found else None,
+            "closest": [fit.to_dict() for fit in self.fits[:3]],
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One of the two directions: from a recording to the other.
+
+    Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` says which.
+    """
+
+    start: Baseline
+    end: Baseline
+    own: StepProfile
+    target: StepProfile
+    measured_ms: float
+    undone: bool
+    same: SameWork | None
+
+    def fit(self, transforms: tuple[Transform, ...]) -> Fit | None:
+        """Return where what-ifs lead; None if they do not apply, change nothing, or lead away from its tasks."""
+        communicates = bool((self.end.graph.kind == TaskKind.COMMUNICATION).any())
+        changed = _changed(self.start, transforms, communicates=communicates)
+        if changed is None:
+            return None
+        graph, reached = changed
+        counted = self.own.counted_phases(reached)
+        own_elsewhere, elsewhere = (step.tasks_elsewhere(self.target, counted) for step in (self.own, reached))
+        if elsewhere > own_elsewhere + OTHER_TASKS:
+            return None
+        pace, own_pace = ((self.same.pace(g) or 1.0) if self.same else 1.0 for g in (graph, None))
+        own_distance = self.own.at_pace(own_pace).distance(self.target, counted)
+        left = reached.at_pace(pace).distance(self.target, counted) / max(own_distance, 1e-9)
+        return Fit(transforms, self.undone, reached.step_ms * pace, self.measured_ms, left, pace)
+
+
+def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Description:
+    """Try every what-if that can be switched on, on A towards B and on B towards A; one of each name is kept.
+
+    Where none describes the change, also those that come closest with each other one. Only where both recordings are
+    of one device, model, input and optimizer. ``progress(done, total)`` counts what was tried.
+    """
+    beyond = [item.what for item in two.differences if _no_what_if(item)]
+    if beyond:
+        return Description(None, (), f"no what-if was tried: none stands for another {' and '.join(beyond)}")
+    before, after = profile(two.before), profile(two.after)
+    noise_pct = UNKNOWN_NOISE_PCT if two.noise_pct is None else two.noise_pct
+    if abs(two.change_pct) <= noise_pct and before.distance(after) <= ALIKE:
+        return Description(None, (), "the two are alike: there is no change to describe")
+    told = told_changes(two.before.graph.info, two.after.graph.info)
+    same = None if two.on_gpu else two.same_work
+    if same is not None and not told.asked_for and _only_pace(before, after, same.pace()):
+        return Description(None, (), f"no what-if describes the change: {_same_operations(two.pace)}")
+    ways = (
+        _Way(two.before, two.after, before, after, two.measured[1].ms, False, same),
+        _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed()),
+    )
+    bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
+    candidates = [(way, candidates_between(way.start, way.end, told)) for way in ways]
+    # Another batch is one question, asked in one direction.
+    singles = [
+        (way, (transform,))
+        for way, found in candidates
+        for transform in found
+        if not (way.undone and transform.name == "batch_size")
+    ]
+    alone = _closest(singles, progress)
+    fitting = [fit for fit in alone if told.satisfied_by(fit.names)]
+    if _near(fitting, bound_pct):
+        return _judged(fitting, alone, bound_pct)
+    together = []
+    for way, found in candidates:
+        firsts = [fit.transforms for fit in alone if fit.undone == way.undone and fit.left <= HELPS][:FIRSTS]
+        # The what-if of a recorded change may hide in the other half of the difference.
+        firsts += [(transform,) for transform in found if transform.name == "batch_size" and told.asked_for]
+        for (first,) in firsts:
+            pairs = [(first, second) for second in found if second.name != first.name]
+            together += [(way, pair) for pair in pairs if told.satisfied_by(frozenset((first.name, pair[1].name)))]
+    least = alone[0].left if alone else 1.0
+    fitting += [fit for fit in _closest(together, progress) if fit.left <= least * PAIR_LEFT]
+    return _judged(fitting, alone, bound_pct)
+
+
+def _only_pace(before: StepProfile, after: StepProfile, pace: float | None) -> bool:
+    """Whether another pace of the machine makes one step of the other, and nothing else is seen to differ."""
+    if pace is None or before.tasks_elsewhere(after) > OTHER_TASKS:
+        return False
+    left, changed = (abs(step.step_ms / after.step_ms - 1) for step in (before.at_pace(pace), before))
+    return before.at_pace(pace).distance(after) <= ALIKE_AT_PACE and left < changed / 2
+
+
+def _same_operations(pace: float | None) -> str:
+    return (
+        f"both run the same operations, and a call takes {pace:.2f} times as long in B (median); another pace of the "
+        "machine does that"
+    )
+
+
+def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
+    """Where all of these lead, the closest first; of what-ifs of the same names the closest form."""
+    best: dict[tuple[frozenset[str], bool], Fit] = {}
+    for done, (way, transforms) in enumerate(tries):
+        fit = way.fit(transforms)
+        if fit is not None:
+            key = fit.names, way.undone
+            if key not in best or fit.left < best[key].left:
+                best[key] = fit
+        if progress is not None:
+            progress(done + 1, len(tries))
+    return sorted(best.values(), key=lambda fit: (fit.left, fit.undone, fit.spelled))
+
+
+def _no_what_if(difference: Difference) -> bool:
+    """Whether nothing that can be switched on leads from one to the other: what comes close does so by chance."""
+    return (difference.blocks and difference.what != BATCH) or difference.what == OPTIMIZER
+
+
+def _changed(
+    baseline: Baseline, transforms: tuple[Transform, ...], *, communicates: bool
+) -> tuple[TaskGraph, StepProfile] | None:
+    """The graph under what-ifs and what its step is made of; None where one does not apply, or none changes anything.
+
+    Or where it adds communication, and the run that it leads to has none (``communicates``).
+    """
+    try:
+        changed = compose(baseline.graph, transforms)
+        schedule = single_schedule(transforms)
+        if schedule is None and is_unchanged(baseline.graph, changed):
+            return None
+        if not communicates and (changed.kind == TaskKind.COMMUNICATION).any():
+            return None
+        return changed, StepProfile.of(changed, simulate(changed, schedule), baseline.clock)
+    except WhatifError:
+        return None
+
+
+def _near(fits: Sequence[Fit], bound_pct: float) -> list[Fit]:
+    return [fit for fit in fits if fit.left <= MOST_LEFT and abs(fit.error_pct) <= bound_pct]
+
+
+def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> Description:
+    """The description by the fits that account for all recorded differences; if none is near, the closest."""
+    found = tuple(sorted({id(fit): fit for fit in (*fitting, *alone)}.values(), key=lambda fit: fit.left))
+    near = _near(sorted(fitting, key=lambda fit: fit.left), bound_pct)
+    if not found or (not near and found[0].left > HELPS):
+        return Description(None, found, "no what-if describes the change: none that applies leads nearer to it")
+    if not near:
+        closest = found[0]
+        verb = "is" if len(closest.transforms) == 1 else "are"
+        return Description(
+            None,
+            found,
+            f"no what-if describes the change: the closest {verb} {_way(closest)}, "
+            f"{100 * closest.left:.0f} % of it left unexplained and the step missed by {closest.error_pct:+.1f} %",
+        )
+    best = near[0]
+    rivals = [fit for fit in near[1:] if fit.left < best.left + CLEARLY]
+    if rivals:
+        names = " or ".join(_way(fit) for fit in (best, *rivals[:2]))
+        return Description(None, found, f"{names} would describe the change about equally well")
+    verb = "describes" if len(best.transforms) == 1 else "describe"
+    return Description(
+        best,
+        found,
+        f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step is predicted within "
+        f"{abs(best.error_pct):.1f} %{_at_pace(best)}, and {100 * best.left:.0f} % of the difference is left "
+        "unexplained",
+    )
+
+
+def _at_pace(fit: Fit) -> str:
+    """What was assumed of the machine, where it matters."""
+    if abs(fit.pace - 1) < TOLD_PACE:
+        return ""
+    end, start = ("A", "B") if fit.undone else ("B", "A")
+    return f" at {end}'s pace (a call that stays as it was takes {fit.pace:.2f} times as long as in {start})"
+
+
+def _way(fit: Fit) -> str:
+    return f"{fit.spelled} undone" if fit.undone else fit.spelled

@@ -1,0 +1,130 @@
+"""What two recordings say of themselves, side by side: what differs, and what makes their steps no comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.graph.recorded import Optimizer, Precision, Recorded
+from whatif.graph.task_graph import TaskGraph
+from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
+from whatif.questions.comparison.told_changes import what_ifs_of
+
+# What a DistributedDataParallel or a compiled module puts before the names of the layers that it wraps.
+WRAPPERS = ("module", "_orig_mod")
+# Our choice: two models of one name in ten in common, or of twice the parameters, are not one model that was changed.
+SAME_LAYERS = 0.5
+SAME_PARAMETERS = 2.0
+# Longer values that a recording tells are cut.
+SHOWN_CHARACTERS = 60
+
+BATCH, OPTIMIZER = "batch size", "optimizer"
+
+# What the recorder says of the machine and its software, in report order.
+_TOLD = (
+    ("cpu", "CPU"), ("threads", "threads"), ("cpu_cores", "CPU cores"), ("driver", "driver"), ("torch", "torch"),
+    ("cuda", "CUDA"), ("cudnn", "cuDNN"), ("python", "Python"), ("input_dtype", "input type"),
+)  # fmt: skip
+_PRECISION = ("parameters", "autocast", "matmul", "conv")
+_OPTIMIZER = ("foreach", "fused", "capturable")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something in which two recordings differ. Where it ``blocks``, their steps are of different work or machines."""
+
+    what: str
+    before: str
+    after: str
+    blocks: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.before} → {self.after}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as a JSON object."""
+        return {"what": self.what, "a": self.before, "b": self.after, "blocks": self.blocks}
+
+
+def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Difference, ...]:
+    """Return what differs: device, model, batch and input block a comparison of steps by ``clock``, the rest does not.
+
+    A fact that only one of the two records is not a difference.
+    """
+    found: list[Difference] = []
+
+    def compare(what: str, one: Any, other: Any, blocks: bool = False) -> None:
+        if one is not None and other is not None and one != other:
+            found.append(Difference(what, _shown(one), _shown(other), blocks))
+
+    a, b = before.info, after.info
+    # A prediction keeps what its recording told: nothing is known of what its what-ifs changed there.
+    made = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
+    on_cpu = not before.on_gpu.any() and not after.on_gpu.any()
+    if before.on_gpu.any() != after.on_gpu.any():
+        compare("device", a.gpu or _device(before), b.gpu or _device(after), blocks=True)
+    else:
+        compare("device", a.gpu, b.gpu, blocks=True)
+    found += _models(before, after)
+    compare(BATCH, a.batch_size, b.batch_size, blocks=True)
+    if a.batch_size == b.batch_size:
+        one, other = (list(told.input_shape) if told.input_shape else None for told in made)
+        compare("input shape", one, other, blocks=True)
+    if clock == "span":
+        compare("number of steps", a.n_steps, b.n_steps, blocks=True)
+    compare("execution", " and ".join(a.execution), " and ".join(b.execution))
+    compare(OPTIMIZER, a.optimizer, b.optimizer)
+    for key in _OPTIMIZER:
+        compare(f"optimizer's {key}", *(_setting(told.optimizer, key, missing="default") for told in made))
+    for key in _PRECISION:
+        one, other = (_setting(told.precision, key, missing="none") for told in made)
+        compare(f"precision of {key}" if key != "autocast" else key, one, other)
+    for key, what in _TOLD:
+        # Without a GPU the CPU is the device.
+        compare(what, getattr(a.recorded, key), getattr(b.recorded, key), blocks=on_cpu and key == "cpu")
+    return tuple(found)
+
+
+def without_wrappers(layer: str) -> str:
+    """Return a layer's name without what wrappers of the whole model put before it."""
+    parts = layer.split(".")
+    while len(parts) > 1 and parts[0] in WRAPPERS:
+        del parts[0]
+    return ".".join(parts)
+
+
+def _models(before: TaskGraph, after: TaskGraph) -> list[Difference]:
+    """Whether the two are of one model, judged by their layers and parameters."""
+    if before.info.execution != after.info.execution and not (layer_rows(before) and layer_rows(after)):
+        return []  # a compiled region has no layers in it
+    one, other = _layers(before), _layers(after)
+    sizes = [int(gradient_bytes(graph).sum()) for graph in (before, after)]
+    common = len(one & other) / len(one | other) if one and other else 1.0
+    told = f"{len(one):,} layers", f"{len(other):,} layers, {len(one & other):,} of them in both"
+    if common < SAME_LAYERS:
+        return [Difference("model", *told, blocks=True)]
+    if all(sizes) and max(sizes) > SAME_PARAMETERS * min(sizes):
+        one_size, other_size = (f"{size / 1e6:,.2f} MB of gradients" for size in sizes)
+        return [Difference("model", one_size, other_size, blocks=True)]
+    return [Difference("layers", *told)] if common < 1 else []
+
+
+def _layers(graph: TaskGraph) -> set[str]:
+    names = set(layer_rows(graph)) or set(graph.layers)
+    return {without_wrappers(name) for name in names if name and not name.startswith("(")}
+
+
+def _device(graph: TaskGraph) -> str:
+    return "a GPU" if graph.on_gpu.any() else "CPU"
+
+
+def _setting(table: Precision | Optimizer | None, key: str, missing: str) -> Any:
+    if table is None or key not in table.told:
+        return None
+    value = getattr(table, key)
+    return missing if value is None else value
+
+
+def _shown(value: Any) -> str:
+    text = str(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"

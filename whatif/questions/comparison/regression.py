@@ -1,0 +1,111 @@
+"""Whether a recording is slower than its baseline by more than is allowed and by more than noise: a gate for CI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from whatif.questions.comparison.compare import Comparison, compare
+from whatif.questions.comparison.part_changes import PartChange
+from whatif.questions.comparison.two_recordings import TwoRecordings
+
+# How many of the parts that grew are named.
+NAMED_PARTS = 3
+# Where the same calls became slower by this share of what the step did, the machine is suspected: our choice.
+MACHINE_SHARE = 0.5
+
+
+class Status(Enum):
+    """What the gate says. Only ``OK`` lets a change pass."""
+
+    OK = "ok"
+    REGRESSED = "regressed"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The verdict on two recordings, and the parts of the step that grew most."""
+
+    two: TwoRecordings
+    allowed_pct: float
+    status: Status
+    verdict: str
+    parts_are: str  # layers, or kernels or operators where no layers are known
+    grown: tuple[PartChange, ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object with the keys that scripts rely on."""
+        two = self.two
+        return {
+            "status": self.status.value,
+            "verdict": self.verdict,
+            "baseline": {"trace": two.before.graph.info.path, **two.measured[0].to_dict()},
+            "changed": {"trace": two.after.graph.info.path, **two.measured[1].to_dict()},
+            "step_clock": two.clock,
+            "change_pct": two.change_pct,
+            "allowed_pct": self.allowed_pct,
+            "noise_pct": two.noise_pct,
+            "differences": [item.to_dict() for item in two.differences],
+            "grown": [part.to_dict(self.parts_are.removesuffix("s")) for part in self.grown],
+            "warnings": list(self.warnings),
+        }
+
+
+def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
+    """Judge recording B against its baseline A.
+
+    It regressed where its measured step is longer by more than ``allowed_pct`` percent and by more than the noise of
+    the two, as far as that is known. Recordings of another device, model, batch or input are never compared.
+    """
+    blocking = [str(item) for item in two.differences if item.blocks]
+    if blocking:
+        verdict = f"not comparable: {'; '.join(blocking)}; record a new baseline of what is to be compared"
+        return Regression(two, allowed_pct, Status.NOT_COMPARABLE, verdict, "", (), ())
+    found = compare(two, describe=False)
+    regressed = two.change_pct > allowed_pct and not two.within_noise
+    status = Status.REGRESSED if regressed else Status.OK
+    if found.layers:
+        parts_are, parts = "layers", found.layers
+    else:
+        parts_are, parts = "kernels" if two.on_gpu else "operators", found.operations
+    grown = sorted((part for part in parts if part.work_change_ms > 0), key=lambda part: -part.work_change_ms)
+    return Regression(
+        two, allowed_pct, status, _verdict(two, allowed_pct, status), parts_are, tuple(grown[:NAMED_PARTS]),
+        (*_doubts(found, allowed_pct), *two.remarks),
+    )  # fmt: skip
+
+
+def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
+    before_ms, after_ms = two.measured[0].ms, two.measured[1].ms
+    digits = 2 if before_ms >= 10 else 4
+    step = "span" if two.clock == "span" else "step"
+    noise = "noise not known" if two.noise_pct is None else f"noise {two.noise_pct:.1f} %"
+    change = (
+        f"{status.value}: a {step} takes {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms, {two.change_pct:+.1f} % "
+        f"(allowed +{allowed_pct:g} %, {noise})"
+    )
+    if status is Status.OK and two.change_pct > allowed_pct:
+        return f"{change}: more than allowed, but within the noise"
+    return change
+
+
+def _doubts(found: Comparison, allowed_pct: float) -> list[str]:
+    two, doubts = found.two, []
+    pace_pct = 100.0 * (found.pace - 1) if found.pace is not None else 0.0
+    # All that is slower alike is a slower machine more often than a slower program.
+    if two.change_pct > allowed_pct and pace_pct > max(allowed_pct, two.change_pct * MACHINE_SHARE):
+        doubts.append(
+            f"the same calls take {1 + pace_pct / 100:.2f} times as long as in the baseline (median): the machine may "
+            "have been slower, and not the program; record both again, one right after the other"
+        )
+    if two.noise_pct is None:
+        doubts.append("the noise is not known, so the allowed change alone decides; record more steps")
+    elif two.noise_pct > allowed_pct:
+        doubts.append(
+            f"the noise of the two recordings ({two.noise_pct:.1f} %) hides changes above the allowed "
+            f"{allowed_pct:g} %; record more steps, or on a quieter machine"
+        )
+    return doubts

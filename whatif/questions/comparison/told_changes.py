@@ -1,0 +1,74 @@
+"""Which what-ifs two recordings themselves rule out or ask for, by the facts that both record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.graph.recorded import Optimizer, Precision
+from whatif.graph.task_graph import GraphInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ToldChanges:
+    """Names of what-ifs: those that both recordings rule out, and groups of which a description has to have one.
+
+    Where a side is a prediction ``only`` has its what-ifs: what it misses of a recording is no change.
+    """
+
+    ruled_out: frozenset[str]
+    asked_for: tuple[frozenset[str], ...]
+    only: frozenset[str] | None = None
+
+    def allows(self, name: str) -> bool:
+        """Whether a what-if of this name may have led from one to the other."""
+        return name not in self.ruled_out and (self.only is None or name in self.only)
+
+    def satisfied_by(self, names: frozenset[str]) -> bool:
+        """Whether what-ifs of these names account for all recorded differences."""
+        return all(group & names for group in self.asked_for)
+
+
+def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
+    """Return what the facts of the two imply: equal facts rule what-ifs out, and differences ask for some."""
+    predicted = [what_ifs_of(info) for info in (before, after)]
+    if any(predicted):
+        # The facts of a prediction are those of its recording, before the what-ifs.
+        names = (part.partition(":")[0].strip() for text in predicted for part in text.split(" + "))
+        return ToldChanges(frozenset(), (), frozenset(filter(None, names)))
+    ruled_out: set[str] = set()
+    asked_for: list[frozenset[str]] = []
+
+    def fact(names: tuple[str, ...], told: tuple[Any, Any], asks: bool) -> None:
+        if None in told:
+            return
+        if told[0] == told[1]:
+            ruled_out.update(names)
+        elif asks:
+            asked_for.append(frozenset(names))
+
+    sides = before, after
+    fact(("batch_size",), (before.batch_size, after.batch_size), asks=True)
+    precisions, optimizers = ([getattr(info.recorded, table) for info in sides] for table in ("precision", "optimizer"))
+    fact(("amp",), _both(precisions, ("autocast", "parameters")), asks=True)
+    fact(("compile", "cuda_graph"), (before.execution, after.execution), asks=True)
+    # A default means one thing on a GPU and another on a CPU, so what differs need not be a change.
+    fact(("tf32",), _both(precisions, ("matmul", "conv")), asks=False)
+    fact(("fused_adam",), _both(optimizers, ("foreach", "fused")), asks=False)
+    return ToldChanges(frozenset(ruled_out), tuple(asked_for))
+
+
+def what_ifs_of(info: GraphInfo) -> str:
+    """Give the what-ifs of a graph that is a prediction; "" of any other."""
+    simulated = info.recorded.simulated
+    return "" if simulated is None else simulated.what_ifs
+
+
+def _both(tables: Sequence[Precision | Optimizer | None], keys: tuple[str, ...]) -> tuple[Any, Any]:
+    """Some settings of the two sides; None where one of them was not written."""
+    one, other = (
+        None if table is None or not table.told.issuperset(keys) else [getattr(table, key) for key in keys]
+        for table in tables
+    )
+    return one, other

@@ -1,0 +1,135 @@
+"""Two recordings on one footing: the same step clock, and both with or both without the profiler in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from whatif.graph.recorded import Simulated
+from whatif.graph.task_graph import TaskGraph
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.untraced import untraced_step
+from whatif.questions.comparison.change_candidates import batch_factor
+from whatif.questions.comparison.differences import BATCH, Difference, differences
+from whatif.questions.comparison.measured_step import MeasuredStep, noise_ms
+from whatif.questions.comparison.pace import SameWork
+from whatif.simulation.steps import default_clock
+
+
+@dataclass(frozen=True)
+class TwoRecordings:
+    """Recording A (``before``) and recording B (``after``), by one clock, each with what it measured."""
+
+    before: Baseline
+    after: Baseline
+    measured: tuple[MeasuredStep, MeasuredStep]
+    remarks: tuple[str, ...]  # how the two were brought on one footing
+
+    @staticmethod
+    def of(before: TaskGraph, after: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> TwoRecordings:
+        """Simulate both. Without the profiler if both recorded that step, else both as recorded.
+
+        Raises WhatifError where a recording does not have the clock, or no step that takes time.
+        """
+        chosen = clock or common_clock(before, after)
+        told = [
+            untraced_step(graph, chosen)[0] is not None
+            or (graph.info.recorded.simulated or Simulated()).without_profiler
+            for graph in (before, after)
+        ]
+        remarks = []
+        if calibrated and any(told) and not all(told):
+            remarks.append(
+                f"only {'A' if told[0] else 'B'} has a step time without the profiler: both are compared as recorded"
+            )
+        baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(told)) for graph in (before, after)]
+        batches = [graph.info.batch_size for graph in (before, after)]
+        if batches.count(None) == 1:
+            told_by = "A" if batches[1] is None else "B"
+            remarks.append(
+                f"only {told_by} has its batch size ({batches[0] or batches[1]}): whether it is the same is not known"
+            )
+        measured = MeasuredStep.of(baselines[0]), MeasuredStep.of(baselines[1])
+        clocks = [f"the {step.clock} clock" for step in measured]
+        if clocks[0] != clocks[1]:
+            remarks.append(f"the step without the profiler is timed by {clocks[0]} in A and by {clocks[1]} in B")
+        return TwoRecordings(baselines[0], baselines[1], measured, tuple(remarks))
+
+    @property
+    def clock(self) -> str:
+        """The step clock of both."""
+        return self.before.clock
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether either recording has a GPU's work."""
+        return bool(self.before.graph.on_gpu.any() or self.after.graph.on_gpu.any())
+
+    @property
+    def change_ms(self) -> float:
+        """What B's measured step takes more than A's, ms."""
+        return self.measured[1].ms - self.measured[0].ms
+
+    @property
+    def change_pct(self) -> float:
+        """The same, percent of A's step."""
+        return 100.0 * self.change_ms / self.measured[0].ms
+
+    @property
+    def noise_ms(self) -> float | None:
+        """The change up to which the quartiles of the two still overlap, ms; None if one lacks its spread."""
+        return noise_ms(*self.measured)
+
+    @property
+    def noise_pct(self) -> float | None:
+        """The same, percent of A's step."""
+        return None if self.noise_ms is None else 100.0 * self.noise_ms / self.measured[0].ms
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the change is within a noise that is known."""
+        return self.noise_ms is not None and abs(self.change_ms) <= self.noise_ms
+
+    @cached_property
+    def same_work(self) -> SameWork:
+        """The calls that do the same work in both."""
+        return SameWork.of(self.before, self.after, same_batch=not self.batch_differs)
+
+    @property
+    def batch_differs(self) -> bool:
+        """Whether another batch was trained, by the recorded batch sizes or by FLOPs."""
+        return batch_factor(self.before, self.after) is not None
+
+    @property
+    def pace(self) -> float | None:
+        """What the same call takes in B over what it takes in A, the median by time; None where too few are known."""
+        return self.same_work.pace()
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """What the recordings say of themselves that differs, and the batch where their FLOPs say so."""
+        found = differences(self.before.graph, self.after.graph, self.clock)
+        factor = batch_factor(self.before, self.after)
+        if factor is None or any(item.what == BATCH for item in found):
+            return found
+        by_flops = Difference(BATCH, "not recorded", f"{factor:g} times as large, by its FLOPs", blocks=True)
+        return (by_flops, *found)
+
+
+def common_clock(before: TaskGraph, after: TaskGraph) -> str:
+    """Name the clock by which two recordings are compared: that of their reports, where both have the same.
+
+    Short recordings are reported as a whole span, but what was measured without the profiler is one step, and spans
+    compare only where both hold the same steps: there a clock of single steps, where both have one.
+    """
+    graphs = (before, after)
+    chosen = default_clock(before)
+    if chosen == default_clock(after) != "span":
+        return chosen
+    several = all(graph.info.n_steps > 1 for graph in graphs)
+    for clock in ("gpu", "mark"):
+        if all(graph.info.measured_step_ns.get(clock) for graph in graphs):
+            untraced = all(untraced_step(graph, clock)[0] is not None for graph in graphs)
+            if several or untraced:
+                return clock
+    return "span"

@@ -1,0 +1,204 @@
+"""Why a step takes as long as it does: its breakdown, its critical path, and the layers and kernels that matter.
+
+All times are ms per step: what falls into the steady steps, scaled to the step time that the clock reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    GPU_KINDS,
+    Array,
+    Bool,
+    Float64,
+    Int64,
+    Phase,
+    TaskKind,
+    among,
+)
+from whatif.prediction.predict import Baseline, apply
+from whatif.questions.verdict import verdict
+from whatif.simulation.breakdown import Breakdown
+from whatif.simulation.steps import window_ns
+from whatif.simulation.timeline import Timeline
+
+# Time on the critical path in which nothing runs: launch latency, and what a stream needs between two kernels.
+LAG = "lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one layer, phase, thread, kernel family or operation takes of a step."""
+
+    name: str
+    tasks: float  # in one step
+    gpu_ms: float
+    cpu_ms: float
+    critical_ms: float  # of it on the critical path: the most that making it free could save at once
+
+    def to_dict(self, key: str) -> dict[str, Any]:
+        """Return the part as a JSON object, its name under ``key``."""
+        return {
+            key: self.name,
+            "tasks_per_step": round(self.tasks, 3),
+            "gpu_ms": round(self.gpu_ms, 6),
+            "cpu_ms": round(self.cpu_ms, 6),
+            "critical_ms": round(self.critical_ms, 6),
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where a step goes. Parts are sorted by their time on the critical path, then by their work."""
+
+    baseline: Baseline
+    verdict: str
+    breakdown: Breakdown
+    critical_path_ms: dict[str, float]  # by task kind, and LAG; adds up to the step
+    phases: tuple[Part, ...]
+    threads: tuple[Part, ...]
+    layers: tuple[Part, ...]
+    without_layer: Part
+    n_layers: int
+    kernels: tuple[Part, ...]  # by family: kernels, or operators where there is no GPU
+    operations: tuple[Part, ...]  # by name: likewise
+    warnings: tuple[str, ...]
+
+    @property
+    def baseline_ms(self) -> float:
+        """The simulated step, ms."""
+        return self.baseline.step_ns / 1e6
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as a JSON object with the keys that scripts rely on."""
+        info = self.baseline.graph.info
+        return {
+            "trace": info.path,
+            "step_clock": self.baseline.clock,
+            "steps": info.n_steps,
+            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "baseline_ms": self.baseline_ms,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
+            "gpu_busy_ms": self.breakdown.gpu_busy_ms,
+            "breakdown": self.breakdown.to_dict(),
+            "critical_path_ms": {kind: round(ms, 6) for kind, ms in self.critical_path_ms.items()},
+            "phases": [part.to_dict("phase") for part in self.phases],
+            "threads": [part.to_dict("thread") for part in self.threads],
+            "layers": [part.to_dict("layer") for part in self.layers],
+            "without_layer": self.without_layer.to_dict("layer"),
+            "kernels": [part.to_dict("family") for part in self.kernels],
+            "operations": [part.to_dict("name") for part in self.operations],
+            "verdict": self.verdict,
+            "warnings": list(self.warnings),
+        }
+
+
+def explain(baseline: Baseline, top: int = 10) -> Explanation:
+    """Return the explanation of a baseline's step, with the ``top`` layers, families and operations."""
+    graph, timeline = baseline.graph, baseline.timeline
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
+    critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
+    # Of several ranks' work that of one is shown; the critical path goes through all of them.
+    work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
+    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
+    # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
+    n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
+    parts = _Parts(graph, begins * graph.of_clock / n_steps, work_ms * graph.of_clock, critical_ms)
+    # A thread belongs to one rank and shows its own work; those of other ranks appear if the path goes through them.
+    on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
+    threads = np.where(graph.of_clock | on_path[graph.thread], graph.thread, -1)
+    of_threads = _Parts(graph, begins / n_steps, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
+
+    by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
+    critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
+    if lag_ns:
+        critical_path_ms[LAG] = lag_ns * ms_per_ns
+
+    layers = parts.by(graph.layer, graph.layers)
+    named = [part for part in layers if part.name]
+    families = parts.by(family_codes(graph), [family.name.lower() for family in KernelFamily])
+    phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
+    return Explanation(
+        baseline=baseline,
+        verdict=verdict(
+            baseline,
+            critical_path_ms,
+            {part.name: part.cpu_ms for part in phases},
+            {part.name: part.gpu_ms for part in families},
+        ),
+        breakdown=baseline.breakdown,
+        critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
+        phases=tuple(phases),
+        threads=tuple(of_threads),
+        layers=tuple(named[:top]),
+        without_layer=next((part for part in layers if not part.name), Part("", 0.0, 0.0, 0.0, 0.0)),
+        n_layers=len(named),
+        kernels=tuple(families[:top]),
+        operations=tuple(parts.by(np.where(in_families(graph), graph.name, -1), graph.names)[:top]),
+        warnings=apply(baseline).warnings,
+    )
+
+
+def step_work_ms(baseline: Baseline) -> Float64:
+    """Return the time of each task within the step that is shown, ms, shape (n_tasks,)."""
+    timeline = baseline.timeline
+    low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    return np.asarray(work_ns * (baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)))
+
+
+def in_families(graph: TaskGraph) -> Bool:
+    """Return the mask of the tasks that are grouped by family: the GPU's work, operators where there is no GPU."""
+    return graph.on_gpu.mask if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
+
+
+def family_codes(graph: TaskGraph) -> Array:
+    """Return the ``KernelFamily`` of each task, shape (n_tasks,); -1 for those not grouped by family."""
+    return np.where(in_families(graph), graph.family, -1)
+
+
+def critical_path_times(timeline: Timeline, low_ns: int, high_ns: int) -> tuple[Int64, int]:
+    """Return the time that each task holds the critical path within a window, ns, shape (n_tasks,), and that of lags.
+
+    A task holds the path from its start until the next one on the path starts, or until its own end where that comes
+    first; the rest is lag. Together they add up to what the path covers of the window.
+    """
+    path = timeline.critical_path
+    held_ns = np.zeros(len(timeline.graph), dtype=np.int64)
+    if not len(path):
+        return held_ns, 0
+    start_ns, end_ns = timeline.start_ns[path], timeline.end_ns[path]
+    until_ns = np.append(start_ns[1:], end_ns[-1])
+    released_ns = np.minimum(end_ns, until_ns)
+    start_ns, released_ns, until_ns = (np.clip(t, low_ns, high_ns) for t in (start_ns, released_ns, until_ns))
+    held_ns[path] = released_ns - start_ns
+    return held_ns, int((until_ns - released_ns).sum())
+
+
+class _Parts:
+    """Sums of tasks by a column of codes."""
+
+    def __init__(self, graph: TaskGraph, tasks: Float64, work_ms: Float64, critical_ms: Array) -> None:
+        on_gpu = among(graph.kind, GPU_KINDS)
+        self._columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
+
+    def by(self, codes: npt.NDArray[Any], table: list[str] | tuple[str, ...]) -> list[Part]:
+        """Return one part a code that occurs in the step; negative codes count for none."""
+        known = codes >= 0
+        sums = [np.bincount(codes[known], weights=column[known], minlength=len(table)) for column in self._columns]
+        tasks, gpu_ms, cpu_ms, critical_ms = sums
+        present = np.flatnonzero((gpu_ms > 0) | (cpu_ms > 0) | (critical_ms > 0))
+        order = present[np.lexsort((present, -(gpu_ms + cpu_ms)[present], -critical_ms[present]))]
+        return [
+            Part(table[code], float(tasks[code]), float(gpu_ms[code]), float(cpu_ms[code]), float(critical_ms[code]))
+            for code in order.tolist()
+        ]

@@ -1,0 +1,267 @@
+"""What ``whatif memory`` answers: the peak and its parts, what-ifs by peak and step time, the largest batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import (
+    Memory,
+    Moment,
+    moments,
+    peak,
+)
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase
+from whatif.models.layers.memory_effects import with_batch
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.transform import load_transform
+from whatif.questions.advice.trial import Refused, Trial, Trier
+
+# The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
+DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
+    ("activation_checkpoint",),
+    ("vdnn",),
+    ("gist",),
+    ("amp",),
+    ("flash_attention",),
+    ("batch_size:factor=0.5",),
+    ("batch_size:factor=0.5", "gradient_accumulation:passes=2"),
+    ("batch_size:factor=2",),
+    ("optimizer_in_backward",),
+    ("fused_adam",),
+)
+# Of a timeline: about so many of its moments are shown in each pass.
+SHOWN_MOMENTS = 8
+# No batch is searched beyond this many times the recorded one: no step so much larger can be predicted from this one.
+MOST_TIMES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """One layer's part of the memory, bytes; its workspace is the most of its forward and backward work."""
+
+    name: str
+    activations: int
+    gradients: int
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch that fits: samples if the recording has its own, times the recorded one, its peak.
+
+    At ``MOST_TIMES`` the recorded one a larger one may fit as well.
+    """
+
+    samples: int | None
+    factor: float
+    peak_bytes: int
+    step: Trial | Refused | None  # None where not even the smallest fits
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """Everything that ``whatif memory`` reports."""
+
+    baseline: Baseline
+    memory: Memory
+    peak: Moment
+    moments: tuple[Moment, ...]
+    layers: tuple[LayerPart, ...]  # largest activations first
+    what_ifs: tuple[Trial | Refused, ...]
+    memories: tuple[Memory | None, ...]  # under the what-ifs; None of those that were refused
+    capacity_bytes: int | None
+    largest: LargestBatch | None
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """The peak that the recorder read from the GPU's allocator, bytes; None where it did not."""
+        return self.baseline.graph.info.recorded.peak_memory_bytes
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader should know of where the numbers come from, sentences."""
+        info, memory = self.baseline.graph.info, self.memory
+        if info.recorded.layers:
+            return ()
+        if memory.parameters:
+            return (
+                "The recording lacks its parameters: they are the weights that its operators use, and the "
+                f"state is what {info.optimizer or 'an unknown optimizer'} keeps by default.",
+            )
+        # Only a GPU's allocator shows what it holds beside what the step takes.
+        counted = "with gradients that stay they are part of the rest" if self.memory.inputs else "they are not counted"
+        return (f"The recording lacks its parameters and optimizer state: {counted}.",)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is reported as one JSON object; sizes in bytes, times in ms."""
+        info = self.baseline.graph.info
+        return {
+            "trace": info.path,
+            "source": self.memory.source,
+            "peak_bytes": self.peak.total,
+            "measured_peak_bytes": self.measured_bytes,
+            "peak": _moment(self.peak),
+            "gradients_stay": self.memory.gradients_stay,
+            "caveats": list(self.caveats),
+            "layers": [
+                {
+                    "name": part.name,
+                    "activation_bytes": part.activations,
+                    "gradient_bytes": part.gradients,
+                    "workspace_bytes": part.workspace,
+                }
+                for part in self.layers
+            ],
+            "timeline": [_moment(moment) for moment in self.moments],
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "step_clock": self.baseline.clock,
+            "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.memories, strict=True)],
+            "batch_size": info.batch_size,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": None if self.capacity_bytes is None else self.peak.total <= self.capacity_bytes,
+            "largest_batch": self._largest(),
+        }
+
+    def _largest(self) -> dict[str, Any] | None:
+        if self.largest is None:
+            return None
+        step = self.largest.step
+        return {
+            "batch_size": self.largest.samples,
+            "factor": self.largest.factor,
+            "peak_bytes": self.largest.peak_bytes,
+            "step_ms": step.predicted_ms if isinstance(step, Trial) else None,
+        }
+
+
+def memory_summary(
+    baseline: Baseline, names: Sequence[str] | None = (), *, capacity_bytes: int | None = None
+) -> MemorySummary:
+    """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
+
+    Without names the what-ifs are those that are about memory, with None there are none. With several names each is
+    told alone, and all of them in their order.
+    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. Raises WhatifError where
+    the recording does not show what a step keeps.
+    """
+    graph = baseline.graph
+    memory = memory_of(graph)
+    capacity = capacity_bytes or graph.info.gpu_memory_bytes
+    trier = Trier(baseline, may_move=True)
+    chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
+    if names and len(names) > 1:
+        chosen.append(tuple(names))
+    rows = [] if names is None else chosen or DEFAULT_WHAT_IFS
+    tried = [trier.attempt([load_transform(name) for name in row]) for row in rows]
+    return MemorySummary(
+        baseline=baseline,
+        memory=memory,
+        peak=peak(memory),
+        moments=tuple(moments(memory)),
+        layers=_layers(memory),
+        what_ifs=tuple(tried),
+        memories=tuple(found.memory if isinstance(found, Trial) else None for found in tried),
+        capacity_bytes=capacity,
+        largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
+    )
+
+
+def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
+    """Return the fullest moment of each of some equal parts of every pass, with its first and last layer."""
+    rows = []
+    for _, group in groupby(found, key=lambda moment: moment.phase):
+        part = list(group)
+        size = -(-len(part) // SHOWN_MOMENTS)
+        for begin in range(0, len(part), size):
+            piece = part[begin : begin + size]
+            rows.append((piece[0].layer, piece[-1].layer, max(piece, key=lambda moment: moment.total)))
+    return rows
+
+
+def memory_of(graph: TaskGraph) -> Memory:
+    """Return what a step keeps; raises WhatifError, one sentence, if the recording lacks it."""
+    memory = graph.info.memory
+    if memory is not None:
+        return memory
+    where = Path(graph.info.path).name or "this recording"
+    if not (graph.phase == Phase.BACKWARD).any():
+        raise WhatifError(
+            f"memory: expected training steps, got {where} without a backward pass; only what training keeps for it is "
+            "modelled."
+        )
+    raise WhatifError(
+        f"memory: expected allocations or the shapes of operators, got {where} with neither; record it with "
+        "`whatif collect --memory`, or torch.profiler with profile_memory=True or record_shapes=True."
+    )
+
+
+def largest_that_fits(memory: Memory, batch: int, capacity_bytes: int) -> int:
+    """Return the largest batch whose peak fits, at most ``MOST_TIMES`` the recorded one of ``batch``; 0 for none."""
+
+    def peak_bytes(samples: int) -> int:
+        return peak(with_batch(memory, samples / batch)).total
+
+    # A larger batch never takes less.
+    return bisect_right(range(1, MOST_TIMES * batch + 1), capacity_bytes, key=peak_bytes)
+
+
+def _layers(memory: Memory) -> tuple[LayerPart, ...]:
+    """The rows of each layer as one, largest activations first."""
+    found: dict[str, LayerPart] = {}
+    for row in memory.layers:
+        before = found.get(row.name, LayerPart(row.name, 0, 0, 0))
+        found[row.name] = LayerPart(
+            row.name,
+            before.activations + row.activations,
+            before.gradients + row.gradients,
+            max(before.workspace, row.forward_workspace, row.backward_workspace),
+        )
+    return tuple(sorted(found.values(), key=lambda part: -part.activations))
+
+
+def _largest_batch(trier: Trier, memory: Memory, batch: int | None, capacity: int) -> LargestBatch:
+    """Search the number of samples (hundredths of the recorded batch where it is not known) at which the peak fits."""
+    unit = batch or 100
+    fits = largest_that_fits(memory, unit, capacity)
+    peak_bytes = peak(with_batch(memory, max(fits, 1) / unit)).total
+    if not fits:
+        return LargestBatch(0 if batch else None, 0.0, peak_bytes, None)
+    larger = load_transform(f"batch_size:factor={fits / unit!r}")
+    return LargestBatch(fits if batch else None, fits / unit, peak_bytes, trier.attempt([larger]))
+
+
+def _moment(moment: Moment) -> dict[str, Any]:
+    return {
+        "phase": moment.phase.name.lower(),
+        "layer": moment.layer,
+        "total_bytes": moment.total,
+        "parameter_bytes": moment.parameters,
+        "optimizer_state_bytes": moment.optimizer_state,
+        "input_bytes": moment.inputs,
+        "gradient_bytes": moment.gradients,
+        "activation_bytes": moment.activations,
+        "workspace_bytes": moment.workspace,
+    }
+
+
+def _what_if(found: Trial | Refused, memory: Memory | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"transforms": list(found.spelled)}
+    if isinstance(found, Refused):
+        return {**row, "reason": found.reason}
+    return {
+        **row,
+        "peak_bytes": found.peak_bytes,
+        "peak": _moment(peak(memory)) if memory else None,
+        "memory_not_modelled": list(memory.not_modelled) if memory else [],
+        "step_ms": found.predicted_ms,
+        "batch_factor": found.samples,
+        "gain_pct": found.gain_pct,
+        "notes": list(found.notes),
+    }

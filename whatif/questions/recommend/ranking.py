@@ -1,0 +1,178 @@
+"""A recorded step on many devices: which is fastest, which is cheapest, which it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import peak
+from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
+from whatif.models.durations.estimator import device
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
+from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.recommend.prices import Prices
+
+# Steps that differ by less than this are the same: replays miss as much.
+SAME_SHARE = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The step on one device: times in ms, ``cost`` of a step and of an epoch in the currency of the prices.
+
+    ``fits`` is None if the recording does not show what a step keeps in memory.
+    """
+
+    device: str
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    gpu_busy_ms: float
+    samples_per_s: float | None
+    peak_bytes: int | None
+    fits: bool | None
+    cost: float | None
+    epoch_hours: float | None
+    epoch_cost: float | None
+    recorded: bool
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the device as a JSON object."""
+        return {
+            "device": self.device, "recorded": self.recorded, "predicted_ms": self.step_ms, "low_ms": self.low_ms,
+            "high_ms": self.high_ms, "gpu_busy_ms": self.gpu_busy_ms, "samples_per_s": self.samples_per_s,
+            "peak_memory_bytes": self.peak_bytes, "fits": self.fits, "step_cost": self.cost,
+            "epoch_hours": self.epoch_hours, "epoch_cost": self.epoch_cost, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Devices, the best first, and those that were left out with the reason."""
+
+    baseline: Baseline
+    transforms: tuple[Transform, ...]
+    candidates: tuple[Candidate, ...]
+    left_out: dict[str, str]
+    by: str
+    currency: str
+    epoch_samples: int | None
+
+    @property
+    def verdict(self) -> str:
+        """Say which device comes first, and by how much."""
+        if not self.candidates:
+            return "none of the devices can run the step"
+        first = self.candidates[0]
+        if self.by == "cost" and first.cost is not None:
+            return f"{first.device} is cheapest: {first.cost * 1e3:.3g} {self.currency} for a thousand steps".rstrip()
+        equal = sum(c.step_ms <= first.step_ms * (1 + SAME_SHARE) for c in self.candidates)
+        if equal > 1:
+            return f"{equal} devices take the same time: the rest of the step does not depend on the device"
+        own = next((c for c in self.candidates if c.recorded), None)
+        if own is None or own is first or not first.step_ms:
+            return f"{first.device} is fastest" + (", the recorded one" if first.recorded else "")
+        return f"{first.device} is fastest, {own.step_ms / first.step_ms:.2f}× as fast as the recorded {own.device}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the ranking as a JSON object with the keys that scripts rely on."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "transforms": [spelled(transform) for transform in self.transforms],
+            "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "ranked_by": self.by,
+            "currency": self.currency or None,
+            "epoch_samples": self.epoch_samples,
+            "devices": [candidate.to_dict() for candidate in self.candidates],
+            "left_out": [{"device": name, "reason": reason} for name, reason in self.left_out.items()],
+            "verdict": self.verdict,
+        }
+
+
+def recommend(
+    baseline: Baseline,
+    transforms: Sequence[Transform] = (),
+    devices: Sequence[str] = (),
+    *,
+    prices: Prices | None = None,
+    by: str | None = None,
+    epoch_samples: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ranking:
+    """Rank ``devices`` (else those with a price, else all that are known) by ``by``: "time" or "cost".
+
+    What-ifs are applied behind the change of device, so that they see its units. Without ``by`` the cost decides where
+    there are prices. Devices on which the step does not fit, or on which a what-if does not apply, are left out with
+    the reason. Of boards of two dies, of which a rank has one, a die is tried unless the board is named. Raises
+    WhatifError on an unknown device, on ``cost`` without prices, on a ``device`` among the what-ifs, and on a recording
+    of no GPU, or of one that is not known: every other one would seem as fast.
+    """
+    graph = baseline.graph
+    if not graph.on_gpu.any():
+        raise WhatifError("recommend: expected the recording of a GPU, got one of a CPU.")
+    if any(transform.name == "device" for transform in transforms):
+        raise WhatifError("recommend: expected what-ifs that go with each device, got device; use --devices NAMES.")
+    if by == "cost" and prices is None:
+        raise WhatifError("recommend: expected a file of prices to rank by cost; name it with --prices.")
+    own = device(graph)
+    if own is None:
+        told = (
+            f"of {graph.info.gpu}, which is not in whatif/hardware/gpus"
+            if graph.info.gpu
+            else "that does not name its GPU"
+        )
+        raise WhatifError(f"recommend: expected the recording of a known GPU, got one {told}: the ratio is unknown.")
+    every = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
+    wanted = devices or tuple(prices.per_hour if prices else every)
+    names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
+    chosen, left_out = [], {}
+    for done, name in enumerate(names):
+        try:
+            prediction = apply(baseline, load_transform("device", to=name), *transforms)
+        except WhatifError as error:
+            left_out[name] = str(error)
+        else:
+            candidate = _candidate(prediction, name, prices, epoch_samples, recorded=name == own.name)
+            if candidate.fits is False:
+                left_out[name] = _too_small(candidate)
+            else:
+                chosen.append(candidate)
+        if progress is not None:
+            progress(done + 1, len(names))
+    if not chosen and set(left_out.values()) and len(set(left_out.values())) == 1:
+        raise WhatifError(next(iter(left_out.values())))
+    ranked_by = by or ("cost" if prices else "time")
+    chosen.sort(key=lambda c: ((c.cost is None, c.cost or 0.0) if ranked_by == "cost" else (False, 0.0), c.step_ms))
+    currency = prices.currency if prices else ""
+    return Ranking(baseline, tuple(transforms), tuple(chosen), left_out, ranked_by, currency, epoch_samples)
+
+
+def _candidate(
+    prediction: Prediction, name: str, prices: Prices | None, epoch_samples: int | None, *, recorded: bool
+) -> Candidate:
+    info = prediction.graph.info
+    step_s = prediction.predicted_ms / 1e3
+    samples = info.samples
+    memory_bytes = None if info.memory is None else peak(info.memory).total
+    steps = None if not epoch_samples or not samples else epoch_samples / samples
+    return Candidate(
+        name, prediction.predicted_ms, prediction.low_ms, prediction.high_ms, prediction.breakdown.gpu_busy_ms,
+        samples / step_s if samples and step_s else None, memory_bytes,
+        None if memory_bytes is None else memory_bytes <= load_gpu(name).memory_bytes,
+        prices.of(name, step_s) if prices else None,
+        None if steps is None else steps * step_s / 3600,
+        prices.of(name, steps * step_s) if prices and steps is not None else None,
+        recorded, prediction.graph.notes,
+    )  # fmt: skip
+
+
+def _too_small(candidate: Candidate) -> str:
+    memory = load_gpu(candidate.device).memory_gibyte
+    return f"needs {(candidate.peak_bytes or 0) / 2**30:.1f} GiB at its peak, has {memory:g}"

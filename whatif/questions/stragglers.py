@@ -1,0 +1,267 @@
+"""Who waits for whom: waiting and transfer of each rank, who comes last, and what takes it longer than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Float64,
+    Phase,
+    TaskKind,
+)
+from whatif.ingest.ranks.merge import COLLECTIVE, rank_numbers, ranks_of
+from whatif.ingest.ranks.read import Ranks
+from whatif.prediction.baseline import Baseline
+from whatif.simulation.breakdown import Breakdown, breakdown
+from whatif.simulation.intervals import union
+from whatif.simulation.steps import MIN_STEPS
+from whatif.simulation.timeline import Timeline
+
+# Our choice: a rank that holds the others up by less than this share of a step is no straggler.
+STRAGGLES = 0.01
+# Our choice: what explains less than this share of a straggler's delay is not reported.
+EXPLAINS = 0.1
+# Parts reported of each kind.
+TOLD = 3
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Work that a rank spends more time on than the median rank, ms a step."""
+
+    of: str  # phase, family or layer
+    name: str
+    ms: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {self.of: self.name, "ms": round(self.ms, 6)}
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank, times in ms a step: waiting and transfer, and the breakdown."""
+
+    rank: int
+    path: str
+    clock_offset_us: float
+    clock_drift_ppm: float
+    clock_spread_us: float
+    collectives: int
+    unmatched: int
+    waiting_ms: float
+    transfer_ms: float
+    last_pct: float  # of the collectives that it takes part in
+    late_ms: float  # in which all others were at a collective and this rank was not
+    breakdown: Breakdown | None  # None where too many ranks are read for one each
+    excess: tuple[Excess, ...] = ()  # of stragglers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a JSON object."""
+        return {
+            "rank": self.rank,
+            "trace": self.path,
+            "clock_offset_us": round(self.clock_offset_us, 3),
+            "clock_drift_ppm": round(self.clock_drift_ppm, 3),
+            "clock_spread_us": round(self.clock_spread_us, 3),
+            "collectives": self.collectives,
+            "unmatched": self.unmatched,
+            "waiting_ms": round(self.waiting_ms, 6),
+            "transfer_ms": round(self.transfer_ms, 6),
+            "last_pct": round(self.last_pct, 3),
+            "late_ms": round(self.late_ms, 6),
+            "breakdown": self.breakdown.to_dict() if self.breakdown else None,
+            "excess": [part.to_dict() for part in self.excess],
+        }
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """All ranks, and the stragglers among them, the worst one first."""
+
+    world_size: int
+    collectives: int
+    step_ms: float
+    rows: tuple[RankRow, ...]
+    stragglers: tuple[RankRow, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What there is to say of the stragglers, or that there is none."""
+        if not self.stragglers:
+            return ("no straggler: no rank holds the others up by more than one percent of a step.",)
+        return tuple(_sentence(row, self.step_ms) for row in self.stragglers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "world_size": self.world_size,
+            "collectives": self.collectives,
+            "ranks": [row.to_dict() for row in self.rows],
+            "stragglers": [row.rank for row in self.stragglers],
+            "sentences": list(self.sentences),
+        }
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Who meets whom in a timeline: a row for each rank in each matched collective, shape (n_members,) each."""
+
+    rank: Array  # its place among the ranks of the graph
+    step: Array
+    arrival_ns: Array
+    all_here_ns: Array  # the arrival itself, of a rank that waits for none
+    transfer_ns: Array
+    others_here_ns: Array  # of who comes last: when all others were there; else its own arrival
+
+    @property
+    def last(self) -> Bool:
+        """Who comes later than all others."""
+        return self.arrival_ns > self.others_here_ns
+
+
+def meetings(timeline: Timeline) -> Meetings:
+    """Return what the ranks of a merged graph's timeline wait for one another, and transfer."""
+    graph = timeline.graph
+    part_of = graph.attached[COLLECTIVE]
+    rank = np.searchsorted(rank_numbers(graph), ranks_of(graph))
+    members = np.flatnonzero(part_of)
+    members = members[np.lexsort((rank[members], np.abs(part_of[members])))]
+    # An arrival and its transfer are of one collective and one rank; both lots are in that order.
+    arrives = graph.kind[members] == TaskKind.WAIT
+    arrival, transfer = members[arrives], members[~arrives]
+    collective, place = np.abs(part_of[arrival]), rank[arrival]
+    arrival_ns = timeline.end_ns[arrival]
+    first = np.flatnonzero(np.append(True, collective[1:] != collective[:-1]))[: len(collective)]
+    of = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(collective))))
+    all_here_ns = np.maximum.reduceat(arrival_ns, first)[of] if len(first) else arrival_ns
+    by_arrival = np.lexsort((place, arrival_ns, of))
+    ends = np.append(first[1:], len(of))[: len(first)] - 1
+    latest, before = by_arrival[ends], by_arrival[np.maximum(ends - 1, first)]
+    others_here_ns = arrival_ns.copy()
+    others_here_ns[latest] = arrival_ns[before]
+    return Meetings(
+        rank=place,
+        step=graph.step[arrival],
+        arrival_ns=arrival_ns,
+        all_here_ns=np.where(part_of[transfer] > 0, all_here_ns, arrival_ns),
+        transfer_ns=graph.duration_ns[transfer],
+        others_here_ns=others_here_ns,
+    )
+
+
+def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
+    """Return what each rank of a baseline's graph does; breakdowns of the first ``most`` ranks and of stragglers alone.
+
+    Times are means over the steady steps, over all where there are few, of the simulated step: without the profiler
+    where the baseline is.
+    """
+    graph = baseline.graph
+    steps = steady_steps(graph)
+    n_steps = max(len(steps), 1)
+    met, matched, count = meetings(baseline.timeline), ranks.matched, len(ranks.numbers)
+    counted = np.isin(met.step, steps) if len(steps) else np.ones(len(met.step), dtype=np.bool_)
+
+    def together_ms(start_ns: Array, end_ns: Array) -> Float64:
+        # Collectives of one rank overlap: each moment counts once. A rank's times lie in a stretch of their own.
+        stretch_ns = baseline.timeline.makespan_ns + 1
+        order = np.argsort(start_ns[counted] + met.rank[counted] * stretch_ns, kind="stable")
+        shift_ns = met.rank[counted][order] * stretch_ns
+        starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
+        total = np.bincount(starts // stretch_ns, (ends - starts).astype(np.float64), minlength=count)
+        return np.asarray(total / 1e6 / n_steps, dtype=np.float64)
+
+    waiting_ms = together_ms(met.arrival_ns, met.all_here_ns)
+    transfer_ms = together_ms(met.all_here_ns, met.all_here_ns + met.transfer_ns)
+    late_ms = together_ms(met.others_here_ns, met.arrival_ns)
+    taken = np.bincount(met.rank[counted], minlength=count)
+    last = np.bincount(met.rank[counted & met.last], minlength=count)
+    step_ms = baseline.step_ns / 1e6
+    worst = [i for i in np.argsort(-late_ms, kind="stable").tolist() if late_ms[i] > STRAGGLES * step_ms]
+    rank_of = ranks_of(graph)
+    excess = {i: _excess(graph, steps, ranks.numbers, i, float(late_ms[i])) for i in worst[:most]} if count > 1 else {}
+    shown = {*range(min(count, most)), *worst[:most]}
+    rows = tuple(
+        RankRow(
+            rank=number,
+            path=ranks.paths[i],
+            clock_offset_us=ranks.clock_offsets_ns[i] / 1e3,
+            clock_drift_ppm=ranks.clocks[i].drift * 1e6,
+            clock_spread_us=ranks.clocks[i].spread_ns / 1e3,
+            collectives=len(ranks.collectives[i]),
+            unmatched=matched.unmatched[i],
+            waiting_ms=float(waiting_ms[i]),
+            transfer_ms=float(transfer_ms[i]),
+            last_pct=100.0 * last[i] / max(taken[i], 1),
+            late_ms=float(late_ms[i]),
+            breakdown=breakdown(baseline.timeline, baseline.clock, rank_of == number) if i in shown else None,
+            excess=excess.get(i, ()),
+        )
+        for i, number in enumerate(ranks.numbers)
+    )
+    return RankReport(ranks.world_size, matched.n_collectives, step_ms, rows, tuple(rows[i] for i in worst))
+
+
+def steady_steps(graph: TaskGraph) -> Array:
+    """Return the steps that are neither first nor last where there are enough, else all that tasks lie in."""
+    first, last = graph.info.steady
+    if graph.info.n_steps >= MIN_STEPS and last > first:
+        return np.arange(first, last)
+    return np.unique(graph.step[graph.step >= 0])
+
+
+def work_ms(graph: TaskGraph, work: Bool, codes: Array, n_codes: int, numbers: tuple[int, ...]) -> Float64:
+    """Return the time of the tasks ``work`` (a mask) by rank and code, ms in all, shape (n_ranks, n_codes)."""
+    place = np.searchsorted(np.array(numbers), ranks_of(graph)[work])
+    flat = place * n_codes + codes[work]
+    ms = np.bincount(flat, graph.duration_ns[work] / 1e6, minlength=len(numbers) * n_codes)
+    return np.asarray(ms, dtype=np.float64).reshape(-1, n_codes)
+
+
+def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int, late_ms: float) -> tuple[Excess, ...]:
+    """What takes one rank longer than the median of all, by phase, family and layer, the largest first."""
+    inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
+    found: list[Excess] = []
+    sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.on_gpu.any() else []
+    sides.append(("CPU", graph.on_cpu))
+    families = [family.name.lower().replace("_", " ") for family in KernelFamily]
+    for side, work in sides:
+        work = work & inside
+        known = work & (graph.family >= 0) if side == "GPU" or not graph.on_gpu.any() else work & False
+        for of, mask, codes, names in (
+            ("phase", work, graph.phase, [phase.name.lower() for phase in Phase]),
+            ("family", known, graph.family, families),
+            ("layer", work & (graph.layer > 0), graph.layer, list(graph.layers)),
+        ):
+            ms = work_ms(graph, mask, codes, len(names), numbers) / max(len(steps), 1)
+            # Of few ranks the median of the others: with two the slow one itself is half of it.
+            more_ms = ms[which] - np.median(np.delete(ms, which, axis=0), axis=0)
+            order = np.argsort(-more_ms, kind="stable")[:TOLD].tolist()
+            found += [
+                Excess(of, f"{names[code]} ({side})", float(more_ms[code]))
+                for code in order
+                if more_ms[code] > EXPLAINS * late_ms
+            ]
+    return tuple(sorted(found, key=lambda part: -part.ms))
+
+
+def _sentence(row: RankRow, step_ms: float) -> str:
+    who = (
+        f"rank {row.rank} holds the others up by {row.late_ms:.2f} ms a step ({100 * row.late_ms / step_ms:.0f} %): it "
+        f"comes last to {row.last_pct:.0f} % of the collectives"
+    )
+    parts = []
+    for of in ("phase", "family", "layer"):
+        named = [f"{part.name} {part.ms:+.2f}" for part in row.excess if part.of == of][:TOLD]
+        if named:
+            parts.append(f"{of} {', '.join(named)}")
+    if not parts:
+        return f"{who}; its own work takes no longer than the others', so it begins later."
+    return f"{who}; it works longer in {'; '.join(parts)} ms."

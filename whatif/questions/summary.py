@@ -1,0 +1,183 @@
+"""What is in a recording, what was odd in it, and how well its replay meets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Array,
+    Bool,
+    Phase,
+    TaskKind,
+)
+from whatif.models.durations.estimator import device
+from whatif.prediction.predict import DOUBTFUL_WAIT_PCT, Baseline, apply
+from whatif.simulation.steps import CLOCK_NOUNS, steady
+
+# The largest replay error that real traces should have: DESIGN's target for the responsive graph.
+DOUBTFUL_REPLAY_PCT = 3.0
+# The recorded over the untraced step from which on the recording is of a slower program than the user's.
+DOUBTFUL_SLOWDOWN = 1.2
+# A correction of the CPU's pace by more than this is no correction but another program.
+DOUBTFUL_PACE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSummary:
+    """One execution thread: what it is called, how many tasks it runs and how long it works in the whole recording."""
+
+    name: str
+    kind: str
+    tasks: int
+    busy_ms: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a recording holds. Shares are percent of the GPU's time, of the CPU's where there is no GPU."""
+
+    baseline: Baseline
+    gpu_known_as: str | None  # the device's name in whatif's own tables
+    tasks: dict[str, int]
+    threads: tuple[ThreadSummary, ...]
+    time_share_of: str  # gpu or cpu
+    time_ms: float  # the time that shares are of, in the whole recording
+    time_with_layer_pct: float | None
+    time_with_phase_pct: float | None
+    families_pct: dict[str, float]  # of the time of tasks whose family is known
+    dtypes_pct: dict[str, float]
+    phases_pct: dict[str, float]
+    n_layers: int
+    warnings: tuple[str, ...]
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The recording's graph."""
+        return self.baseline.graph
+
+    @property
+    def steady_steps(self) -> int:
+        """How many steady steps the step time is the median of."""
+        measured = self.graph.info.measured_step_ns[self.baseline.clock]
+        return len(steady(measured, self.graph, self.baseline.clock))
+
+    @property
+    def trust(self) -> str:
+        """Say in one sentence whether predictions from this recording can be trusted."""
+        error_pct, wait_pct = self.baseline.replay_error_pct, self.baseline.unexplained_wait_pct
+        noun = CLOCK_NOUNS[self.baseline.clock]
+        if wait_pct > DOUBTFUL_WAIT_PCT:
+            return f"handle with care: {wait_pct:.0f} % of the time is waiting that nothing in the recording explains."
+        if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
+            return f"handle with care: the replay misses the recorded {noun} by {error_pct:+.1f} %."
+        meets = f"the replay meets the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
+        doubts = self._doubts
+        return f"sound, with doubts: {meets}, but {' and '.join(doubts)}." if doubts else f"sound: {meets}."
+
+    @property
+    def _doubts(self) -> list[str]:
+        """What the replay cannot show, because it meets what was recorded and not what happened."""
+        info, calibration = self.graph.info, self.baseline.calibration
+        found = []
+        if calibration and calibration.met:
+            if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
+                found.append(f"without the profiler the CPU's work is taken at {calibration.own_pace:.2f} of its time")
+        elif info.untraced_step_ns and self.baseline.clock != "span":
+            times = self.baseline.measured_ns / info.untraced_step_ns
+            if times > DOUBTFUL_SLOWDOWN:
+                found.append(f"the profiler made the step {times:.1f} times as long")
+        found += [quirk for quirk in info.quirks if " not read: " in quirk]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as a JSON object with the keys that scripts rely on."""
+        info = self.graph.info
+        return {
+            "trace": info.path,
+            "gpu": info.gpu,
+            "gpu_known_as": self.gpu_known_as,
+            "gpu_memory_bytes": info.gpu_memory_bytes,
+            "batch_size": info.batch_size,
+            "steps": info.n_steps,
+            "step_source": info.step_source,
+            "execution": list(info.execution),
+            "step_clock": self.baseline.clock,
+            "steady_steps": self.steady_steps,
+            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "untraced_ms": info.untraced_step_ns / 1e6 if info.untraced_step_ns else None,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
+            "tasks": self.tasks,
+            "threads": [
+                {"thread": t.name, "kind": t.kind, "tasks": t.tasks, "busy_ms": round(t.busy_ms, 6)}
+                for t in self.threads
+            ],
+            "time_share_of": self.time_share_of,
+            "gpu_time_with_layer_pct": self.time_with_layer_pct,
+            "gpu_time_with_phase_pct": self.time_with_phase_pct,
+            "layers": self.n_layers,
+            "phases_pct": self.phases_pct,
+            "kernel_families_pct": self.families_pct,
+            "dtypes_pct": self.dtypes_pct,
+            "launch_lag_us": info.launch_lag_ns / 1e3,
+            "queue_depth": info.queue_depth,
+            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
+            "trust": self.trust,
+            "warnings": list(self.warnings),
+        }
+
+
+def summarize(baseline: Baseline) -> Summary:
+    """Return the summary of a baseline's recording."""
+    graph = baseline.graph
+    on_gpu = bool(graph.on_gpu.any())
+    counted = (graph.on_gpu if on_gpu else graph.on_cpu).mask
+    gpu = device(graph)
+    time_ns = int(graph.duration_ns[counted].sum())
+    kinds = np.bincount(graph.kind, minlength=len(TaskKind))
+    return Summary(
+        baseline=baseline,
+        gpu_known_as=gpu.name if gpu else None,
+        tasks={kind.name.lower(): int(kinds[kind]) for kind in TaskKind if kinds[kind]},
+        threads=_threads(baseline),
+        time_share_of="gpu" if on_gpu else "cpu",
+        time_ms=time_ns / 1e6,
+        time_with_layer_pct=_share_pct(graph, counted, graph.layer > 0),
+        time_with_phase_pct=_share_pct(graph, counted, graph.phase != Phase.UNKNOWN),
+        families_pct=_shares_pct(graph, counted, graph.family, [family.name.lower() for family in KernelFamily]),
+        dtypes_pct=_shares_pct(graph, counted & (graph.family >= 0), graph.dtype, ["unknown", *DTYPES[1:]]),
+        phases_pct=_shares_pct(graph, counted, graph.phase, [phase.name.lower() for phase in Phase]),
+        n_layers=len(np.unique(graph.layer[graph.layer > 0])),
+        warnings=apply(baseline).warnings,
+    )
+
+
+def _threads(baseline: Baseline) -> tuple[ThreadSummary, ...]:
+    graph = baseline.graph
+    tasks = np.bincount(graph.thread, minlength=len(graph.threads))
+    busy_ns = baseline.timeline.busy_ns
+    return tuple(
+        ThreadSummary(thread.name, thread.kind.name.lower(), int(tasks[code]), float(busy_ns[code]) / 1e6)
+        for code, thread in enumerate(graph.threads)
+    )
+
+
+def _share_pct(graph: TaskGraph, counted: Bool, chosen: Bool) -> float | None:
+    """The share of the counted time that chosen tasks take, percent; None where there is no time at all."""
+    total_ns = int(graph.duration_ns[counted].sum())
+    return 100.0 * int(graph.duration_ns[counted & chosen].sum()) / total_ns if total_ns else None
+
+
+def _shares_pct(graph: TaskGraph, counted: Bool, codes: Array, table: list[str]) -> dict[str, float]:
+    """The share of the counted time by code, percent, largest first."""
+    counted = counted & (codes >= 0)
+    time_ns = np.bincount(codes[counted], weights=graph.duration_ns[counted], minlength=len(table))
+    total_ns = float(time_ns.sum())
+    order = [code for code in np.argsort(-time_ns, kind="stable").tolist() if time_ns[code] > 0]
+    return {table[code]: round(100.0 * float(time_ns[code]) / total_ns, 3) for code in order}

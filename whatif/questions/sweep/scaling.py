@@ -1,0 +1,225 @@
+"""A step on more and more workers: what each number of them brings, and where it stops to pay.
+
+Weak scaling keeps each worker's batch, strong scaling the batch of all of them together. Efficiency is the share of
+the throughput of so many single workers. Equal workers are simulated once: one of them, with what the others cost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.models.exchange.collective_tasks import communicates
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
+from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.sweep.spread import predicted, spread
+from whatif.questions.sweep.values import listed_values
+
+OPTION = "workers"
+MOST_WORKERS = 1_000_000
+# What-ifs whose workers are no machines but processes that load data.
+LOADERS = ("data_loading",)
+# Those whose workers hold parts of one model, so that they share the batch in any case.
+SHARING = ("tensor_parallel", "dts")
+# Below this efficiency most of the money for another worker is lost: our choice for the verdict.
+WORTH_PCT = 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The step of one of ``count`` workers; times in ms, None where the what-ifs do not apply to so many."""
+
+    count: int
+    step_ms: float | None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    communication_ms: float | None = None  # that no computation hides
+    batch_size: float | None = None  # of each worker; None if not recorded
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as a JSON object."""
+        return {
+            "workers": self.count,
+            "predicted_ms": self.step_ms,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
+            "communication_ms": self.communication_ms,
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The steps of all numbers of workers, ascending, beside the step of one worker alone."""
+
+    baseline: Baseline
+    transforms: tuple[Transform, ...]
+    strong: bool
+    single_ms: float  # the step of one worker that trains the whole batch alone
+    rows: tuple[Workers, ...]
+    notes: tuple[str, ...]
+    single_samples: int | None = None  # in that step; None is the recorded batch
+
+    def throughput(self, row: Workers) -> float | None:
+        """Return how many times the samples a second of one worker so many train."""
+        if not row.step_ms:
+            return None
+        return (1 if self.strong else row.count) * self.single_ms / row.step_ms
+
+    def efficiency_pct(self, row: Workers) -> float | None:
+        """Return the throughput as a share of that of so many single workers, percent."""
+        throughput = self.throughput(row)
+        return None if throughput is None else 100.0 * throughput / row.count
+
+    def samples_per_s(self, row: Workers) -> float | None:
+        """Return the samples a second of all workers; None if the recording lacks its batch size."""
+        samples, throughput = self.single_samples or self.baseline.graph.info.samples, self.throughput(row)
+        return 1e3 * samples / self.single_ms * throughput if samples and throughput is not None else None
+
+    @property
+    def worth(self) -> Workers | None:
+        """The largest number of several workers above the efficiency of ``WORTH_PCT``; None where there is none."""
+        found = [row for row in self.rows if row.count > 1 and (self.efficiency_pct(row) or 0.0) >= WORTH_PCT]
+        return found[-1] if found else None
+
+    @property
+    def verdict(self) -> str:
+        """Say up to how many workers it pays."""
+        worth, last = self.worth, next(row for row in reversed(self.rows) if row.step_ms)
+        workers = "1 worker trains" if last.count == 1 else f"{last.count:,} workers train"
+        at_last = f"{workers} {self.throughput(last):,.2f} times as much as one"
+        if last.count == 1:
+            return at_last
+        if worth is None:
+            return f"no number of workers keeps {WORTH_PCT:.0f} % of its throughput: {at_last}"
+        if worth is last:
+            return f"{at_last}: {self.efficiency_pct(last):.0f} % of the throughput that they have"
+        return f"up to {worth.count:,} workers keep {WORTH_PCT:.0f} % of their throughput; {at_last}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the curve as a JSON object with the keys that scripts rely on."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "transforms": [spelled(transform) for transform in self.transforms],
+            "scaling": "strong" if self.strong else "weak",
+            "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "rows": [
+                {
+                    **row.to_dict(),
+                    "throughput": self.throughput(row),
+                    "efficiency_pct": self.efficiency_pct(row),
+                    "samples_per_s": self.samples_per_s(row),
+                }
+                for row in self.rows
+            ],
+            "verdict": self.verdict,
+            "warnings": list(self.notes),
+        }
+
+
+def parse_workers(text: str) -> tuple[int, ...]:
+    """Read numbers of workers: ``1,2,4`` or ``1..1024:11`` (11 numbers, each the same multiple of the one before)."""
+    found = []
+    for value in listed_values(text, "--workers"):
+        if not (value.isdecimal() and 1 <= int(value[:8]) <= MOST_WORKERS and len(value) < 8):
+            raise WhatifError(f"--workers: expected numbers from 1 to {MOST_WORKERS:,}, as in 1,2,4,8, got {value!r}.")
+        found.append(int(value))
+    return tuple(sorted(set(found)))
+
+
+def scaling(
+    baseline: Baseline,
+    transforms: Sequence[Transform],
+    workers: Sequence[int],
+    *,
+    strong: bool = False,
+    jobs: int = 1,
+    backend: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Scaling:
+    """Predict the step on each number of workers; ``jobs`` and ``backend`` as of ``sweep``.
+
+    Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
+    worker alone goes without them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where
+    no what-if has the option, where the recording is of several workers, or where they apply to no number.
+    """
+    spreading = _spreading(transforms)
+    together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
+    if communicates(baseline.graph):
+        raise WhatifError(
+            f"scaling: expected the recording of one worker, got {baseline.graph.info.path} of one of several, whose "
+            "steps communicate already."
+        )
+    others = tuple(t for t, spreads in zip(transforms, spreading, strict=True) if not spreads)
+    single = apply(baseline, *others) if others else None
+    single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
+    chosen = [_on(count, transforms, spreading, strong=strong and not together) for count in workers]
+    rows: list[Workers] = []
+    notes: tuple[str, ...] = ()
+    samples = (single.graph if single else baseline.graph).info.samples
+    for count, (fields, said) in zip(
+        workers, spread(partial(predicted, _facts), baseline, chosen, jobs=jobs, backend=backend), strict=True
+    ):
+        if strong and not together and samples and count > samples:
+            fields = {
+                "step_ms": None,
+                "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
+            }
+        rows.append(Workers(count, **fields))
+        notes = said or notes
+        if progress is not None:
+            progress(len(rows), len(workers))
+    several = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
+    if several and all(row.step_ms is None for row in several):
+        raise WhatifError(several[0].reason)
+    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes, samples)
+
+
+def _spreading(transforms: Sequence[Transform]) -> list[bool]:
+    """Which of the what-ifs get the number of workers."""
+    able = [OPTION in transform.parameters and transform.name not in LOADERS for transform in transforms]
+    names = ", ".join(transform.name for transform in transforms) or "none"
+    if not any(able):
+        raise WhatifError(f"scaling: expected a what-if with the option workers, as distributed or fsdp, got {names}.")
+    spreading = [can and OPTION not in t.options for can, t in zip(able, transforms, strict=True)]
+    if not any(spreading):
+        raise WhatifError(
+            f"scaling: expected a what-if that leaves workers to --workers, got {names} that all name theirs."
+        )
+    # Those that bring a network; so many groups of so many workers would be their square.
+    chosen = [
+        t.name for t, spreads in zip(transforms, spreading, strict=True) if spreads and "bandwidth" in t.parameters
+    ]
+    shared = next((name for name in chosen if name in SHARING), None)
+    if shared and len(chosen) > 1:
+        raise WhatifError(
+            f"scaling: expected {shared} to name its workers, as in {shared}:workers=2, where other what-ifs have "
+            f"workers too, got {' and '.join(chosen)} without."
+        )
+    return spreading
+
+
+def _on(
+    count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool
+) -> tuple[Transform, ...]:
+    """The composition for so many workers."""
+    chosen = [
+        transform.with_options({OPTION: count}) if spreads else transform
+        for transform, spreads in zip(transforms, spreading, strict=True)
+        if count > 1 or not spreads
+    ]
+    shared = [load_transform("batch_size", factor=1.0 / count)] if strong and count > 1 else []
+    return (*shared, *chosen)
+
+
+def _facts(prediction: Prediction) -> dict[str, Any]:
+    communication_ms, batch_size = prediction.breakdown.communication_ms, prediction.graph.info.batch_size
+    return {"communication_ms": communication_ms, "batch_size": batch_size}

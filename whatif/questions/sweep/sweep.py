@@ -1,0 +1,235 @@
+"""A composition of what-ifs predicted at many values of their options."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.notebook_view import notebook_view
+from whatif.graph.task_graph import TaskGraph
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import (
+    compose,
+    new_notes,
+    single_schedule,
+    spelled,
+)
+from whatif.prediction.predict import Prediction, range_ns
+from whatif.prediction.transform import Transform
+from whatif.questions.sweep.batch import pieces
+from whatif.questions.sweep.spread import predicted, spread
+from whatif.questions.sweep.values import MOST_VALUES, Varied
+
+Progress = Callable[[int, int], None]
+
+# Numbers of samples that differ by less are the same: they come from a rate.
+SAME_SAMPLES = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The prediction at one value of each varied option; times in ms, None where the what-ifs do not apply there."""
+
+    values: tuple[str, ...]
+    step_ms: float | None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    samples_per_s: float | None = None  # of all workers; None if the batch is not recorded
+    reason: str = ""  # why the what-ifs do not apply
+
+    def to_dict(self, options: Sequence[str], baseline_ms: float) -> dict[str, Any]:
+        """Return the point as a JSON object."""
+        return {
+            **dict(zip(options, self.values, strict=True)),
+            "predicted_ms": self.step_ms,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
+            "speedup": baseline_ms / self.step_ms if self.step_ms else None,
+            "samples_per_s": self.samples_per_s,
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points of a sweep, in the order of the values, the last option's changing first."""
+
+    baseline: Baseline
+    transforms: tuple[Transform, ...]
+    varied: tuple[Varied, ...]
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]  # what the what-ifs said at the first point where they apply
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of the varied options."""
+        return tuple(varied.option for varied in self.varied)
+
+    @property
+    def by_throughput(self) -> bool:
+        """Whether the points train on different numbers of samples: then samples a second compare them."""
+        samples = self._samples()
+        return bool(samples) and max(samples) > (1 + SAME_SAMPLES) * min(samples)
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether they train on other numbers of samples than the recorded step."""
+        recorded = self.baseline.graph.info.samples or 0
+        return any(abs(count - recorded) > SAME_SAMPLES * recorded for count in self._samples())
+
+    def _samples(self) -> list[float]:
+        """How many samples the step of each point trains on; nothing if the recording lacks its batch size."""
+        steps = [(point.step_ms, point.samples_per_s) for point in self.points if point.step_ms]
+        return [ms * rate / 1e3 for ms, rate in steps if rate is not None and ms is not None]
+
+    @property
+    def best(self) -> Point | None:
+        """The point with the shortest step, or the most samples a second; None where the what-ifs apply nowhere."""
+        found = [point for point in self.points if point.step_ms is not None]
+        if self.by_throughput:
+            return max(found, key=lambda point: point.samples_per_s or 0.0)
+        return min(found, key=lambda point: point.step_ms or 0.0, default=None)
+
+    def times_as_fast(self, point: Point) -> float | None:
+        """Return how many times as fast as the recorded step a point is, per sample if their numbers differ."""
+        baseline_ms, samples = self.baseline.step_ns / 1e6, self.baseline.graph.info.samples
+        if not point.step_ms:
+            return None
+        if self.by_sample and samples:
+            return (point.samples_per_s or 0.0) * baseline_ms / (1e3 * samples)
+        return baseline_ms / point.step_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sweep as a JSON object with the keys that scripts rely on."""
+        baseline_ms = self.baseline.step_ns / 1e6
+        return {
+            "trace": self.baseline.graph.info.path,
+            "transforms": [spelled(transform) for transform in self.transforms],
+            "step_clock": self.baseline.clock,
+            "baseline_ms": baseline_ms,
+            "replay_error_pct": self.baseline.replay_error_pct,
+            "varied": list(self.options),
+            "best": self.best.to_dict(self.options, baseline_ms) if self.best else None,
+            "best_by": "samples_per_s" if self.by_throughput else "predicted_ms",
+            "points": [point.to_dict(self.options, baseline_ms) for point in self.points],
+            "warnings": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        names = " + ".join(spelled(transform) for transform in self.transforms)
+        return f"Sweep({names} at {len(self.points):,} points, {self.baseline.graph!r})"
+
+    _repr_html_ = notebook_view
+
+
+def sweep(
+    baseline: Baseline,
+    transforms: Sequence[Transform],
+    varied: Sequence[Varied],
+    *,
+    jobs: int = 1,
+    backend: str | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Predict the composition at every combination of the values.
+
+    Values that only make durations longer or shorter in a straight line are simulated all at once; the others one by
+    one, in ``jobs`` processes, or on a running cluster with the joblib back end ``dask`` or ``ray``. A combination that
+    does not apply keeps its reason; raises WhatifError where none applies, or where there are too many.
+    """
+    combinations = list(itertools.product(*(part.values for part in varied)))
+    if not combinations or len(combinations) > MOST_VALUES:
+        raise WhatifError(
+            f"sweep: expected from 1 to {MOST_VALUES:,} combinations of values, got {len(combinations):,}."
+        )
+    chosen = [_put(transforms, varied, combination) for combination in combinations]
+    found: dict[int, Point] = {}
+    notes: tuple[str, ...] = ()
+    for row in _rows(varied, combinations):
+        told = _at_once(baseline, transforms, varied[-1], chosen, row, found, combinations)
+        notes = notes or told
+        if progress is not None:
+            progress(len(found), len(combinations))
+    left = [place for place in range(len(combinations)) if place not in found]
+    done = len(found)
+    for place, (point, said) in zip(
+        left,
+        spread(partial(predicted, _facts), baseline, [chosen[place] for place in left], jobs=jobs, backend=backend),
+        strict=True,
+    ):
+        found[place] = Point(combinations[place], **point)
+        notes = notes or said
+        done += 1
+        if progress is not None:
+            progress(done, len(combinations))
+    points = tuple(found[place] for place in range(len(combinations)))
+    if all(point.step_ms is None for point in points):
+        raise WhatifError(points[0].reason)
+    return Sweep(baseline, tuple(transforms), tuple(varied), points, notes)
+
+
+def _put(transforms: Sequence[Transform], varied: Sequence[Varied], values: Sequence[str]) -> tuple[Transform, ...]:
+    chosen = tuple(transforms)
+    for part, value in zip(varied, values, strict=True):
+        chosen = part.put(chosen, value)
+    return chosen
+
+
+def _rows(varied: Sequence[Varied], combinations: Sequence[tuple[str, ...]]) -> list[list[int]]:
+    """The positions of the combinations that differ in the last option only."""
+    length = len(varied[-1].values)
+    return [list(range(first, first + length)) for first in range(0, len(combinations), length)]
+
+
+def _at_once(
+    baseline: Baseline,
+    transforms: Sequence[Transform],
+    varied: Varied,
+    chosen: Sequence[tuple[Transform, ...]],
+    row: Sequence[int],
+    found: dict[int, Point],
+    combinations: Sequence[tuple[str, ...]],
+) -> tuple[str, ...]:
+    """Put the points of a row that can be simulated together into ``found``; give what the what-ifs said."""
+    if isinstance(chosen[row[0]][varied.of[0]].options[varied.option], int):
+        return ()  # of counts one may fit and the next not, as the workers that fill equal nodes
+    numbers = [varied.number(transforms, combinations[place][-1]) for place in row]
+    if any(number is None or number <= 0 for number in numbers) or single_schedule(chosen[row[0]]) is not None:
+        return ()
+    order = np.argsort(np.array(numbers, dtype=np.float64), kind="stable")
+    graphs: dict[int, TaskGraph] = {}
+
+    def graph_at(place: int) -> TaskGraph:
+        if place not in graphs:
+            graphs[place] = compose(baseline.graph, chosen[row[int(order[place])]])
+        return graphs[place]
+
+    notes: tuple[str, ...] = ()
+    try:
+        for piece in pieces(np.array(numbers, dtype=np.float64)[order], graph_at, baseline.clock):
+            notes = notes or new_notes(baseline.graph, piece.first)
+            step_ns = piece.steps.predicted_ns
+            low_ns, high_ns = range_ns(baseline, *piece.steps)
+            columns = (step_ns, np.minimum(low_ns, step_ns), np.maximum(high_ns, step_ns))
+            rows = np.stack(columns, axis=1) / 1e6
+            for place, (step_ms, low_ms, high_ms) in zip(piece.places.tolist(), rows.tolist(), strict=True):
+                at = row[int(order[place])]
+                found[at] = Point(combinations[at], step_ms, low_ms, high_ms, _samples_per_s(piece.first, step_ms))
+    except WhatifError:
+        return notes  # each of the others reports its own reason
+    return notes
+
+
+def _samples_per_s(graph: TaskGraph, step_ms: float) -> float | None:
+    samples = graph.info.samples
+    return 1e3 * samples / step_ms if samples and step_ms > 0 else None
+
+
+def _facts(prediction: Prediction) -> dict[str, Any]:
+    return {"samples_per_s": _samples_per_s(prediction.graph, prediction.predicted_ms)}

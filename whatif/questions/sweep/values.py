@@ -1,0 +1,121 @@
+"""Which option of which what-if is varied, and over what values: ``bandwidth=1Gbps..400Gbps:100``, ``workers=2,4``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.prediction.transform import Transform
+from whatif.units import Bandwidth, Size
+
+# Two numbers with their units, and how many values from the one to the other.
+_RANGE = re.compile(r"([0-9.eE+-]+?)([A-Za-z/]*)\.\.([0-9.eE+-]+?)([A-Za-z/]*):(\d+)")
+# A larger table answers no question.
+MOST_VALUES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """An option of some of the what-ifs of a composition, and its values as text."""
+
+    option: str
+    of: tuple[int, ...]  # positions of the what-ifs that take it
+    values: tuple[str, ...]
+
+    def put(self, transforms: Sequence[Transform], value: str) -> tuple[Transform, ...]:
+        """Return the what-ifs with the option set. Raises WhatifError on a value that does not fit."""
+        return tuple(
+            transform.with_options({self.option: value}) if place in self.of else transform
+            for place, transform in enumerate(transforms)
+        )
+
+    def number(self, transforms: Sequence[Transform], value: str) -> float | None:
+        """Return a value as a number (bytes, bytes a second where it has such a unit); None where it is no number."""
+        return as_number(self.put(transforms, value)[self.of[0]].options[self.option])
+
+
+def as_number(value: Any) -> float | None:
+    """Return an option's value as a number; None where it is none, or is not finite."""
+    if isinstance(value, Bandwidth):
+        return value.byte_s
+    if isinstance(value, Size):
+        return float(value.size_bytes)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def parse_vary(text: str, transforms: Sequence[Transform]) -> Varied:
+    """Read ``option=a,b,c`` or ``option=a..b:n`` (n values, each the same multiple of the one before).
+
+    Without a name before it (``distributed.workers=2,4``) an option is that of all what-ifs that take it. Raises
+    WhatifError where none does, where a value does not fit it, or where there is no value.
+    """
+    named, equals, listed = text.partition("=")
+    name, dot, option = named.strip().rpartition(".")
+    if not equals or not option or not listed.strip():
+        raise WhatifError(f"--vary: expected option=a,b,c or option=a..b:n, got {text!r}.")
+    of = tuple(
+        place
+        for place, transform in enumerate(transforms)
+        if option in transform.parameters and (not dot or transform.name == name)
+    )
+    if not of:
+        raise WhatifError(_unknown(named.strip(), name if dot else "", option, transforms))
+    varied = Varied(option, of, listed_values(listed.strip(), "--vary"))
+    for value in varied.values:
+        varied.put(transforms, value)
+    return varied
+
+
+def _unknown(named: str, name: str, option: str, transforms: Sequence[Transform]) -> str:
+    names = [transform.name for transform in transforms]
+    if name and name not in names:
+        return f"--vary: expected an option of {' or '.join(names)}, got {named!r}."
+    options = sorted({key for t in transforms for key in t.parameters if not name or t.name == name})
+    close = difflib.get_close_matches(option, options, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(options) or 'none'}."
+    return f"--vary: expected an option of {name or ' or '.join(names)}, got {option!r}; {hint}"
+
+
+def listed_values(listed: str, of: str) -> tuple[str, ...]:
+    """Return the values of ``a,b,c`` or ``a..b:n``, each once, in their order. Raises WhatifError, naming ``of``."""
+    found = _RANGE.fullmatch(listed)
+    values = _between(listed, found, of) if found else [value.strip() for value in listed.split(",")]
+    if not all(values):
+        raise WhatifError(f"{of}: expected values between the commas, got {listed[:60]!r}.")
+    if len(values) > MOST_VALUES:
+        raise WhatifError(f"{of}: expected at most {MOST_VALUES:,} values, got {len(values):,}.")
+    return tuple(dict.fromkeys(values))
+
+
+def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
+    unit, last_unit, count = found[2], found[4], int(found[5][:9])
+    try:
+        first, last = float(found[1]), float(found[3])
+        if unit != last_unit:  # as 100Mbps..10Gbps: in bits or bytes
+            kind, unit = (Bandwidth, "bps") if last_unit.lower().endswith(("ps", "/s")) else (Size, "B")
+            first, last = (as_number(kind(found[k] + found[k + 1])) or 0.0 for k in (1, 3))
+            first, last = (8 * first, 8 * last) if kind is Bandwidth else (first, last)
+    except (ValueError, WhatifError):
+        first = last = 0.0
+    if not (0 < first < math.inf and 0 < last < math.inf and 0 < last / first < math.inf and 2 <= count <= MOST_VALUES):
+        raise WhatifError(
+            f"{of}: expected a..b:n with two numbers above 0 in one kind of unit and n from 2 on, as in "
+            f"1Gbps..100Gbps:20, got {listed[:60]!r}."
+        )
+    whole = not unit and all("." not in found[k] and float(found[k]).is_integer() for k in (1, 3))
+    steps = (first * (last / first) ** (place / (count - 1)) for place in range(count))
+    return [str(round(value)) if whole else _with_unit(value, unit) for value in steps]
+
+
+def _with_unit(value: float, unit: str) -> str:
+    """A number with its unit, with a prefix where it has none and is large."""
+    if unit in ("bps", "B") and value >= 1e6:
+        value, unit = (value / 1e9, f"G{unit}") if value >= 1e9 else (value / 1e6, f"M{unit}")
+    return f"{value:.6g}{unit}"

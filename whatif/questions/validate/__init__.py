@@ -1,0 +1,1 @@
+"""Predictions against measured ground truth."""

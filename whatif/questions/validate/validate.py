@@ -1,0 +1,251 @@
+"""Validate predictions: apply the what-ifs of recorded pairs to the baselines, and compare with what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.recorded import StepTimes
+from whatif.graph.task_graph import TaskGraph
+from whatif.ingest.read import read
+from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.transform import parse_spec
+from whatif.prediction.untraced import untraced_step
+from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
+from whatif.questions.validate.validate_records import StepTime
+
+# What a prediction is asked to stay within: a single one by where it was measured, and the median of all; percent.
+BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
+MEDIAN_BOUND_PCT = 5.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One prediction beside what was measured; times in ms, all by one clock."""
+
+    pair: Pair
+    baseline_ms: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    measured_ms: float
+    replay_error_pct: float
+    step_clock: str
+    on_gpu: bool
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured step, percent, signed."""
+        return 100.0 * (self.predicted_ms / self.measured_ms - 1)
+
+    @property
+    def bound_pct(self) -> float:
+        """The largest error that a single prediction is asked to have, percent."""
+        return BOUND_PCT["gpu" if self.on_gpu else "cpu"]
+
+    @property
+    def within_bound(self) -> bool:
+        """Whether the error is within its bound."""
+        return abs(self.error_pct) <= self.bound_pct
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step is inside the predicted range."""
+        return self.low_ms <= self.measured_ms <= self.high_ms
+
+    @property
+    def half_width_pct(self) -> float:
+        """Half the width of the predicted range, percent of the measured step."""
+        return 50.0 * (self.high_ms - self.low_ms) / self.measured_ms
+
+    @property
+    def kind(self) -> str:
+        """The names of the what-ifs, with the architecture where there is one, without other options."""
+        parsed = [parse_spec(spec) for spec in self.pair.what_ifs]
+        return " + ".join(" ".join([name, *filter(None, [options.get("architecture")])]) for name, options in parsed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as a JSON object."""
+        pair = self.pair
+        return {
+            "question": pair.question,
+            "hardware": pair.hardware,
+            "what_ifs": list(pair.what_ifs),
+            "baseline": str(pair.baseline),
+            "changed": str(pair.changed),
+            "measured_by": pair.clock,
+            "step_clock": self.step_clock,
+            "baseline_ms": self.baseline_ms,
+            "predicted_ms": self.predicted_ms,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
+            "measured_ms": self.measured_ms,
+            "error_pct": self.error_pct,
+            "bound_pct": self.bound_pct,
+            "within_bound": self.within_bound,
+            "inside_range": self.inside,
+            "half_width_pct": self.half_width_pct,
+            "replay_error_pct": self.replay_error_pct,
+            "scored": pair.scored,
+            "remark": pair.remark,
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good the scored ones among some predictions are; errors in percent of the measured step, without sign."""
+
+    pairs: int
+    scored: int
+    median_error_pct: float | None
+    largest_error_pct: float | None
+    inside: int
+    within_bound: int
+    median_half_width_pct: float | None
+
+    @staticmethod
+    def of(outcomes: list[Outcome]) -> Score:
+        """Score some outcomes; None stands where none of them is scored."""
+        scored = [outcome for outcome in outcomes if outcome.pair.scored]
+        errors_pct = [abs(outcome.error_pct) for outcome in scored]
+        return Score(
+            pairs=len(outcomes),
+            scored=len(scored),
+            median_error_pct=statistics.median(errors_pct) if scored else None,
+            largest_error_pct=max(errors_pct, default=None),
+            inside=sum(outcome.inside for outcome in scored),
+            within_bound=sum(outcome.within_bound for outcome in scored),
+            median_half_width_pct=statistics.median(o.half_width_pct for o in scored) if scored else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the score as a JSON object."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All that was compared, and all that could not be."""
+
+    outcomes: tuple[Outcome, ...]
+    unpaired: tuple[Unpaired, ...]
+    calibrated: bool
+
+    @cached_property
+    def score(self) -> Score:
+        """The score of all pairs."""
+        return Score.of(list(self.outcomes))
+
+    @cached_property
+    def by_kind(self) -> dict[str, Score]:
+        """The score of each kind of what-if, in the order of the pairs."""
+        kinds: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in self.outcomes:
+            kinds[outcome.kind].append(outcome)
+        return {kind: Score.of(outcomes) for kind, outcomes in kinds.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the validation as a JSON object."""
+        return {
+            "calibrated": self.calibrated,
+            "pairs": [outcome.to_dict() for outcome in self.outcomes],
+            "score": {**self.score.to_dict(), "median_bound_pct": MEDIAN_BOUND_PCT},
+            "by_what_if": {kind: score.to_dict() for kind, score in self.by_kind.items()},
+            "not_compared": [vars(unpaired) for unpaired in self.unpaired],
+        }
+
+
+def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress | None = None) -> Validation:
+    """Compare the prediction of every pair among files and folders with what was measured.
+
+    Only the baseline's recording goes into a prediction; ``calibrated`` starts it from the step without the profiler.
+    ``progress(done, total)`` counts pairs. A pair that cannot be predicted is listed with its reason. Raises
+    WhatifError where there is nothing to validate.
+    """
+    pairs, unpaired = find_pairs(paths)
+    outcomes: dict[int, Outcome] = {}
+    failed: list[Unpaired] = []
+    # Pairs of one baseline stand together, so that each recording is read once and one is held at a time.
+    order = sorted(range(len(pairs)), key=lambda place: (str(pairs[place].baseline), pairs[place].clock))
+    held: tuple[tuple[Any, ...], Baseline | WhatifError] | None = None
+    for done, place in enumerate(order):
+        pair = pairs[place]
+        try:
+            changed = read(pair.changed) if pair.changed_untraced is None else None
+            correct = calibrated and (changed is None or changed.info.untraced_step_ns is not None)
+            key = (pair.baseline, pair.clock, correct, pair.baseline_untraced)
+            if held is None or held[0] != key:
+                held = key, baseline_of(pair, correct)
+            if isinstance(held[1], WhatifError):
+                raise held[1]
+            outcomes[place] = predict(pair, held[1], changed)
+        except WhatifError as error:
+            failed.append(Unpaired(pair.question, str(error)))
+        if progress is not None:
+            progress(done + 1, len(order))
+    return Validation(tuple(outcomes[place] for place in sorted(outcomes)), (*failed, *unpaired), calibrated)
+
+
+def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None) -> Outcome:
+    """Predict one pair from its baseline; ``changed`` is the other recording of a pair that a file names.
+
+    Raises WhatifError where a what-if does not apply.
+    """
+    prediction = apply(baseline, *pair.what_ifs)
+    if pair.changed_untraced is not None:
+        measured_ms = pair.changed_untraced.median_ms
+    else:
+        measured_ms, pair = _measured(pair, baseline, read(pair.changed) if changed is None else changed)
+    if not measured_ms > 0:
+        raise WhatifError(f"{pair.changed}: expected a measured step above 0 ms, got {measured_ms}; record it again.")
+    return Outcome(
+        pair=pair,
+        baseline_ms=prediction.baseline_ms,
+        predicted_ms=prediction.predicted_ms,
+        low_ms=prediction.low_ms,
+        high_ms=prediction.high_ms,
+        measured_ms=measured_ms,
+        replay_error_pct=baseline.replay_error_pct,
+        step_clock=baseline.clock,
+        on_gpu=bool(baseline.graph.on_gpu.any()),
+    )
+
+
+def _measured(pair: Pair, baseline: Baseline, changed: TaskGraph) -> tuple[float, Pair]:
+    """The step of a named pair's changed recording, ms: without the profiler where the baseline is that as well."""
+    if baseline.calibration is not None and baseline.calibration.untraced is not None:
+        untraced, _ = untraced_step(changed, baseline.clock)
+        if untraced is not None:
+            return untraced.median_ns / 1e6, replace(pair, clock="untraced")
+    return Baseline.of(changed, baseline.clock, calibrated=False).measured_ns / 1e6, pair
+
+
+def baseline_of(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
+    """Return the simulated baseline of a pair, or why there is none: all pairs with it share that reason."""
+    try:
+        graph = read(pair.baseline)
+        if pair.baseline_untraced is None:
+            return Baseline.of(graph, calibrated=calibrated)
+        # A recording of few steps is reported as a whole span; what was measured is one step.
+        clock = next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), None)
+        return Baseline.of(_measured_again(graph, pair.baseline_untraced), clock, calibrated=calibrated)
+    except WhatifError as error:
+        return error
+
+
+def _measured_again(graph: TaskGraph, untraced: StepTime) -> TaskGraph:
+    """The graph with the step time of the campaign's record, which has more rounds than the recording's own.
+
+    It stands for both of the recording's clocks, so that the calibration meets the one by which the pair is judged.
+    """
+    times = StepTimes(untraced.median_ms, untraced.q25_ms, untraced.q75_ms)
+    recorded = replace(graph.info.recorded, untraced_step=times, untraced_cpu=times)
+    return graph.replace(info=replace(graph.info, untraced_step_ns=round(untraced.median_ms * 1e6), recorded=recorded))

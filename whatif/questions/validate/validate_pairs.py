@@ -1,0 +1,294 @@
+"""Pairs of runs with the what-ifs between them: found among the runs of a campaign, or named in a pairs.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whatif.errors import WhatifError
+from whatif.ingest.record_file import read_json
+from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
+from whatif.questions.validate.validate_lab import LabRun, is_lab_record, lab_runs
+from whatif.questions.validate.validate_records import (
+    DEFAULT_OPTIONS,
+    TRACE_SUFFIXES,
+    Run,
+    StepTime,
+    find_files,
+    run_of,
+)
+from whatif.questions.validate.validate_what_ifs import (
+    IMPLEMENTATIONS,
+    changed_options,
+    is_plain,
+    what_ifs_between,
+)
+
+PAIRS_FILE = "pairs.toml"
+SHOWN_CHARACTERS = 40
+_PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark", "scored"}
+_RUN_KEYS = {"name", "remark", "scored"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A baseline recording, what the changed run measured, and the what-ifs between them, applied left to right.
+
+    Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of
+    recordings that a file names both are None: the facts of the recordings are compared.
+    """
+
+    question: str
+    hardware: str
+    what_ifs: tuple[str, ...]
+    baseline: Path
+    changed: Path
+    clock: str = "recorded"
+    baseline_untraced: StepTime | None = None
+    changed_untraced: StepTime | None = None
+    remark: str = ""
+    scored: bool = True  # False where a constant of the model was chosen while looking at this pair
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """A run without a prediction to compare it with, and why."""
+
+    name: str
+    reason: str
+
+
+def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
+    """Return the pairs among files and folders (searched recursively), and every run that is in none of them.
+
+    Raises WhatifError where a path does not exist, where a pairs.toml is not one, or where nothing at all is found.
+    """
+    for path in paths:
+        if not path.exists():
+            raise WhatifError(f"{path}: expected a folder of recorded pairs, or a file of one, got nothing; check it.")
+    pairs: list[Pair] = []
+    remarks: dict[tuple[Path, str], dict[str, Any]] = {}
+    for path in find_files(paths, ".toml"):
+        if path.name == PAIRS_FILE or path in paths:
+            named, told = _read_pairs_file(path)
+            pairs += named
+            remarks |= told
+    runs: list[Run] = []
+    of_lab: list[LabRun] = []
+    damaged: list[Unpaired] = []
+    for path in find_files(paths, ".json"):
+        content = read_json(path)
+        run = None if content is None else run_of(path, content)
+        if content is not None and is_lab_record(content):
+            of_lab += lab_runs(path, content)
+        elif run is not None:
+            runs.append(run)
+        elif path.with_name(f"{path.stem}{TRACE_SUFFIXES[0]}").is_file():
+            damaged.append(Unpaired(path.stem, "it has a recording, but its record cannot be read"))
+    found, unpaired = pair_runs(runs)
+    unpaired += damaged
+    pairs += [_with_remark(pair, remarks, pair.changed.stem) for pair in found]
+    for lab_run in of_lab:
+        if lab_run.reason:
+            unpaired.append(Unpaired(lab_run.name, lab_run.reason))
+        else:
+            pairs.append(_with_remark(_lab_pair(lab_run), remarks, lab_run.name))
+    if not pairs and not unpaired:
+        where = ", ".join(map(str, paths))
+        raise WhatifError(
+            f"{where}: expected records of runs, or a {PAIRS_FILE}, got none of either; "
+            "record pairs with `python -m whatif.instrumentation.campaign OUT`."
+        )
+    return pairs, unpaired
+
+
+def pair_runs(runs: list[Run]) -> tuple[list[Pair], list[Unpaired]]:
+    """Return each run its baseline: the run of the same model, machine and batch from which what-ifs lead to it.
+
+    The model's own baseline before one with another optimizer. A run that differs in the optimizer's implementation
+    alone is paired with every slower implementation.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[(*run.machine, run.model, _baseline_batch(run))].append(run)
+    pairs: list[Pair] = []
+    unpaired: list[Unpaired] = []
+    for group in groups.values():
+        plain = [run for run in group if run.measured and is_plain(run.options, DEFAULT_OPTIONS)]
+        idle = []
+        for run in group:
+            found, missing = _pairs_of(run, [other for other in plain if other is not run])
+            pairs += found
+            if missing is not None and any(run is other for other in plain):
+                idle.append((run, missing))
+            elif missing is not None:
+                unpaired.append(Unpaired(run.name, missing.reason))
+        used = {pair.baseline for pair in pairs}
+        unpaired += [Unpaired(run.name, _why_idle(run, why, plain)) for run, why in idle if run.trace not in used]
+    return pairs, unpaired
+
+
+def _why_idle(run: Run, missing: _Missing, plain: list[Run]) -> str:
+    """Why a plain run is on neither side of a pair; ``missing`` is why it is no changed run."""
+    if missing.unrecorded_baseline or (run.variant != "baseline" and len(plain) == 1):
+        return missing.reason
+    if run.trace is None:
+        return "a baseline without its recording, so nothing is predicted from it"
+    return "a baseline, and no run here builds on it"
+
+
+def _baseline_batch(run: Run) -> float | None:
+    """The batch size that the run would have if it had not changed it."""
+    factor = run.options["batch_factor"]
+    if run.batch is None or not isinstance(factor, int | float) or factor <= 0:
+        # Skipped runs never got as far as a batch; they are in no pair.
+        return None
+    return run.batch / factor
+
+
+class _Missing(NamedTuple):
+    """Why a run is in no pair."""
+
+    reason: str
+    unrecorded_baseline: bool = False
+
+
+def _pairs_of(run: Run, plain: list[Run]) -> tuple[list[Pair], _Missing | None]:
+    """The pairs of a run, else the reason why there is none."""
+    if not run.measured:
+        if run.status == "complete":
+            return [], _Missing("its record holds no step time")
+        return [], _Missing(run.status + (f": {run.reason}" if run.reason else ""))
+    reached = [base for base in plain if not what_ifs_between(base.options, run.options)[1]]
+    reached.sort(key=lambda base: _preference(base, run))
+    if not reached:
+        return [], _Missing(_no_baseline(run, plain))
+    chosen = reached if is_plain(run.options, DEFAULT_OPTIONS) else reached[:1]
+    with_trace = [base for base in chosen if base.trace is not None]
+    if not with_trace:
+        return [], _Missing(f"its baseline {chosen[0].name} has no recording", unrecorded_baseline=True)
+    return [_pair(base, run) for base in with_trace], None
+
+
+def _preference(base: Run, run: Run) -> tuple[bool, int, int, str]:
+    """Which baseline comes first: the model's own, then the plainest optimizer, then the one with fewest changes."""
+    implementation = base.options["implementation"]
+    rank = IMPLEMENTATIONS.index(implementation) if implementation in IMPLEMENTATIONS else len(IMPLEMENTATIONS)
+    return base.variant != "baseline", rank, len(changed_options(base.options, run.options)), base.name
+
+
+def _no_baseline(run: Run, plain: list[Run]) -> str:
+    if not plain:
+        return "no baseline: no other plain run of the same model, machine and batch was measured"
+    missing = min((what_ifs_between(base.options, run.options)[1] for base in plain), key=len)
+    return f"no what-if yet for {', '.join(missing)}"
+
+
+def _pair(base: Run, run: Run) -> Pair:
+    what_ifs, _ = what_ifs_between(base.options, run.options)
+    remark = ""
+    # Loader processes take no time of the training thread, and a GPU none at all.
+    by_wall = run.on_gpu or run.options["loader_workers"] != base.options["loader_workers"]
+    if not by_wall and (run.cpu is None or base.cpu is None):
+        by_wall, remark = True, "by the wall clock: no CPU time in the record"
+    origin = "" if base.variant == "baseline" else f" ({base.variant})"
+    assert base.trace is not None
+    before, after = (base.wall, run.wall) if by_wall else (base.cpu, run.cpu)
+    assert before is not None
+    assert after is not None
+    return Pair(
+        question=f"{run.model}{origin}: {' '.join(map(_shortened, what_ifs))}",
+        hardware=run.hardware,
+        what_ifs=what_ifs,
+        baseline=base.trace,
+        changed=run.record,
+        clock="wall" if by_wall else "cpu thread",
+        baseline_untraced=before,
+        changed_untraced=after.beside(before),
+        remark=remark,
+    )
+
+
+def _shortened(what_if: str) -> str:
+    """A what-if that names many layers, cut for people."""
+    return what_if if len(what_if) <= SHOWN_CHARACTERS else what_if[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _lab_pair(run: LabRun) -> Pair:
+    assert run.baseline is not None
+    assert run.changed is not None
+    _check_names(str(run.record), run.what_ifs)
+    return Pair(
+        question=run.name,
+        hardware="CPU",
+        what_ifs=run.what_ifs,
+        baseline=run.trace,
+        changed=run.record,
+        clock="wall",
+        baseline_untraced=run.baseline,
+        changed_untraced=run.changed,
+        remark="" if run.compute == "real" else f"{run.compute} compute",
+    )
+
+
+def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], name: str) -> Pair:
+    told = remarks.get((pair.changed.parent, name))
+    if told is None:
+        return pair
+    remark = "; ".join(text for text in (pair.remark, told.get("remark", "")) if text)
+    return replace(pair, remark=remark, scored=told.get("scored", True))
+
+
+def _read_pairs_file(path: Path) -> tuple[list[Pair], dict[tuple[Path, str], dict[str, Any]]]:
+    """The pairs that a file names, and what it remarks on runs of its folder, by (folder, name of the record)."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WhatifError(f"{path}: expected a TOML file of pairs, got '{error}'; correct it.") from error
+    pairs = []
+    for place, row in enumerate(_rows(path, content, "pair", _PAIR_KEYS, required=("baseline", "changed", "what_if"))):
+        where = f"{path}: [[pair]] {place + 1}"
+        what_if = row["what_if"]
+        specs = tuple(what_if) if isinstance(what_if, list) else (what_if,)
+        _check_names(where, specs)
+        pairs.append(
+            Pair(
+                question=str(row.get("question") or f"{row['baseline']} → {row['changed']}"),
+                hardware=str(row.get("hardware") or "CPU"),
+                what_ifs=specs,
+                baseline=path.parent / str(row["baseline"]),
+                changed=path.parent / str(row["changed"]),
+                remark=str(row.get("remark", "")),
+                scored=row.get("scored", True) is True,
+            )
+        )
+    runs = _rows(path, content, "run", _RUN_KEYS, required=("name",))
+    return pairs, {(path.parent, str(row["name"])): row for row in runs}
+
+
+def _rows(
+    path: Path, content: dict[str, Any], table: str, keys: set[str], required: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    rows = content.get(table, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WhatifError(f"{path}: expected [[{table}]] tables, got another kind of {table!r}; see docs/validate.md.")
+    for place, row in enumerate(rows):
+        where = f"{path}: [[{table}]] {place + 1}"
+        if missing := [key for key in required if not row.get(key)]:
+            raise WhatifError(f"{where}: expected {', '.join(required)}, got no {missing[0]}; add it.")
+        if unknown := sorted(set(row) - keys):
+            raise WhatifError(f"{where}: expected {', '.join(sorted(keys))}, got {unknown[0]!r}; correct it.")
+    return rows
+
+
+def _check_names(where: str, specs: tuple[Any, ...]) -> None:
+    """A folder of pairs is data, perhaps somebody else's: it may name a what-if, but no script, which would be run."""
+    known = {*built_in_names(), *plug_in_names()}
+    for spec in specs:
+        if not isinstance(spec, str) or parse_spec(spec)[0] not in known:
+            raise WhatifError(
+                f"{where}: expected what_if to name an installed what-if, got {spec!r}; see `whatif transforms`."
+            )

@@ -1,0 +1,261 @@
+"""The runs of a folder: a record each, as campaigns write them, and the recording next to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from whatif.ingest.record_file import as_record, read_json
+
+# Larger numbers of samples, milliseconds or anything else are damage.
+MOST = 10**12
+# Where the recording of `NAME.json` is, other than the one that the record names.
+TRACE_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz")
+
+# What a training loop does unless its record says otherwise.
+DEFAULT_OPTIONS: Mapping[str, Any] = {
+    "batch_factor": 1.0,
+    "precision": "ieee",
+    "amp": "",
+    "optimizer": "adam",
+    "implementation": "for",
+    "channels_last": False,
+    "execution": "eager",
+    "checkpoint": False,
+    "accumulate": 1,
+    "offload": "",
+    "bn_eval": False,
+    "loader_workers": -1,
+    "update_in_backward": False,
+    "attention": "",
+}
+
+# Records without a table of options say what changed by the name of their variant alone.
+VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "tf32": {"precision": "tf32"},
+    "amp_fp16": {"amp": "fp16"},
+    "amp_bf16": {"amp": "bf16"},
+    "adam_foreach": {"implementation": "foreach"},
+    "adam_fused": {"implementation": "fused"},
+    "channels_last": {"channels_last": True},
+    "cuda_graph": {"execution": "cuda_graph", "implementation": "foreach"},
+    "compile": {"execution": "compile"},
+    "compile_ro": {"execution": "compile with CUDA graphs"},
+    "ckpt": {"checkpoint": True},
+    "accum4": {"accumulate": 4},
+    "offload": {"offload": "sync"},
+    "bn_eval": {"bn_eval": True},
+    "loader0": {"loader_workers": 0},
+    "loader2": {"loader_workers": 2},
+    "cudnn_bench": {"cudnn_benchmark": True},
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step that was measured again and again, ms; of several rounds the median of each."""
+
+    median_ms: float
+    q25_ms: float
+    q75_ms: float
+    rounds_ms: tuple[float, ...] = ()
+
+    def beside(self, baseline: StepTime) -> StepTime:
+        """Return this step as it would be if the machine had always run at the pace of the baseline's median.
+
+        A machine that others use as well changes its pace between rounds, not between two runs of one round: the
+        median of the rounds' ratios is more precise than the ratio of two medians. Without rounds of both: as it is.
+        """
+        if min(len(self.rounds_ms), len(baseline.rounds_ms)) < 2:
+            return self
+        pairs = zip(self.rounds_ms, baseline.rounds_ms, strict=False)
+        pace = baseline.median_ms * statistics.median(own / base for own, base in pairs) / self.median_ms
+        return StepTime(self.median_ms * pace, self.q25_ms * pace, self.q75_ms * pace)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a campaign: what was changed, how long its step takes without the profiler, where its recording is.
+
+    ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair.
+    """
+
+    record: Path
+    model: str
+    variant: str
+    status: str
+    reason: str
+    options: Mapping[str, Any]
+    batch: int | None
+    machine: tuple[str, ...]
+    hardware: str
+    wall: StepTime | None
+    cpu: StepTime | None
+    trace: Path | None
+
+    @property
+    def name(self) -> str:
+        """The record's name, which is unique in its folder."""
+        return self.record.stem
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model was trained on a GPU."""
+        return self.hardware != "CPU"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the record holds a step time."""
+        return self.wall is not None
+
+
+def find_files(paths: list[Path], suffix: str) -> Iterator[Path]:
+    """Yield the files among ``paths``, and those in the folders among them, whose names end in ``suffix``, sorted.
+
+    Each once, also where ``paths`` name it several times.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        for found in _files_of(path):
+            if found.name.endswith(suffix) and (resolved := found.resolve()) not in seen:
+                seen.add(resolved)
+                yield found
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def read_run(path: Path) -> Run | None:
+    """Return the run of a record file: a campaign's, or the flat one of a single pair; None where it is no record."""
+    found = read_json(path)
+    return None if found is None else run_of(path, found)
+
+
+def run_of(path: Path, found: dict[str, Any]) -> Run | None:
+    """Return the run that the JSON object of a file records; None where it is no record of one."""
+    record = as_record(found)
+    if record is None:
+        return None
+    is_flat = "status" not in record
+    untraced = record if is_flat else _table(record, "untraced")
+    machine = record if is_flat else _table(record, "machine")
+    options = VARIANT_OPTIONS.get(record["variant"], {}) if is_flat else _table(record, "options")
+    layers = record.get("checkpointed")
+    if options.get("checkpoint") and isinstance(layers, list) and layers:
+        options = {**options, "checkpoint": "|".join(re.escape(str(layer)) for layer in layers)}
+    elif "checkpoint" in options:
+        # A record is data: no pattern of its own making is matched against anything.
+        options = {**options, "checkpoint": bool(options["checkpoint"])}
+    rounds = record.get("rounds")
+    wall = step_time_of(rounds, "samples_ms") or _wall(untraced)
+    gpu = _gpu_name(machine)
+    batch = record.get("bs" if is_flat else "batch")
+    return Run(
+        record=path,
+        model=record["model"],
+        variant=record["variant"],
+        status="complete" if is_flat else str(record["status"]),
+        reason=_reason(record),
+        options={**DEFAULT_OPTIONS, **{key: _plain(value) for key, value in options.items()}},
+        batch=batch if type(batch) is int and 0 < batch < MOST else None,
+        machine=(str(path.parent), gpu, *(str(machine.get(key)) for key in ("cpu", "torch", "threads"))),
+        hardware=gpu or "CPU",
+        wall=wall,
+        cpu=step_time_of(rounds, "cpu_samples_ms")
+        or _of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
+        trace=_trace(path, record),
+    )
+
+
+def _table(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(value: Any) -> Any:
+    """An option that can be compared: nothing chosen is always ""."""
+    if isinstance(value, int | float):
+        return value if abs(value) < MOST else "out of range"
+    return "" if value is None else str(value)
+
+
+def _gpu_name(machine: Mapping[str, Any]) -> str:
+    """The GPU that the run used, "" for a CPU: named as text, or among the device's properties."""
+    gpu = machine.get("gpu")
+    name = gpu.get("name") if isinstance(gpu, dict) else gpu
+    if isinstance(name, str) and name:
+        return name
+    return "GPU" if machine.get("device") == "cuda" else ""
+
+
+def _reason(record: Mapping[str, Any]) -> str:
+    """Why a run is not complete: the reason, or the last line of what failed."""
+    text = record.get("reason") or record.get("failure") or ""
+    lines = str(text).strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
+
+
+def _wall(untraced: Mapping[str, Any]) -> StepTime | None:
+    median = untraced.get("median_ms")
+    if not _is_time(median):
+        return None
+    q25, q75 = (
+        next((float(untraced[key]) for key in (f"{name}_ms", name) if _is_time(untraced.get(key))), float(median))
+        for name in ("q25", "q75")
+    )
+    return StepTime(float(median), q25, q75)
+
+
+def _of_samples(samples: Any) -> StepTime | None:
+    values = [value for value in samples if _is_time(value)] if isinstance(samples, list) else []
+    if not values:
+        return None
+    q25, median, q75 = np.percentile(values, (25, 50, 75)).tolist()
+    return StepTime(median, q25, q75)
+
+
+def step_time_of(rounds: Any, key: str) -> StepTime | None:
+    """Return the median of the rounds' medians, with the quartiles that a round's steps usually have around theirs."""
+    found = []
+    for row in rounds if isinstance(rounds, list) else ():
+        blocks = row.get(key) if isinstance(row, dict) else None
+        steps = (
+            [step for block in blocks if isinstance(block, list) for step in block] if isinstance(blocks, list) else []
+        )
+        time = _of_samples(steps)
+        if time is None:
+            return None
+        found.append(time)
+    if not found:
+        return None
+    median_ms = statistics.median(time.median_ms for time in found)
+    q25, q75 = (
+        statistics.median(quartile / time.median_ms for time, quartile in zip(found, quartiles, strict=True))
+        for quartiles in ([time.q25_ms for time in found], [time.q75_ms for time in found])
+    )
+    return StepTime(median_ms, median_ms * q25, median_ms * q75, tuple(time.median_ms for time in found))
+
+
+def _trace(path: Path, record: Mapping[str, Any]) -> Path | None:
+    """The recording beside the record; a record names a file of its own folder only."""
+    named = _table(record, "trace").get("file")
+    names = [Path(named).name] if isinstance(named, str) else []
+    names += [path.stem + suffix for suffix in TRACE_SUFFIXES]
+    return next((path.parent / name for name in names if name and (path.parent / name).is_file()), None)

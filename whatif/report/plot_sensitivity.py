@@ -1,0 +1,63 @@
+"""A plot of ``whatif explain --sensitivity``: what the step gains against how much faster a part of it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from whatif.questions.sensitivity import KINDS, Sensitivity, at_speedups
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, new_figure, title, unboxed
+from whatif.report.text_explain import short_name
+from whatif.report.text_sensitivity import kind_titles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LINES_PER_PANEL = len(COLORS)
+# What gains next to nothing has to look like it: no panel's scale ends below this.
+LEAST_SCALE_PCT = 5.0
+CURVE_PCT = tuple(float(pct) for pct in range(0, 101, 5))
+
+
+def sensitivity_figure(found: Sensitivity) -> Figure:
+    """Return the gain against the speed-up, at every 5 %: a panel for each kind of part, a line for each best part."""
+    curves = at_speedups(found, CURVE_PCT)
+    titles = kind_titles(bool(found.baseline.graph.on_gpu.any()))
+    kinds = [kind for kind in KINDS if curves.of_kind(kind)]
+    n_rows = max((len(kinds) + 1) // 2, 1)
+    figure = new_figure(10, 0.8 + 3.3 * n_rows)
+    panels = figure.subplots(n_rows, 2, squeeze=False).ravel()
+    for kind, axes in zip(kinds, panels, strict=False):
+        _panel(axes, curves, kind, titles[kind])
+    for axes in panels[len(kinds) :]:
+        axes.set_axis_off()
+    baseline, ms = found.baseline, ms_format(found.step_ms)
+    what = f"{CLOCK_SUBJECTS[baseline.clock]}: {ms(found.step_ms)} ms, {CLOCK_LABELS[baseline.clock]}"
+    title(figure, baseline.graph.info.path, what)
+    figure.supxlabel("each panel has a scale of its own", fontsize=8)
+    return figure
+
+
+def _panel(axes: Axes, curves: Sensitivity, kind: str, title: str) -> None:
+    parts = curves.of_kind(kind)[:LINES_PER_PANEL]
+    handles = [
+        axes.plot(
+            curves.speedups_pct, [curves.pct(gain_ms) for gain_ms in part.gain_ms],
+            color=COLORS[n], linestyle=DASHES[n], marker=MARKERS[n], markevery=4, markersize=4, linewidth=1.4,
+            clip_on=False,  # the last mark is on the edge
+        )[0]
+        for n, part in enumerate(parts)
+    ]  # fmt: skip
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("how much faster the part is (% of its time)", fontsize=8)
+    axes.set_ylabel(f"gain (% of {CLOCK_SUBJECTS[curves.baseline.clock]})", fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(top=max(axes.get_ylim()[1], LEAST_SCALE_PCT))
+    axes.tick_params(labelsize=8)
+    unboxed(axes, "both")
+    # Names are set afterwards: matplotlib leaves out labels that begin with "_".
+    legend = axes.legend(handles, [str(n) for n in range(len(parts))], fontsize=7, loc="upper left", frameon=False)
+    for text, part in zip(legend.get_texts(), parts, strict=True):
+        text.set_parse_math(False)
+        text.set_text(drawn(short_name(part.name), NAME_LENGTH))

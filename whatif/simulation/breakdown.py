@@ -1,0 +1,88 @@
+"""Where a step goes: CPU only, GPU only, both, exposed communication, neither (Daydream §6.2, figure 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.graph.types import Bool, Int64, TaskKind
+from whatif.simulation.intervals import union
+from whatif.simulation.steps import step_ns, window_ns
+from whatif.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Parts of one step, ms; they add up to the step.
+
+    Communication counts where no other GPU work hides it; in a step without a GPU where no CPU work does.
+    """
+
+    cpu_only_ms: float
+    gpu_only_ms: float
+    cpu_gpu_ms: float
+    communication_ms: float
+    idle_ms: float
+    gpu_busy_ms: float  # kernels, copies and communication, each moment counted once
+
+    def to_dict(self) -> dict[str, float]:
+        """Give the five parts as a JSON object."""
+        return {
+            name: round(getattr(self, name), 6)
+            for name in ("cpu_only_ms", "gpu_only_ms", "cpu_gpu_ms", "communication_ms", "idle_ms")
+        }
+
+
+def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
+    """Give the breakdown of the steady step that is closest to the median, scaled to the reported step.
+
+    Of several ranks' work that of the one whose steps are told counts, or what ``tasks`` (a mask) says.
+    """
+    graph = timeline.graph
+    counted = graph.of_clock.mask if tasks is None else tasks
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
+    communication = graph.kind == TaskKind.COMMUNICATION
+    sets = [
+        _busy(timeline, graph.on_cpu.mask & counted, low_ns, high_ns),
+        _busy(timeline, graph.on_gpu.mask & ~communication & counted, low_ns, high_ns),
+        _busy(timeline, communication & counted, low_ns, high_ns),
+    ]
+    times, states = _states(sets, low_ns, high_ns)
+    spans = np.diff(times)
+    cpu, gpu, transfer = states
+    if not graph.on_gpu.any():
+        transfer &= ~cpu
+    total_ns = max(high_ns - low_ns, 1)
+    step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
+
+    def part(mask: Bool) -> float:
+        return float(spans[mask].sum()) / total_ns * step_ms
+
+    return Breakdown(
+        cpu_only_ms=part(cpu & ~gpu & ~transfer),
+        gpu_only_ms=part(gpu & ~cpu),
+        cpu_gpu_ms=part(gpu & cpu),
+        communication_ms=part(transfer & ~gpu),
+        idle_ms=part(~cpu & ~gpu & ~transfer),
+        gpu_busy_ms=part(gpu | transfer) if graph.on_gpu.any() else 0.0,
+    )
+
+
+def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
+    """Disjoint, sorted intervals in which any of ``tasks`` runs, cut to the window."""
+    start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns)
+    end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns)
+    order = np.argsort(start_ns, kind="stable")
+    return union(start_ns[order], end_ns[order])
+
+
+def _states(sets: list[tuple[Int64, Int64]], low_ns: int, high_ns: int) -> tuple[Int64, list[Bool]]:
+    """Times at which any set changes, and between them whether each set is busy."""
+    times = np.unique(np.concatenate([np.array([low_ns, high_ns]), *[t for pair in sets for t in pair]]))
+    states = []
+    for starts, ends in sets:
+        opened = np.searchsorted(starts, times[:-1], side="right")
+        closed = np.searchsorted(ends, times[:-1], side="right")
+        states.append(opened > closed)
+    return times, states

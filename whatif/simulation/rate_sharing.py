@@ -1,0 +1,306 @@
+"""The simulator where tasks share what they run on: each proceeds at a rate, and rates change as others come and go.
+
+Progress integration: a task of ``duration_ns`` ends once its rates, added up over time, reach that; alone it proceeds
+at rate 1. Events are starts and ends, at each of which the rates of those that share a thing with the task are reckoned
+anew, and times stay whole nanoseconds. Exact for rates that are constant between events, which these are: there is
+nothing to iterate. A graph of which every task is alone gets the timeline of ``whatif.simulation.simulator``.
+
+Order of what happens at one time: ends first, by task id; then starts, as the schedule picks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Int64
+from whatif.simulation.sharing import Role, checked
+from whatif.simulation.simulator import (
+    Frontier,
+    Schedule,
+    cycle,
+    not_ready,
+    outgoing_dependencies,
+    use_compiled,
+)
+
+# What is left for a task beside holders that ask for all there is: nothing stands still for ever.
+LEAST = 0.01
+# Plain Python takes about so many times as long as for a sweep.
+PLAIN_COST = 16
+
+_HOLDS, _YIELDS, _SHARES = int(Role.HOLDS), int(Role.YIELDS), int(Role.SHARES)
+
+
+class User(NamedTuple):
+    """One of those who use a device or a link at one time. They are kept in the order of (compute, task)."""
+
+    compute: float
+    task: int
+    memory: float
+    role: int
+    slowed: float
+
+
+def rates(users: Sequence[User]) -> list[float]:
+    """Give the rate, 0 to 1, at which each of the users of one device proceeds; ``users`` are sorted.
+
+    Holders take their shares; whoever yields gets at most what they leave of the multiprocessors and of the memory
+    bandwidth (and may ask for more than all, where losing some costs more than their share); sharers split what is
+    left of the multiprocessors so that none has less than another that asks for as much (max-min fairness). A link is
+    a device that all its users share.
+    """
+    compute = memory = 0.0
+    sharers, others = 0, False
+    for user in users:
+        if user.role == _HOLDS:
+            compute += user.compute
+            memory += user.memory
+        else:
+            others = True
+            sharers += user.role == _SHARES
+    most = max(compute, memory)
+    rest, memory_rest = max(1.0 - compute, LEAST), max(1.0 - memory, LEAST)
+    left = rest
+    found = []
+    for user in users:
+        rate = 1.0
+        if user.role == _HOLDS:
+            if most > 1.0:
+                rate = 1.0 / most
+            if others and user.slowed > 1.0:
+                rate /= user.slowed
+        else:
+            if user.role == _SHARES:
+                part = min(user.compute, left / sharers)
+                left -= part
+                sharers -= 1
+                if part < user.compute:
+                    rate = part / user.compute
+            elif compute > 0.0 and user.compute > rest:
+                rate = rest / user.compute
+            if user.memory > memory_rest:
+                rate = min(rate, memory_rest / user.memory)
+        found.append(rate)
+    return found
+
+
+class _Running:
+    """A task that shares something and is not done: what is left of it, ns, and since when it proceeds at a rate."""
+
+    __slots__ = ("at_device", "at_link", "event_ns", "leading", "left", "rate", "since_ns", "task")
+
+    def __init__(self, task: int, event_ns: int) -> None:
+        self.task, self.event_ns = task, event_ns
+        self.leading = True  # it has not come to use anything yet
+        self.left, self.rate, self.since_ns = 0.0, 1.0, 0
+        self.at_device = self.at_link = 1.0
+
+    def proceed(self, now_ns: int) -> bool:
+        """Go on at the slower of the rates of its device and its link; say whether that is another one."""
+        rate = min(self.at_device, self.at_link)
+        if rate == self.rate:
+            return False
+        self.left = max(self.left - self.rate * (now_ns - self.since_ns), 0.0)
+        self.since_ns, self.rate = now_ns, rate
+        self.event_ns = now_ns + round(self.left / rate)
+        return True
+
+
+class _Shared:
+    """The tasks that run and share something, and who uses which device and link."""
+
+    def __init__(self, graph: TaskGraph, free_ns: list[int]) -> None:
+        uses = checked(graph)
+        self._free_ns, self._thread = free_ns, graph.thread.tolist()
+        self._lag_ns = [max(thread.lag_ns, 0) for thread in graph.threads]
+        device, link, role = uses["device"], uses["link"], uses["role"]
+        self.uses_any: list[bool] = (((device > 0) & (role > 0)) | (link > 0)).tolist()
+        self.device: list[int] = np.where(role > 0, device, 0).tolist()
+        self.link: list[int] = link.tolist()
+        self.lead_ns: list[int] = uses["lead_ns"].tolist()
+        self._user = list(
+            zip(uses["compute"].tolist(), range(len(graph)), uses["memory"].tolist(), role.tolist(),
+                uses["slowed"].tolist(), strict=True)
+        )  # fmt: skip
+        self._link_share: list[float] = uses["link_share"].tolist()
+        self.running: dict[int, _Running] = {}
+        self._devices: dict[int, list[User]] = {}
+        self._links: dict[int, list[User]] = {}
+
+    def next_event(self) -> _Running | None:
+        """Give the running task that has the earliest end (or end of its lead), ties by id."""
+        return min(self.running.values(), key=lambda one: (one.event_ns, one.task)) if self.running else None
+
+    def join(self, one: _Running, now_ns: int, left: float) -> None:
+        """Let a task use its things from now on; ``left`` of its work is still to do."""
+        one.leading, one.left, one.since_ns, one.event_ns = False, left, now_ns, now_ns + round(left)
+        task = one.task
+        self.occupies(task, one.event_ns)
+        if self.device[task]:
+            self._enter(self._devices, self.device[task], User(*self._user[task]), now_ns)
+        if self.link[task]:
+            user = User(self._link_share[task], task, 0.0, _SHARES, 0.0)
+            self._enter(self._links, self.link[task], user, now_ns)
+
+    def occupies(self, task: int, end_ns: int) -> None:
+        """Tell the schedule when the thread of a running task is free, as things stand: not before its end."""
+        t = self._thread[task]
+        self._free_ns[t] = end_ns + self._lag_ns[t]
+
+    def leave(self, one: _Running, now_ns: int) -> None:
+        """Take out a task that is done."""
+        task = one.task
+        del self.running[task]
+        for things, thing in ((self._devices, self.device[task]), (self._links, self.link[task])):
+            if thing:
+                things[thing] = [user for user in things[thing] if user.task != task]
+                self._reckon(things, thing, now_ns)
+
+    def _enter(self, things: dict[int, list[User]], thing: int, user: User, now_ns: int) -> None:
+        things[thing] = sorted([*things.get(thing, ()), user])
+        self._reckon(things, thing, now_ns)
+
+    def _reckon(self, things: dict[int, list[User]], thing: int, now_ns: int) -> None:
+        users = things[thing]
+        for user, rate in zip(users, rates(users), strict=True):
+            one = self.running[user.task]
+            if things is self._devices:
+                one.at_device = rate
+            else:
+                one.at_link = rate
+            if one.proceed(now_ns):
+                self.occupies(one.task, one.event_ns)
+
+
+def simulate_shared(graph: TaskGraph) -> Int64:
+    """Give the starts and behind them the ends of all tasks, ns, by the default schedule."""
+    if not use_compiled(PLAIN_COST * len(graph)):
+        return by_schedule(graph, Frontier.earliest)
+    from whatif.simulation.compiled_rate_sharing import simulate_compiled
+
+    return simulate_compiled(graph)
+
+
+def by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
+    """Give the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
+
+    While a task that shares something is under way ``free_ns`` of its thread is when it would end at its present rate.
+    A pick for that thread comes next on it, whenever that is. Where a pick starts before the latest event (a negative
+    lag, or a schedule that takes a later task first) it proceeds alone until then. Raises WhatifError on a cycle, or
+    on a pick that is not ready.
+    """
+    return _Simulation(graph).run(schedule)
+
+
+class _Simulation:
+    """Algorithm 1 in which the end of a task that shares something is an event of its own."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        n = len(graph)
+        offsets, dependencies = outgoing_dependencies(graph)
+        self.offsets: list[int] = offsets.tolist()
+        self.edges: list[tuple[int, int, int]] = list(
+            zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
+        )
+        ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
+        previous, following = graph.neighbours
+        missing = np.bincount(dependencies.target, minlength=n) + (ordered[graph.thread] & (previous >= 0))
+        self.following: list[int] = np.where(ordered[graph.thread], following, -1).tolist()
+        self.missing: list[int] = missing.tolist()
+        self.duration_ns: list[int] = graph.duration_ns.tolist()
+        self.lag_ns = [thread.lag_ns for thread in graph.threads]
+        self.thread: list[int] = graph.thread.tolist()
+        self.reached_ns = [0] * n
+        self.starts, self.ends = [0] * n, [0] * n
+        self.free_ns = [0] * len(graph.threads)
+        self.busy = [False] * len(graph.threads)  # with a task that shares something
+        ready_ns = {int(task): 0 for task in np.flatnonzero(missing == 0)}
+        self.frontier = Frontier(graph, ready_ns, self.free_ns, self.thread)
+        self.shared = _Shared(graph, self.free_ns)
+        self.clock_ns = 0  # until when shares have been reckoned
+        self.done = 0
+
+    def run(self, schedule: Schedule) -> Int64:
+        ready_ns, shared, n = self.frontier.ready_ns, self.shared, len(self.thread)
+        by_default = schedule is Frontier.earliest
+        while ready_ns or shared.running:
+            following, first = shared.next_event(), -1
+            if following is not None or by_default:
+                first = self.frontier.earliest()
+                if following is not None and (first < 0 or following.event_ns <= self.frontier.start_ns(first)):
+                    self._happens(following)
+                    continue
+            task = first if by_default else schedule(self.frontier)
+            ready = ready_ns.pop(task, None)
+            if ready is None:
+                raise not_ready(task, len(ready_ns))
+            t = self.thread[task]
+            # A schedule may take a task that is not the first to start: what ends before it has ended.
+            while (following := shared.next_event()) is not None and (
+                self.busy[t] or following.event_ns <= max(ready, self.free_ns[t])
+            ):
+                self._happens(following)
+            start_ns = max(ready, self.free_ns[t])
+            self._start(task, start_ns)
+        if self.done < n:
+            raise cycle(n - self.done)
+        return np.array(self.starts + self.ends, dtype=np.int64)
+
+    def _start(self, task: int, start_ns: int) -> None:
+        self.starts[task] = start_ns
+        self._release(task, start_ns, at_start=True)
+        shared, duration_ns = self.shared, self.duration_ns[task]
+        lead_ns = shared.lead_ns[task] if shared.uses_any[task] else duration_ns
+        if lead_ns >= duration_ns:
+            self._end(task, start_ns + duration_ns)
+            return
+        self.busy[self.thread[task]] = True
+        one = shared.running[task] = _Running(task, start_ns + lead_ns)
+        shared.occupies(task, start_ns + duration_ns)
+        if not lead_ns:
+            self._happens(one)
+
+    def _happens(self, one: _Running) -> None:
+        """A running task has come to the end of its lead, or to its own."""
+        task, shared = one.task, self.shared
+        if one.leading:
+            behind_ns = max(self.clock_ns - one.event_ns, 0)
+            left = self.duration_ns[task] - shared.lead_ns[task] - behind_ns
+            if left > 0:
+                self.clock_ns = max(self.clock_ns, one.event_ns)
+                shared.join(one, self.clock_ns, float(left))
+                return
+            del shared.running[task]
+            end_ns = self.starts[task] + self.duration_ns[task]
+        else:
+            end_ns = one.event_ns
+            self.clock_ns = max(self.clock_ns, end_ns)
+            shared.leave(one, end_ns)
+        self.busy[self.thread[task]] = False
+        self._end(task, end_ns)
+
+    def _end(self, task: int, end_ns: int) -> None:
+        t = self.thread[task]
+        self.ends[task] = end_ns
+        self.free_ns[t] = max(end_ns + self.lag_ns[t], 0)
+        self.done += 1
+        after = self.following[task]
+        if after >= 0:
+            self._one_less(after)
+        self._release(task, end_ns, at_start=False)
+
+    def _release(self, task: int, time_ns: int, *, at_start: bool) -> None:
+        for target, lag, anchor in self.edges[self.offsets[task] : self.offsets[task + 1]]:
+            if bool(anchor) == at_start:
+                if time_ns + lag > self.reached_ns[target]:
+                    self.reached_ns[target] = time_ns + lag
+                self._one_less(target)
+
+    def _one_less(self, task: int) -> None:
+        self.missing[task] -= 1
+        if not self.missing[task]:
+            self.frontier.ready_ns[task] = self.reached_ns[task]

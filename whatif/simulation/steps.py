@@ -1,0 +1,131 @@
+"""The time of a training step by three clocks.
+
+``gpu``: the ends of the last GPU task launched in consecutive steps. Where the CPU runs ahead its marks shrink and
+stretch while this stays the time in which the machine really finishes a step.
+``mark``: from the start of a step's first task on the main thread to the start of the next one's.
+``span``: from the start of the first GPU task to the end of the last one (CPU tasks where there is no GPU).
+In a graph of several ranks the steps are those of the first one: training together, all take the same time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whatif.graph.types import Array, Bool, Int64
+
+if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+
+# Fewer steps leave too few between the first, which CPU run-ahead shrinks, and the last, which the profiler flushes.
+MIN_STEPS = 4
+# What the times are of, by the clock: fewer steps are not told apart.
+CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
+RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
+
+
+def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, ...]:
+    """Give the time of each step in ns; the ``gpu`` clock has one entry less than steps, the span one in all."""
+    if not len(graph):
+        return ()
+    return tuple(np.diff(_edges(graph, start_ns, end_ns, clock)).tolist())
+
+
+def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int64:
+    """The times between which a clock's steps lie, ns, ascending."""
+    if clock != "span":
+        tasks, by_start = edge_tasks(graph, clock)
+        return edge_times_ns(start_ns[tasks], end_ns[tasks], by_start, clock)
+    counted = span_tasks(graph)
+    return np.array([start_ns[counted].min(), end_ns[counted].max()])
+
+
+def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
+    """Give the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
+    if clock == "gpu":
+        tasks = _last_gpu_tasks(graph)
+        return tasks, np.zeros(len(tasks), dtype=np.bool_)
+    return _marks(graph)
+
+
+def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) -> Array:
+    """Give the edges from the starts and ends of the edge tasks, whose axis comes first; any further are scenarios."""
+    edges = np.where(by_start.reshape(-1, *[1] * (start_ns.ndim - 1)), start_ns, end_ns)
+    return np.maximum.accumulate(edges) if clock == "gpu" else edges
+
+
+def span_tasks(graph: TaskGraph) -> Bool:
+    """Give the mask of the tasks that the span lasts from the first to the last of."""
+    return (graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock).mask
+
+
+def _last_gpu_tasks(graph: TaskGraph) -> Int64:
+    """The GPU task that was launched last in each step."""
+    gpu = np.flatnonzero(graph.on_gpu & graph.of_clock & (graph.step >= 0))
+    if not len(gpu):
+        return np.empty(0, dtype=np.int64)
+    launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
+    order = np.lexsort((gpu, launched, graph.step[gpu]))
+    steps = graph.step[gpu][order]
+    last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
+    return np.asarray(gpu[order[last]], dtype=np.int64)
+
+
+def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:
+    """Each step's first task on the main thread, by its start, and the last step's last one, by its end."""
+    main = np.flatnonzero((graph.thread == 0) & (graph.step >= 0))
+    if not len(main):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+    steps = graph.step[main]
+    first = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+    return np.append(main[first], main[-1]), np.append(np.ones(len(first), dtype=np.bool_), False)
+
+
+def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:
+    """Give the times of the steady steps: without the first and the last where there are enough."""
+    if clock == "span" or len(times_ns) < MIN_STEPS - 1:
+        return times_ns
+    begin = _first_steady(times_ns, graph, clock)
+    first, last = graph.info.steady
+    return times_ns[begin : begin + last - first] or times_ns
+
+
+def _first_steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> int:
+    """The position of the first steady step among the times of a clock."""
+    if len(times_ns) < MIN_STEPS - 1:
+        return 0
+    # Entry i of the gpu clock is the time between the ends of steps i and i + 1: the time of step i + 1.
+    first = max(graph.info.steady[0] - (1 if clock == "gpu" else 0), 0)
+    return first if first < len(times_ns) else 0
+
+
+def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
+    """Return the step time in ns, the median of the steady steps; 0 where there is none.
+
+    ``times_ns`` is ``whatif.simulate(graph).step_times_ns(clock)``, and ``clock`` is ``gpu``, ``mark`` or ``span``.
+    """
+    chosen = steady(times_ns, graph, clock)
+    return float(np.median(chosen)) if chosen else 0.0
+
+
+def default_clock(graph: TaskGraph) -> str:
+    """Name the clock that a report uses unless told otherwise."""
+    if graph.info.n_steps < MIN_STEPS:
+        return "span"
+    return "gpu" if graph.on_gpu.any() else "mark"
+
+
+def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
+    """Give the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
+    if not len(graph):
+        return 0, 0
+    edges = _edges(graph, start_ns, end_ns, clock)
+    times_ns = tuple(np.diff(edges).tolist())
+    chosen = np.array(steady(times_ns, graph, clock))
+    if not len(chosen):
+        edges, at = _edges(graph, start_ns, end_ns, "span"), 0
+    else:
+        at = int(np.abs(chosen - np.median(chosen)).argmin())
+        at += 0 if clock == "span" else _first_steady(times_ns, graph, clock)
+    return int(edges[at]), int(edges[at + 1])

@@ -1,0 +1,94 @@
+"""A timeline: start and end of each task of a graph, step times, busy times, the critical path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from whatif.graph.notebook_view import notebook_view
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import (
+    Anchor,
+    Dependencies,
+    DependencyKind,
+    Int64,
+)
+from whatif.simulation.steps import step_times_ns
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The result of a simulation; ``start_ns`` and ``end_ns`` have shape (n_tasks,) and begin at 0."""
+
+    graph: TaskGraph
+    start_ns: Int64
+    end_ns: Int64
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """The time from 0 to the end of the last task, ns."""
+        return int(self.end_ns.max()) if len(self.end_ns) else 0
+
+    def step_times_ns(self, clock: str) -> tuple[int, ...]:
+        """Return the time of every step by a clock: ``gpu``, ``mark`` or ``span`` (see ``whatif.simulation.steps``)."""
+        return step_times_ns(self.graph, self.start_ns, self.end_ns, clock)
+
+    @cached_property
+    def busy_ns(self) -> Int64:
+        """The work of each thread, ns, shape (n_threads,); waits are not work."""
+        working = self.graph.on_gpu | self.graph.on_cpu
+        busy = np.bincount(
+            self.graph.thread[working],
+            weights=(self.end_ns - self.start_ns)[working],
+            minlength=len(self.graph.threads),
+        )
+        return busy.astype(np.int64)
+
+    @cached_property
+    def order_of_free_threads(self) -> Dependencies:
+        """The order in which the threads that may choose ran their tasks."""
+        graph = self.graph
+        free = np.array([not thread.ordered for thread in graph.threads], dtype=np.bool_)
+        tasks = np.flatnonzero(free[graph.thread])
+        tasks = tasks[np.lexsort((tasks, self.end_ns[tasks], self.start_ns[tasks], graph.thread[tasks]))]
+        same = graph.thread[tasks][1:] == graph.thread[tasks][:-1]
+        lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
+        source, target = tasks[:-1][same], tasks[1:][same]
+        return Dependencies.of(source, target, DependencyKind.THREAD, lag_ns[graph.thread[source]])
+
+    @cached_property
+    def critical_path(self) -> Int64:
+        """The ids of the tasks on the critical path, first to last: each starts when the one before it lets it.
+
+        If several predecessors bind, it takes the one on the same thread, then the one with the smallest id.
+        """
+        graph = self.graph
+        n = len(graph)
+        if not n:
+            return np.empty(0, dtype=np.int64)
+        every = Dependencies.concatenate([graph.all_dependencies(), self.order_of_free_threads])
+        reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
+        binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
+        previous = _binding_predecessor(n, binding, graph)
+        path = [int(self.end_ns.argmax())]
+        seen = set(path)
+        while previous[path[-1]] >= 0 and int(previous[path[-1]]) not in seen:
+            path.append(int(previous[path[-1]]))
+            seen.add(path[-1])
+        return np.array(path[::-1], dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.makespan_ns:,} ns of {self.graph!r})"
+
+    _repr_html_ = notebook_view
+
+
+def _binding_predecessor(n: int, binding: Dependencies, graph: TaskGraph) -> Int64:
+    previous = np.full(n, -1, dtype=np.int64)
+    same = graph.thread[binding.source] == graph.thread[binding.target]
+    # The last assignment wins: large ids first, then small ones, then those on the same thread.
+    order = np.lexsort((-binding.source.astype(np.int64), same))
+    previous[binding.target[order]] = binding.source[order]
+    return previous
