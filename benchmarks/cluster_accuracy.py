@@ -77,7 +77,7 @@ def from_all_reduce(kept: Curve, held: Curve, network: Network) -> Float64:
 def score_nccl(
     system: str, model: Model, operations: tuple[str, ...], source: str | None = None
 ) -> tuple[Float64, Float64]:
-    """Give the absolute errors, percent, and the sizes, of every held size of the operations."""
+    """Return the absolute errors, percent, and the sizes, of every held size of the operations."""
     path, preset = MEASURED[system]
     table = read_table(path)
     curves = {(curve.operation, curve.workers): curve for curve in table.curves}
@@ -107,7 +107,7 @@ MODELS: dict[str, tuple[Model, tuple[str, ...], str | None]] = {
 
 
 def nccl_table() -> str:
-    """Give median errors by system and size, in Markdown."""
+    """Return median errors by system and size, in Markdown."""
     rows = []
     for system in MEASURED:
         for name, (model, operations, source) in MODELS.items():
@@ -134,7 +134,7 @@ RING_BYTE_S, RING_LATENCY_NS = {2: 9.16e9, 4: 6.18e9}, 5_700.0
 
 
 def resnet_50() -> tuple[Float64, Float64]:
-    """Give bytes of gradients and operations of one image forward, by layer from the input, shape (54,) each.
+    """Return bytes of gradients and operations of one image forward, by layer from the input, shape (54,) each.
 
     A layer is a convolution with its batch normalization, or the last one (He et al., CVPR 2016, table 1).
     """
@@ -160,7 +160,7 @@ def resnet_50() -> tuple[Float64, Float64]:
 
 
 def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -> float:
-    """Give an iteration on so many GPUs from that on one GPU in the same mode, ns."""
+    """Return an iteration on so many GPUs from that on one GPU in the same mode, ns."""
     gradients, operations = resnet_50()
     one = TABLE_8[mode][1] * 1e9
     if gpus == 1:
@@ -184,7 +184,7 @@ def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -
 
 
 def pei_table() -> str:
-    """Give table 8's cells with several GPUs, in Markdown."""
+    """Return table 8's cells with several GPUs, in Markdown."""
     rows = []
     for mode, measured in TABLE_8.items():
         for gpus in (2, 4):
@@ -201,7 +201,7 @@ def pei_table() -> str:
 
 
 def sensitivity_table() -> str:
-    """Give the errors of table 8's cells under other rates of reading, in Markdown."""
+    """Return the errors of table 8's cells under other rates of reading, in Markdown."""
     cells = [(mode, gpus) for mode in TABLE_8 for gpus in (2, 4)]
     rows = []
     for rate in (6e9, PAGEABLE_BYTE_S, 12e9):

@@ -37,7 +37,7 @@ Scores = dict[tuple[str, str], dict[str, Outcome]]
 
 
 def scores() -> Scores:
-    """Give the outcome of each network's, architecture's batch and epoch."""
+    """Return the outcome of each network's, architecture's batch and epoch."""
     found: Scores = {}
     for outcome in validate([RESULTS]).outcomes:
         record, run = outcome.pair.question.split(":")[0].split("/")
@@ -47,12 +47,12 @@ def scores() -> Scores:
 
 
 def errors_pct(found: Scores) -> list[float]:
-    """Give all errors without their signs."""
+    """Return all errors without their signs."""
     return [abs(outcome.error_pct) for runs in found.values() for outcome in runs.values()]
 
 
 def accuracy_table(found: Scores) -> str:
-    """Give the table as Markdown."""
+    """Return the table as Markdown."""
     headers = (
         "network, architecture", "batch measured", "predicted", "error", "epoch measured", "predicted", "error",
         "DTS, batch / epoch",

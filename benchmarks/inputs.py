@@ -35,7 +35,7 @@ _ID_SHIFT = 100_000_000
 
 
 def trace(name: str) -> Path:
-    """Give the path of one of ``TRACES``, made on first use."""
+    """Return the path of one of ``TRACES``, made on first use."""
     source_name, size_mb = TRACES[name]
     source = PUBLIC / source_name
     if not source.is_file():

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def score(told: Any, rows: Rows, name: str) -> list[str]:
-    """Give the mean misses in percent without the class, with the true one and a guess, and how often that is right."""
+    """Return mean errors in % without the class, with the true and a guessed one, and how often that is right."""
     (sample,) = samples.samples_of([(told, rows)])
     # A sample stands in the order of its keys and times.
     kernels = np.array(rows.kernels.decoded())[np.lexsort((rows.t_s, rows.ops.keys))]
@@ -65,7 +65,7 @@ def score(told: Any, rows: Rows, name: str) -> list[str]:
 def guesses(
     x: Float64, kind: npt.NDArray[np.int64], known: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
 ) -> Float64:
-    """Give the probability of each class, shape (n, classes), never from a classifier that has seen the row."""
+    """Return the probability of each class, shape (n, classes), never from a classifier that has seen the row."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.model_selection import KFold
 
@@ -83,7 +83,7 @@ def guesses(
 
 
 def miss_pct(x: Float64, y: Float64, known: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]) -> float:
-    """Give the mean miss of trees on the rows held out, percent."""
+    """Return the mean miss of trees on the rows held out, percent."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     model = HistGradientBoostingRegressor(

@@ -99,7 +99,7 @@ def _unhidden_ms(baseline: Baseline, pair: Pair) -> float:
 
 
 def summary_table(scored: Sequence[Scored]) -> str:
-    """Give median and largest errors by experiment, in Markdown."""
+    """Return median and largest errors by experiment, in Markdown."""
     rows = []
     for experiment in dict.fromkeys(row.experiment for row in scored):
         chosen = [row for row in scored if row.experiment == experiment]
@@ -120,14 +120,14 @@ def summary_table(scored: Sequence[Scored]) -> str:
 
 
 def doubled(scored: Sequence[Scored]) -> list[tuple[Scored, Scored]]:
-    """Give the runs of DDP at 100 Mbit/s with those at twice the rate."""
+    """Return the runs of DDP at 100 Mbit/s with those at twice the rate."""
     fast = {(row.model, row.run): row for row in scored if row.experiment == "ddp" and row.rate_mbit_s == FAST_MBIT_S}
     slow = [row for row in scored if row.experiment == "ddp" and row.rate_mbit_s == SLOW_MBIT_S]
     return [(row, fast[row.model, row.run]) for row in slow if (row.model, row.run) in fast]
 
 
 def doubled_table(scored: Sequence[Scored]) -> str:
-    """Give what twice the bandwidth changes, predicted beside measured, in Markdown.
+    """Return what twice the bandwidth changes, predicted beside measured, in Markdown.
 
     Each side is counted from its own session's plain steps, whose pace differs.
     """
@@ -140,12 +140,12 @@ def doubled_table(scored: Sequence[Scored]) -> str:
 
 
 def change_pct(slow: Scored, fast: Scored) -> tuple[float, float]:
-    """Give how much a step changes with twice the bandwidth, percent: measured and predicted."""
+    """Return how much a step changes with twice the bandwidth, percent: measured and predicted."""
     return 100.0 * (fast.measured_ms / slow.measured_ms - 1), 100.0 * (fast.predicted_ms / slow.predicted_ms - 1)
 
 
 def full_table(scored: Sequence[Scored]) -> str:
-    """Give every prediction, in Markdown."""
+    """Return every prediction, in Markdown."""
     rows = []
     for row in scored:
         unhidden = "–" if row.unhidden_ms is None else f"{row.unhidden_pct:+.1f} %"
@@ -161,7 +161,7 @@ def full_table(scored: Sequence[Scored]) -> str:
 
 
 def written(page: str, tables: dict[str, str]) -> str:
-    """Give the page with each table between the marks of its name."""
+    """Return the page with each table between the marks of its name."""
     for name, table in tables.items():
         found = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         assert found.search(page), name

@@ -45,7 +45,7 @@ class Row:
 
 
 def least_cpu_s(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Give the least CPU time of each candidate, s; every round calls each of them once, in turn."""
+    """Return the least CPU time of each candidate, s; every round calls each of them once, in turn."""
     least = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, call in candidates.items():
@@ -56,7 +56,7 @@ def least_cpu_s(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dic
 
 
 def command_cpu_s(command: Sequence[str], environment: dict[str, str] | None = None) -> float:
-    """Give the CPU time of one process with what it starts, s. Raises RuntimeError where it fails."""
+    """Return the CPU time of one process with what it starts, s. Raises RuntimeError where it fails."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
     )
@@ -78,5 +78,5 @@ def candidate(name: str, path: Path, python: str = sys.executable) -> dict[str, 
 
 
 def best_of(results: list[dict[str, Any]], field: str) -> float | None:
-    """Give the least value of a field over the rounds; None where a round failed."""
+    """Return the least value of a field over the rounds; None where a round failed."""
     return None if any("error" in result for result in results) else min(float(result[field]) for result in results)

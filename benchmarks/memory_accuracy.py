@@ -65,7 +65,7 @@ class Scored:
 
 
 def score_campaign() -> list[Scored]:
-    """Give every run of the campaign whose peak was measured and whose what-ifs say something of memory."""
+    """Return every run of the campaign whose peak was measured and whose what-ifs say something of memory."""
     found: list[Scored] = []
     for trace in sorted(RECORDED.glob("*.trace.json.gz")):
         model = trace.name.split(".")[0]
@@ -96,7 +96,7 @@ def _score_model(model: str, trace: Path, source: str) -> Iterator[Scored]:
 
 
 def score_own() -> list[Scored]:
-    """Give the peak of each of the campaign's recordings from its own shapes; a compiled step's is not told."""
+    """Return the peak of each of the campaign's recordings from its own shapes; a compiled step's is not told."""
     found = []
     for trace in sorted(CAMPAIGN.glob("*.trace.json.gz")):
         record = read_record(trace.with_name(trace.name.replace(".trace.json.gz", ".json"))) or {}
@@ -109,7 +109,7 @@ def score_own() -> list[Scored]:
 
 
 def own_table(scored: list[Scored]) -> str:
-    """Give the errors by variant, in Markdown."""
+    """Return the errors by variant, in Markdown."""
     rows = []
     for variant in [*sorted({row.what_if for row in scored}), "all"]:
         errors = [abs(row.error_pct) for row in scored if variant in (row.what_if, "all")]
@@ -118,7 +118,7 @@ def own_table(scored: list[Scored]) -> str:
 
 
 def score_gpu(public: Path) -> list[Scored]:
-    """Give the peak from shapes alone of recordings whose allocator tells the truth.
+    """Return the peak from shapes alone of recordings whose allocator tells the truth.
 
     Where it tells no totals: what a step adds to what is there before it.
     """
@@ -158,7 +158,7 @@ def _peak(graph: TaskGraph) -> int:
 
 
 def summary_table(scored: list[Scored]) -> str:
-    """Give the errors by what-if and source, in Markdown."""
+    """Return the errors by what-if and source, in Markdown."""
     rows = []
     kinds = sorted({row.what_if for row in scored}, key=lambda name: (name != "(as recorded)", name))
     for kind in [*kinds, "all"]:
@@ -173,7 +173,7 @@ def summary_table(scored: list[Scored]) -> str:
 
 
 def full_table(scored: list[Scored]) -> str:
-    """Give every prediction, in Markdown."""
+    """Return every prediction, in Markdown."""
     rows = []
     of = {(row.model, row.what_if, row.source): row for row in scored}
     for model, what_if in sorted(of_both(scored)):
@@ -191,12 +191,12 @@ def full_table(scored: list[Scored]) -> str:
 
 
 def of_both(scored: list[Scored]) -> set[tuple[str, str]]:
-    """Give every model and what-if once."""
+    """Return every model and what-if once."""
     return {(row.model, row.what_if) for row in scored}
 
 
 def gpu_table(scored: list[Scored]) -> str:
-    """Give the recordings of GPUs, in Markdown."""
+    """Return the recordings of GPUs, in Markdown."""
     rows = [
         (row.model, row.what_if, _mb(row.measured_bytes), _mb(row.predicted_bytes), f"{row.error_pct:+.2f} %")
         for row in scored

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from whatif.graph.types import Float64
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import device_called
 from whatif.opdb.evaluate import SEED, SHARE
 from whatif.opdb.index import index_of, read_contributions
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def cases(folder: Path, device: str | None, archive: Path | None) -> Iterator[Case]:
-    """Give the operations that were measured often enough, by device."""
+    """Return the operations that were measured often enough, by device."""
     parts: dict[tuple[str, str, str], list[tuple[Provenance, Rows]]] = {}
     for told, rows in read_contributions(Store.open(folder))[0]:
         if device not in (None, told.origin.device.name):
@@ -163,7 +163,7 @@ def _with_sides(archive: Path, device: str, operation: str, name: str, told: Pro
 
 
 def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
-    """Give the mean misses of every rival on the operators held out, percent, and what the search found."""
+    """Return the mean misses of every rival on the operators held out, percent, and what the search found."""
     out = held_out(case.rows.ops.keys, SEED, SHARE)
     t_s, t_known = case.rows.t_s, np.where(out, np.nan, case.rows.t_s)
     began = time.process_time()
@@ -192,9 +192,9 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
     x = replace(sample, ops=trial.ops, t_s=trial.t_s).features(names, across=False)[0]
     over = samples.reference_s(trial.ops, sample.sheet, launch=sample.launch)
     result["trees"] = _mape_pct(over * np.exp(forest_of(arrays, x.shape[1], "benchmark").predict(x)), trial.t_s)
-    answers = Estimator(index_of([(case.told, kept)]), case.told.origin.device.name, (Rung.INTERPOLATED,)).estimate(
-        trial.ops
-    )
+    answers = Estimator(
+        index_of([(case.told, kept)]), case.told.origin.device.name, (AnswerSource.INTERPOLATED,)
+    ).estimate(trial.ops)
     result["interpolated"] = _mape_pct(answers.t_s, trial.t_s)
     result["noise"] = _noise_pct(trial)
     return result
@@ -235,7 +235,7 @@ def _results() -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Give the table, one line an operation and device."""
+    """Return the table, one line an operation and device."""
     headers = (
         "operation", "device", "rows", "held out", "principal component", "layers x neurons", "network", "without it",
         "log network", "without it", "trees", "interpolated", "noise", "Tianshu", "without it",

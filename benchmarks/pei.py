@@ -47,7 +47,7 @@ class Iteration:
 
 
 def parameter_server_ns(work: Iteration, gpus: int, machine: Machine) -> float:
-    """Give an iteration whose gradients are averaged, and whose parameters are updated, on the host's CPU.
+    """Return an iteration whose gradients are averaged, and whose parameters are updated, on the host's CPU.
 
     The CPU reads one gradient a GPU and writes their average, as fast as its memory is.
     """
@@ -59,14 +59,14 @@ def parameter_server_ns(work: Iteration, gpus: int, machine: Machine) -> float:
 
 
 def nccl_ns(work: Iteration, gpus: int, machine: Machine) -> float:
-    """Give an iteration whose gradients are all-reduced around a ring of the GPUs (equations 26 to 32)."""
+    """Return an iteration whose gradients are all-reduced around a ring of the GPUs (equations 26 to 32)."""
     reduced = ring_all_reduce_ns(work.gradient_bytes, gpus, machine)
     backward = stretched_ns(work.backward_ns, reduced, machine.multiprocessors)
     return work.read_ns + work.forward_ns + float(backward.sum()) + _showing(reduced, backward) + work.update_ns
 
 
 def ring_all_reduce_ns(gradient_bytes: Float64, gpus: int, machine: Machine) -> Float64:
-    """Give each layer's all-reduce, ns, shape (n_layers,) (equations 28 to 30): chunks of 1 / gpus go around twice.
+    """Return each layer's all-reduce, ns, shape (n_layers,) (equations 28 to 30): chunks of 1 / gpus go around twice.
 
     Adding a chunk reads two and writes one in the GPU's memory.
     """
@@ -76,7 +76,7 @@ def ring_all_reduce_ns(gradient_bytes: Float64, gpus: int, machine: Machine) -> 
 
 
 def stretched_ns(backward_ns: Float64, all_reduce_ns: Float64, multiprocessors: int) -> Float64:
-    """Give each layer's backward work beside the all-reduce of the layer above it, ns, shape (n_layers,) (equation 31).
+    """Return each layer's backward work and the all-reduce of the layer above it, ns, shape (n_layers,) (equation 31).
 
     The all-reduce keeps one multiprocessor while it runs.
     """

@@ -20,7 +20,7 @@ HTA_REQUIREMENTS = ("traceinsight==0.6.1", "pandas<3")
 
 @cache
 def hta_python() -> str | None:
-    """Give the interpreter of an environment with Holistic Trace Analysis; None where it cannot be installed."""
+    """Return the interpreter of an environment with Holistic Trace Analysis; None where it cannot be installed."""
     folder = CACHE / "hta-venv"
     python = str(folder / "bin" / "python")
     try:
@@ -36,7 +36,7 @@ def hta_python() -> str | None:
 
 
 def as_networkx(graph: TaskGraph) -> networkx.DiGraph:
-    """Give the graph with the order of each thread as edges, as Daydream and dPRO keep it."""
+    """Return the graph with the order of each thread as edges, as Daydream and dPRO keep it."""
     result = networkx.DiGraph()
     columns = zip(graph.thread.tolist(), graph.duration_ns.tolist(), strict=True)
     result.add_nodes_from((task, {"thread": thread, "ns": ns}) for task, (thread, ns) in enumerate(columns))

@@ -107,7 +107,7 @@ class CheckoutFinder:
         }
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Give where one of the three packages lies; their modules are found by the path of the package."""
+        """Return where one of the three packages lies; their modules are found by the path of the package."""
         folder = self.folders.get(name)
         if folder is None:
             return None
@@ -118,7 +118,7 @@ class CheckoutFinder:
 
 @contextmanager
 def package_of(checkout: Path) -> Iterator[ModuleType]:
-    """Give the ``whatif`` of a checkout; nothing of it, nor of another one, is loaded afterwards."""
+    """Return the ``whatif`` of a checkout; nothing of it, nor of another one, is loaded afterwards."""
     finder = CheckoutFinder(checkout)
     finders = list(sys.meta_path)
     _unload()
@@ -158,7 +158,7 @@ class Recording:
 
 
 def recordings(kind: str, folder: Path, only: str, largest_mb: float) -> Iterator[tuple[str, Recording]]:
-    """Give every recording below a folder with its name, and the folders that hold the ranks of one run."""
+    """Return every recording below a folder with its name, and the folders that hold the ranks of one run."""
     ranks: dict[Path, int] = {}
     for file in sorted(folder.rglob("*")):
         if not re.search(r"\.(json|json\.gz|sqlite)$", file.name) or not file.is_file():
@@ -205,7 +205,7 @@ class Asker:
         self._remember_graphs()
 
     def ask(self, recording: Recording, only: Any) -> dict[str, Answer]:
-        """Give what the package says of a recording, by the question."""
+        """Return what the package says of a recording, by the question."""
         self._graphs.clear()
         os.chdir(recording.folder)
         try:
@@ -361,7 +361,7 @@ def differences(old: Answer, new: Answer | None, leave_out: Sequence[str]) -> tu
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Give each leaf of a JSON value with its key; a list has its length as well, and sentences are one leaf."""
+    """Return each leaf of a JSON value with its key; a list has its length as well, and sentences are one leaf."""
     if key.split(".")[-1] in TEXTS and not isinstance(value, dict):
         yield key, value
     elif isinstance(value, dict):
@@ -417,7 +417,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Give the command line's arguments."""
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkouts", nargs="+", metavar="CHECKOUT", help="BEFORE and AFTER; one with --save, --against")
     parser.add_argument("--extra", metavar="FOLDER", help="other people's recordings ($WHATIF_EXTRA_DATA/traces)")

@@ -32,17 +32,17 @@ class Sigmoid:
 
     @classmethod
     def of(cls, latency_ns: float, byte_s: float) -> Sigmoid:
-        """Give the curve of transfers that take a latency and then pass at a rate."""
+        """Return the curve of transfers that take a latency and then pass at a rate."""
         k = 1e6 / latency_ns
         return cls(k, k / (byte_s / 1e9), 1.0)
 
     def gbyte_s(self, size_bytes: npt.ArrayLike) -> Float64:
-        """Give the throughput of each size, GB/s, shape (n,) (equation 21)."""
+        """Return the throughput of each size, GB/s, shape (n,) (equation 21)."""
         x = np.log(np.maximum(np.atleast_1d(np.asarray(size_bytes, dtype=np.float64)), 1.0) / 1e6)
         return np.asarray(self.k / (self.a + np.exp(-self.w * x)), dtype=np.float64)
 
     def time_ns(self, size_bytes: npt.ArrayLike) -> Float64:
-        """Give the time of each size, ns, shape (n,) (equation 20): 1 GB/s is 1 byte a nanosecond."""
+        """Return the time of each size, ns, shape (n,) (equation 20): 1 GB/s is 1 byte a nanosecond."""
         size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
         return np.asarray(size / self.gbyte_s(size), dtype=np.float64)
 

@@ -21,7 +21,7 @@ WINDOW = 2_000
 
 
 def in_order(n_tasks: int) -> TaskGraph:
-    """Give a graph whose threads run in the order of their ids, so that no choice is left."""
+    """Return a graph whose threads run in the order of their ids, so that no choice is left."""
     random = np.random.default_rng(0)
     parts = []
     # One table a kind of dependency, each in the order of time, as a real graph has them.
@@ -34,7 +34,7 @@ def in_order(n_tasks: int) -> TaskGraph:
 
 
 def with_choices(n_tasks: int, width: int) -> TaskGraph:
-    """Give ``width`` chains of tasks over threads in free order: about as many tasks are ready at any time."""
+    """Return ``width`` chains of tasks over threads in free order: about as many tasks are ready at any time."""
     target = np.arange(width, n_tasks)
     chains = Dependencies.of(target - width, target, DependencyKind.USER)
     return _graph(np.random.default_rng(0), chains, n_tasks, ordered=False)

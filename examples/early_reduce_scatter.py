@@ -36,7 +36,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
 
 
 def pairs_of_step(graph: TaskGraph, scatter: np.ndarray, step: int) -> np.ndarray:
-    """Give (kernel that finishes a gradient, its reduce-scatter), shape (n, 2), as gradients finish; empty if none."""
+    """Return (kernel that finishes a gradient, its reduce-scatter), shape (n, 2), in order of the kernels."""
     mine = np.flatnonzero(scatter & (graph.step == step))
     gathers = np.flatnonzero(graph.select(kind=TaskKind.COMMUNICATION, name="AllGather", phase=Phase.UPDATE, step=step))
     gathers = gathers[gathers > mine[0]] if len(mine) else gathers  # one before them is of the update before
@@ -57,13 +57,13 @@ def pairs_of_step(graph: TaskGraph, scatter: np.ndarray, step: int) -> np.ndarra
 
 
 def waiting_ns(graph: TaskGraph, scatter: np.ndarray, task: int) -> int:
-    """Give how much longer a collective took than the shortest one of no more than twice its size: it waited."""
+    """Return how much longer a collective took than the shortest one of no more than twice its size: it waited."""
     alike = scatter & (graph.size_bytes <= 2 * graph.size_bytes[task])
     return int(graph.duration_ns[task] - graph.duration_ns[alike].min())
 
 
 def moved(graph: TaskGraph, ready: np.ndarray, old: np.ndarray) -> TaskGraph:
-    """Give the graph with a collective behind each of ``ready`` in place of ``old``; what waited waits for the new."""
+    """Return a graph with a collective behind each of ``ready`` in place of ``old``; what waited waits for these."""
     graph = graph.attach(**{"left behind": np.isin(np.arange(len(graph)), old)})
     needed = np.isin(graph.dependencies.source, old)
     before, users = graph.dependencies.source[needed], graph.dependencies.target[needed]

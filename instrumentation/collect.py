@@ -78,7 +78,7 @@ def collect(
 
 
 def _free_gpu_memory() -> None:
-    """Give back what the script held on a GPU: the process that measures its operators next needs room."""
+    """Return back what the script held on a GPU: the process that measures its operators next needs room."""
     cuda: Any = torch.cuda  # Partly untyped.
     if cuda.is_initialized():
         gc.collect()

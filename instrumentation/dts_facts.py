@@ -149,7 +149,7 @@ def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps:
 
 
 def power_of(rates_gflop_s: Sequence[float]) -> Power:
-    """Give the middle of some rates and how far nine tenths of them are from it, percent."""
+    """Return the middle of some rates and how far nine tenths of them are from it, percent."""
     middle = statistics.median(rates_gflop_s)
     off = sorted(abs(rate / middle - 1) for rate in rates_gflop_s)
     return Power(middle, 100 * off[min(int(0.9 * len(off)), len(off) - 1)])

@@ -95,7 +95,7 @@ def _copy_lines(source: Any, lines: queue.SimpleQueue[str]) -> None:
 
 
 def answering() -> Callable[[dict[str, Any]], None]:
-    """Give what a measuring process answers with. From then on whatever libraries print goes elsewhere."""
+    """Return what a measuring process answers with. From then on whatever libraries print goes elsewhere."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

@@ -14,7 +14,7 @@ KNOWN = ("displayTimeUnit", "otherData", "traceEvents", "metadata", "systemTrace
 
 
 def check_trace_events(text: bytes) -> list[Event]:
-    """Give the events of a file. Raises AssertionError where Perfetto would drop, join or refuse something."""
+    """Return the events of a file. Raises AssertionError where Perfetto would drop, join or refuse something."""
     found = json.loads(text, parse_constant=lambda name: math.nan)
     fields = list(found)
     unknown = [place for place, field in enumerate(fields) if field not in KNOWN]

@@ -26,7 +26,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def output_file(path: str | Path) -> Path:
-    """Give the regular file, new or old, that ``path`` stands for, with every symbolic link followed.
+    """Return the regular file, new or old, that ``path`` stands for, with every symbolic link followed.
 
     A file is written beside its target and then renamed, so without this a link would be replaced instead of written
     through. Raises WhatifError where ``path`` leads to a folder, a device, a pipe or nowhere, or is empty.
@@ -46,7 +46,7 @@ def output_file(path: str | Path) -> Path:
 
 
 def file_beside(path: str | Path, trace: str | Path) -> Path:
-    """Give ``output_file(path)``. Raises WhatifError as that does, and where it would destroy the trace itself.
+    """Return ``output_file(path)``. Raises WhatifError as that does, and where it would destroy the trace itself.
 
     A folder of several ranks is the traces in it.
     """
@@ -58,7 +58,7 @@ def file_beside(path: str | Path, trace: str | Path) -> Path:
 
 
 def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool]) -> Path:
-    """Give ``output_file(path)`` where nothing is lost by writing there: no file, an empty one, or one of this kind.
+    """Return ``output_file(path)`` where nothing is lost by writing there: no file, an empty one, or one of this kind.
 
     ``is_own`` judges its first ``START_BYTES``, uncompressed. Raises WhatifError where another file would be lost.
     """
@@ -91,7 +91,7 @@ def _start(path: Path) -> bytes | None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give the path of a file to write, which takes the place of ``path`` when the block ends well and else vanishes.
+    """Return the path of a file to write, which takes the place of ``path`` when the block ends well and else vanishes.
 
     Raises WhatifError as ``output_file`` does, and where the file cannot be written.
     """

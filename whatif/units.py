@@ -39,7 +39,7 @@ class Bandwidth:
         object.__setattr__(self, "byte_s", byte_s)
 
     def __str__(self) -> str:
-        """Give the text that it was read from."""
+        """Return the text that it was read from."""
         return str(self.text)
 
 
@@ -62,7 +62,7 @@ class Size:
         object.__setattr__(self, "size_bytes", round(size))
 
     def __str__(self) -> str:
-        """Give the text that it was read from."""
+        """Return the text that it was read from."""
         return str(self.text)
 
 

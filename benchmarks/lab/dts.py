@@ -42,7 +42,7 @@ class Seat:
 
 
 def seats(architecture: str, dnn: str) -> list[Seat]:
-    """Give the roles of an architecture with three clients (or workers).
+    """Return the roles of an architecture with three clients (or workers).
 
     Roles that take turns share one core, so that all of them run at one pace; those that compute at once have two.
     """

@@ -26,7 +26,7 @@ CUTS = {"dnn1": PaperCut("pool2", ("pool2", "flatten")), "dnn2": PaperCut("relu2
 
 
 def build(name: str) -> nn.Sequential:
-    """Give the untrained network of that name, a chain of named layers."""
+    """Return the untrained network of that name, a chain of named layers."""
     torch.manual_seed(0)
     convolutions, products = {
         "dnn1": (((1, 16, 5), (16, 32, 5), (32, 64, 5)), ((256, 32), (32, CLASSES))),
@@ -50,7 +50,7 @@ def build(name: str) -> nn.Sequential:
 
 
 def part_of(model: nn.Sequential, first: str | None, last: str | None) -> nn.Sequential:
-    """Give the layers behind `first` (None: from the begin) up to and including `last` (None: to the end)."""
+    """Return the layers behind `first` (None: from the begin) up to and including `last` (None: to the end)."""
     names = list(dict(model.named_children()))
     begin = 0 if first is None else names.index(first) + 1
     end = len(names) if last is None else names.index(last) + 1
@@ -58,7 +58,7 @@ def part_of(model: nn.Sequential, first: str | None, last: str | None) -> nn.Seq
 
 
 def batch_of(name: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give a batch of random images and labels: the time of training does not depend on what is in them."""
+    """Return a batch of random images and labels: the time of training does not depend on what is in them."""
     generator = torch.Generator().manual_seed(seed)
     pixels = IMAGE_PIXELS[name]
     images = torch.rand(BATCH, 1, pixels, pixels, generator=generator)

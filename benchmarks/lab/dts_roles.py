@@ -44,7 +44,7 @@ class Cable:
 
 
 def connect_all(request: dict[str, Any]) -> dict[str, Cable]:
-    """Give the cable to each partner: listen where asked to, connect to the others."""
+    """Return the cable to each partner: listen where asked to, connect to the others."""
     listening = {}
     for row in request["cables"]:
         if row["listens"]:

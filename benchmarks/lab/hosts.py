@@ -89,14 +89,14 @@ class Hosts:
         self._remove()
 
     def set_rate(self, rate_mbit_s: float | None) -> None:
-        """Give the link of every host this rate in both directions; None takes the limit away."""
+        """Return the link of every host this rate in both directions; None takes the limit away."""
         _check_rate(rate_mbit_s)
         for number, host in enumerate(self.hosts):
             _limit(host.namespace, INTERFACE, rate_mbit_s)
             _limit(self._switch, f"port{number}", rate_mbit_s)
 
     def set_uplink(self, rate_mbit_s: float | None) -> None:
-        """Give the link between each group and the others this rate in both directions; None takes the limit away."""
+        """Return the link between each group and the others this rate in both directions; None takes the limit away."""
         _check_rate(rate_mbit_s)
         if len(self._groups) > 1:
             for group in range(len(self._groups)):

@@ -11,7 +11,7 @@ PRIORITY = 30
 
 @contextmanager
 def network_first() -> Iterator[None]:
-    """Give the kernel's threads for deferred work, which carry packets on, real-time priority within the block."""
+    """Return the kernel's threads for deferred work, which carry packets on, real-time priority within the block."""
     threads = _deferred_work()
     for thread in threads:
         _schedule(thread, os.SCHED_FIFO, PRIORITY)

@@ -73,7 +73,7 @@ def _name(schedule: str, micro_batches: int) -> str:
 
 
 def cut_of(trace: Path, micro_batches: int, rate_mbit_s: float) -> str:
-    """Give the layer before which the what-if cuts the recorded model into two."""
+    """Return the layer before which the what-if cuts the recorded model into two."""
     graph = Baseline.of(read(trace), "mark").graph
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
@@ -87,7 +87,7 @@ class _Mean(nn.Module):
 
 
 def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Give the parts of a model that run one behind the other, with their names."""
+    """Return the parts of a model that run one behind the other, with their names."""
     if isinstance(model, ResNet):
         stages: Any = model.stages  # of Sequentials
         blocks = [
@@ -101,7 +101,7 @@ def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def halves(model: nn.Module, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
-    """Give the model in two: what runs before the layer `cut`, and the rest. A part that holds it is not divided."""
+    """Return the model in two: what runs before the layer `cut`, and the rest. A part that holds it is not divided."""
     parts = chain(model)
     (at,) = (place for place, (name, _) in enumerate(parts) if f"{cut}.".startswith(f"{name}."))
     modules = [module for _, module in parts]
@@ -133,7 +133,7 @@ class _Gloo:
 
 @contextmanager
 def _not_held_up() -> Iterator[None]:
-    """Give this thread the priority of those that communicate.
+    """Return this thread the priority of those that communicate.
 
     Gloo's thread tries a connection again and again while another holds its lock: if it kept that one from its core,
     as a thread of a higher priority does, both would wait for ever.

@@ -73,7 +73,7 @@ class Networks:
 
 
 def new_networks(inputs: int, layers: int, widths: Sequence[int], seeds: Sequence[int]) -> Networks:
-    """Give networks with He's initial weights: ``layers`` hidden layers each, of ``widths[i]`` neurons."""
+    """Return networks with He's initial weights: ``layers`` hidden layers each, of ``widths[i]`` neurons."""
     count, widest = len(widths), max(widths)
     sizes = [inputs, *[widest] * layers, 1]
     weights, biases, masks = [], [], []
@@ -129,7 +129,7 @@ def _pace(step: int, steps: int) -> float:
 
 
 def misses(networks: Networks, task: Task, rows: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Give the mean miss of every network on ``rows``, shape (networks,); a network that overflowed misses by inf."""
+    """Return the mean miss of every network on ``rows``, shape (networks,); a network that overflowed misses by inf."""
     with torch.no_grad():
         count = networks.weights[0].shape[0]
         found = task.miss(networks(task.inputs(rows, count)), rows).double().numpy()

@@ -64,7 +64,7 @@ class Found:
 
 
 def parameters_of(ops: Operators) -> tuple[Parameter, ...]:
-    """Give the parameters of n operators: their name, and the integers of their family."""
+    """Return the parameters of n operators: their name, and the integers of their family."""
     family = FAMILIES[ops.family]
     names = np.array(ops.texts["name"].decoded())
     numbers = [Parameter(a, ops.integers[a], dimension=a in family.sizes) for a in family.attributes]
@@ -123,7 +123,7 @@ def train_modes(
 def arrays_of(
     found: Found, networks: dict[int, Network], names: Sequence[str], t_s: Float64, *, logs: bool, component: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """Give the arrays that ``whatif.opdb.network_model`` answers with."""
+    """Return the arrays that ``whatif.opdb.network_model`` answers with."""
     numbers = [i for i in range(1, len(found.parameters)) if i not in found.varying]
     modes, weights, starts = [], [], [0]
     for mode in networks:
@@ -183,7 +183,7 @@ def fit_network(sample: Sample, effort: Effort | None = None, *, logs: bool = Tr
 
 
 def predict_s(found: Found, networks: dict[int, Network], t_s: Float64, *, logs: bool, component: bool) -> Float64:
-    """Give each call's time by its mode's network, seconds, shape (n,); NaN where the mode has none.
+    """Return each call's time by its mode's network, seconds, shape (n,); NaN where the mode has none.
 
     ``t_s`` are the times that were trained on, NaN elsewhere: no answer is far below the shortest of them.
     """

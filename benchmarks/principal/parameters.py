@@ -43,7 +43,7 @@ class Parameter:
 
 
 def roles_of(parameter: Parameter) -> tuple[Role, ...]:
-    """Give the roles that the pruning rules leave a parameter (Tianshu, section 3.2.2, step 1)."""
+    """Return the roles that the pruning rules leave a parameter (Tianshu, section 3.2.2, step 1)."""
     if len(np.unique(parameter.values)) <= MOST_MODE_VALUES:
         return (Role.MODE,)
     if parameter.text:
@@ -54,7 +54,7 @@ def roles_of(parameter: Parameter) -> tuple[Role, ...]:
 
 
 def candidates(parameters: Sequence[Parameter]) -> Int8:
-    """Give the exponents of every complexity function that is left, shape (candidates, parameters).
+    """Return the exponents of every complexity function that is left, shape (candidates, parameters).
 
     A mode has none: the functions of MODE and of NULL are one, and each value of a mode gets a network of its own. The
     first candidate is the empty function: no principal component. Raises ValueError above ``MOST_CANDIDATES``.
@@ -66,7 +66,7 @@ def candidates(parameters: Sequence[Parameter]) -> Int8:
 
 
 def modes_of(parameters: Sequence[Parameter]) -> tuple[tuple[int, ...], Int64]:
-    """Give the places of the parameters that choose a network, and which combination of them each call is, (n,).
+    """Return the places of the parameters that choose a network, and which combination of them each call is, (n,).
 
     Those are the parameters that can only be modes, and texts: what a text says is never a size, and an operator's name
     tells another operation apart however many there are.
@@ -76,7 +76,7 @@ def modes_of(parameters: Sequence[Parameter]) -> tuple[tuple[int, ...], Int64]:
 
 
 def combinations(parameters: Sequence[Parameter], calls: int) -> Int64:
-    """Give which combination of values each of the calls has, numbered in their order, shape (calls,)."""
+    """Return which combination of values each of the calls has, numbered in their order, shape (calls,)."""
     if not parameters:
         return np.zeros(calls, dtype=np.int64)
     codes = np.stack([np.unique(p.values, return_inverse=True)[1].reshape(-1) for p in parameters], axis=1)
@@ -84,7 +84,7 @@ def combinations(parameters: Sequence[Parameter], calls: int) -> Int64:
 
 
 def told(parameters: Sequence[Parameter], exponents: npt.NDArray[np.integer]) -> str:
-    """Give a complexity function as people write it: ``m * n * k / stride_h``."""
+    """Return a complexity function as people write it: ``m * n * k / stride_h``."""
 
     def side(sign: int) -> str:
         return " * ".join(p.name for p, e in zip(parameters, exponents.tolist(), strict=True) if e == sign)
@@ -94,7 +94,7 @@ def told(parameters: Sequence[Parameter], exponents: npt.NDArray[np.integer]) ->
 
 
 def as_numbers(parameters: Sequence[Parameter]) -> Float64:
-    """Give the parameters' values as numbers, texts as 0, shape (n, parameters)."""
+    """Return the parameters' values as numbers, texts as 0, shape (n, parameters)."""
     columns: Mapping[int, Float64] = {
         i: np.zeros(len(p.values)) if p.text else p.values.astype(np.float64) for i, p in enumerate(parameters)
     }

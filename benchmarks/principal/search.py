@@ -102,7 +102,7 @@ class Data:
 
 
 def search_component(data: Data, functions: Int8, effort: Effort) -> tuple[Int8, Float64]:
-    """Give the exponents of the function that helps a default network most, and every function's miss, (functions,).
+    """Return the exponents of the function that helps a default network most, and every function's miss, (functions,).
 
     The best few are trained again and longer: short training tells good from bad, not best from good.
     """
@@ -134,7 +134,7 @@ def _candidate_misses(data: Data, functions: Int8, effort: Effort, steps: int) -
 
 
 def search_architecture(data: Data, exponents: npt.NDArray[np.integer], effort: Effort) -> list[tuple[int, int]]:
-    """Give the ``effort.kept`` best (hidden layers, neurons), the best first."""
+    """Return the ``effort.kept`` best (hidden layers, neurons), the best first."""
     task, _, _ = _task(data, exponents)
     fit_rows, judging = data.parts(effort.seed)
     found = []
@@ -176,12 +176,12 @@ def fine_tune(
 
 
 def functions_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Int8:
-    """Give the candidates' exponents of the parameters that vary within a mode, shape (functions, varying)."""
+    """Return the candidates' exponents of the parameters that vary within a mode, shape (functions, varying)."""
     return np.unique(candidates(parameters)[:, list(varying)], axis=0)
 
 
 def values_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Float64:
-    """Give the values of the parameters that vary within a mode, shape (n, varying)."""
+    """Return the values of the parameters that vary within a mode, shape (n, varying)."""
     return as_numbers([parameters[place] for place in varying])
 
 

@@ -118,7 +118,7 @@ class CuptiSession:
             ) from error
 
     def push(self, identifier: int) -> None:
-        """Give the calls of this thread an external correlation id until `pop`."""
+        """Return the calls of this thread an external correlation id until `pop`."""
         self.cupti.activity_push_external_correlation_id(self._external_kind, identifier)
 
     def pop(self) -> None:

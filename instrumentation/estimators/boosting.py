@@ -53,7 +53,7 @@ def _short(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def arrays_of(models: list[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Give the mean of fitted ``HistGradientBoostingRegressor`` as one forest's arrays: each has bins of its own.
+    """Return the mean of fitted ``HistGradientBoostingRegressor`` as one forest's arrays: each has bins of its own.
 
     All were fitted to the same features; bins follow from them alone where there are at most 200,000 rows
     (scikit-learn draws a sample of more), and the first model's are used for all.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.features import FEATURES_VERSION
 from whatif.opdb.index import index_of
 from whatif.opdb.interpolate import conformal
@@ -176,7 +176,7 @@ def _against_interpolation(
     kept, trial = sample.take(~tried), sample.take(tried)
     rows = measurements(kept.ops, kept.t_s)
     index = index_of([(sample.told[0], rows)])
-    answers = Estimator(index, sample.device, (Rung.INTERPOLATED,)).estimate(trial.ops)
+    answers = Estimator(index, sample.device, (AnswerSource.INTERPOLATED,)).estimate(trial.ops)
     other = np.abs(np.log(answers.t_s / trial.t_s))
     wins, error = [], {}
     for name in sorted(set(trial.names.tolist())):

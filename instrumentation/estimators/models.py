@@ -26,7 +26,7 @@ def fit_models(
 
 
 def in_memory(fitted: Sequence[Fitted]) -> list[LearnedModel]:
-    """Give models that were just fitted as the chain asks them."""
+    """Return models that were just fitted as the chain asks them."""
     return [LearnedModel(m.name, m.facts, partial(dict, m.arrays)) for m in fitted]
 
 

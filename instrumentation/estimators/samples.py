@@ -99,7 +99,7 @@ class Sample:
 def samples_of(
     contributions: Sequence[tuple[Provenance, Rows]], *, families: Sequence[str] = LEARNABLE
 ) -> Iterator[Sample]:
-    """Give the samples of a database, by device and kind."""
+    """Return the samples of a database, by device and kind."""
     parts: dict[tuple[str, Kind], list[tuple[Provenance, Operators, Float64]]] = {}
     for said, rows in contributions:
         if rows.family not in families:

@@ -29,7 +29,7 @@ ROUNDS, FIRST_CALLS = 7, 3
 def collective_design(
     names: Sequence[str], ranks: Sequence[int], sizes_bytes: Sequence[int], dtypes: Sequence[str]
 ) -> list[Described]:
-    """Give the collectives of each name, group, size and dtype; small ones first, so that each has some in any case.
+    """Return the collectives of each name, group, size and dtype; small ones first, so that each has some in any case.
 
     The buffer is made whole: its elements divide by the ranks. ``bytes`` is the whole buffer, as nccl-tests counts.
     Raises WhatifError for a name that is not known.
@@ -72,7 +72,7 @@ class RankGroup:
         self._stack.close()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Give the time of one call in ns by each round, or why there is none. Raises EndedError.
+        """Return the time of one call in ns by each round, or why there is none. Raises EndedError.
 
         A call is done when its last rank is: of each chain the slowest rank counts.
         """

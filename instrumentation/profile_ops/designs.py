@@ -149,7 +149,7 @@ _ALSO = {
 
 
 def sweep_names(text: str) -> list[str]:
-    """Give the names of sweeps that ``text`` lists with commas; ``all`` is Tianshu's nine.
+    """Return the names of sweeps that ``text`` lists with commas; ``all`` is Tianshu's nine.
 
     Raises WhatifError where one is not known.
     """
@@ -166,7 +166,7 @@ def sweep_names(text: str) -> list[str]:
 def design(
     names: Sequence[str], dtypes: Sequence[str], *, shapes: int, grid: bool, seed: int, kind: str
 ) -> list[Described]:
-    """Give the operators to measure on a device of ``kind`` (cpu, cuda): up to ``shapes`` of each name and dtype.
+    """Return the operators to measure on a device of ``kind`` (cpu, cuda): up to ``shapes`` of each name and dtype.
 
     They take turns, so that whatever is measured when time is up holds some of each. The first ones of a larger design
     are those of a smaller one; sizes depend on the seed and the name alone, and are the same in every dtype.

@@ -31,7 +31,7 @@ _HANDED_ON = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax"
 
 
 def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question], Counter[str]]:
-    """Give the recording's operators, the dearest first, in each of ``dtypes`` (none: as recorded alone).
+    """Return the recording's operators, the dearest first, in each of ``dtypes`` (none: as recorded alone).
 
     Those that cannot be repeated alone are counted by the reason. Raises WhatifError for a file that tells no operators
     with their inputs.

@@ -18,7 +18,7 @@ from .process import Way
 
 
 def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:
-    """Give the origin of what is measured in this way on this machine. Raises WhatifError without such a device."""
+    """Return the origin of what is measured in this way on this machine. Raises WhatifError without such a device."""
     source = Source(
         author=author, licence=licence, date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         tool="whatif opdb profile", tool_version=whatif.__version__,

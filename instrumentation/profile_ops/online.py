@@ -32,7 +32,7 @@ class Measured:
 
 
 def at_hand() -> dict[str, Way]:
-    """Give the devices of this machine by their names in the database, and how each is measured.
+    """Return the devices of this machine by their names in the database, and how each is measured.
 
     Inputs rotate over more memory than caches hold, as in a step.
     """

@@ -57,7 +57,7 @@ class Pace:
 
 
 def sensitivity(what: Described) -> float:
-    """Give the exponent with which an operator's time goes with the pace."""
+    """Return the exponent with which an operator's time goes with the pace."""
     if what.family in _PRODUCTS:
         return COMPUTES
     sizes = {name: [value] for name, value in what.integers}
@@ -66,7 +66,7 @@ def sensitivity(what: Described) -> float:
 
 
 def fastest(folder: Path, machine: str, seen_ns: float) -> float:
-    """Give the fastest pace of the machine, ns: ``seen_ns`` or what an earlier run into this database has seen.
+    """Return the fastest pace of the machine, ns: ``seen_ns`` or what an earlier run into this database has seen.
 
     It is remembered, so that the times of all runs are told at one pace. A file that is damaged is written anew.
     """

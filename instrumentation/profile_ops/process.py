@@ -51,6 +51,6 @@ class MeasuringProcess(LineProcess):
         return self
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Give the answer to one job: ``ns``, a list, or ``skipped``, a reason. Raises EndedError."""
+        """Return the answer to one job: ``ns``, a list, or ``skipped``, a reason. Raises EndedError."""
         self.ask(job)
         return self.answer()

@@ -51,7 +51,7 @@ class Profiled:
 
 
 def questions_of(operators: Iterable[Described]) -> tuple[list[Question], Counter[str]]:
-    """Give a call of each operator, and count those that have none by the reason."""
+    """Return a call of each operator, and count those that have none by the reason."""
     questions, left_out = [], Counter[str]()
     for what in operators:
         try:
@@ -131,12 +131,12 @@ def _visit_groups(
 
 
 def known_operators(store: Store, origin: Origin) -> set[tuple[str, int]]:
-    """Give family and key of what the database has of this device, environment and method."""
+    """Return family and key of what the database has of this device, environment and method."""
     return {(rows.family, key) for rows in _like(store, origin) for key in rows.ops.keys.tolist()}
 
 
 def known_rows(store: Store, origin: Origin, ops: Operators) -> Rows:
-    """Give what the database has of these operators from this device, environment and method; others are absent."""
+    """Return what the database has of these operators from this device, environment and method; others are absent."""
     times: dict[int, tuple[float, float, float, int]] = {}
     for rows in _like(store, origin):
         if rows.family == ops.family:

@@ -69,7 +69,7 @@ def run_request(request: Request, store: Store, progress: Callable[[int, int], N
 
 
 def device_name(request: Request) -> str:
-    """Give the measured device as the database names it."""
+    """Return the measured device as the database names it."""
     return origin_of(request.way()).device.name
 
 

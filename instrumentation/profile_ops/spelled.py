@@ -61,7 +61,7 @@ class _Inputs:
 
 
 def spelled(what: Described) -> Spelled:
-    """Give a call of the operator. Raises NotReplayable, with the reason, where torch has none that is known here."""
+    """Return a call of the operator. Raises NotReplayable, with the reason, where torch has none that is known here."""
     if what.family == "other":
         return _as_recorded(what)
     if what.family == "collective":

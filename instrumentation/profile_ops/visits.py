@@ -73,7 +73,7 @@ class Visited:
         return self.skipped is not None or len(self.visits) >= MOST_VISITS or self.half_width <= wanted
 
     def timed(self, what: Described, pace_ns: float) -> Timed | None:
-        """Give the time at a pace: the median of all rounds, with 10 to 90 % of them. None where there is none."""
+        """Return the time at a pace: the median of all rounds, with 10 to 90 % of them. None where there is none."""
         if self.skipped is not None or not self.visits:
             return None
         rounds = [ns for visit in self.visits for ns in visit.at(pace_ns, self.exponent)]
@@ -86,7 +86,7 @@ class Visited:
 
 
 def fastest_pace_ns(found: Iterable[Visited]) -> float:
-    """Give the fastest pace of any visit, by the median of its rounds; infinite where none was taken."""
+    """Return the fastest pace of any visit, by the median of its rounds; infinite where none was taken."""
     paces = (statistics.median(visit.pace_ns) for one in found for visit in one.visits if visit.pace_ns)
     return min(paces, default=float("inf"))
 

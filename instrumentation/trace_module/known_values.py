@@ -21,7 +21,7 @@ class KnownValues:
         self._twins: dict[int, torch.UntypedStorage] = {}
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Give a tensor with the values of ``tensor``; None where they are not known."""
+        """Return a tensor with the values of ``tensor``; None where they are not known."""
         if not tensor.is_meta:
             return tensor
         storage = self._twins.get(tensor.untyped_storage()._cdata)

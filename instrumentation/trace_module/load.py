@@ -14,7 +14,7 @@ from whatif.errors import WhatifError
 
 
 def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
-    """Give the module that ``target`` ("package.module:Model" or "file.py:function") stands for, on meta tensors.
+    """Return the module that ``target`` ("package.module:Model" or "file.py:function") stands for, on meta tensors.
 
     The target is a module, or a class or function that returns one, alone or with example inputs, which are given
     too (else None). It is called with ``keywords``. Raises WhatifError, one sentence, on anything else.

@@ -11,7 +11,7 @@ LOSSES = ("auto", "cross_entropy", "mse", "sum")
 
 
 def loss_of(output: Any, wanted: str) -> tuple[torch.Tensor, str]:
-    """Give the loss of a model's output and a sentence on what it is.
+    """Return the loss of a model's output and a sentence on what it is.
 
     "auto" is the model's own where it returns one, else cross entropy over the last dimension of (rows, classes) or
     (batch, positions, classes), else the sum. Raises WhatifError where there is nothing to differentiate.

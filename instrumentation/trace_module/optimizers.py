@@ -29,7 +29,7 @@ _ELEMENTWISE_LISTS = frozenset(
 
 
 def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer | None:
-    """Give the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; None for "none".
+    """Return the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; None for "none".
 
     Without an implementation it is torch's own default: lists of tensors (foreach) on a GPU, a loop on a CPU.
     """

@@ -14,7 +14,7 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 
 
 def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[str], list[str]]:
-    """Give dims, types and concrete values of a call, one entry for each argument of the operator's schema.
+    """Return dims, types and concrete values of a call, one entry for each argument of the operator's schema.
 
     A list of tensors is "TensorList:float": the profiler's own spelling does not tell the type of its members.
     """
@@ -48,7 +48,7 @@ def _one(value: Any) -> tuple[list[Any], str, str]:
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Give the tensors among ``values`` and in the lists and tables among them, in their order."""
+    """Return the tensors among ``values`` and in the lists and tables among them, in their order."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -44,7 +44,7 @@ class Wanted:
 
 
 def take_down_step(wanted: Wanted) -> OperatorGraph:
-    """Give the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
+    """Return the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
     model, own_inputs = load_model(wanted.target, wanted.keywords)
     if wanted.attention is not None:
         _set_attention(model, wanted)

@@ -33,13 +33,13 @@ class Perfetto:
         self.driver = driver
 
     def ask(self, sql: str) -> list[list[Any]]:
-        """Give the rows of an answer, each a list of numbers and texts."""
+        """Return the rows of an answer, each a list of numbers and texts."""
         found = json.loads(self.driver.execute_async_script(_ASK, sql))
         assert isinstance(found, list), found
         return found
 
     def slices(self) -> Iterator[list[Any]]:
-        """Give pid, tid, start and length (ns), name, category, depth and arguments' number of every slice."""
+        """Return pid, tid, start and length (ns), name, category, depth and arguments' number of every slice."""
         (most,) = self.ask("select ifnull(max(id), -1) from slice")[0]
         for first in range(0, most + 1, ROWS):
             yield from self.ask(

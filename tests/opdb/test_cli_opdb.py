@@ -15,7 +15,7 @@ from whatif.cli import opdb as cli
 from whatif.cli.main import main
 from whatif.errors import WhatifError
 from whatif.opdb.asking import parse_operator
-from whatif.opdb.chain import ALL_RUNGS
+from whatif.opdb.chain import ALL_SOURCES
 from whatif.opdb.importing import KINDS
 from whatif.opdb.location import default_database
 from whatif.opdb.shard import parquet
@@ -136,7 +136,7 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
 
 def test_the_words_of_the_command_are_those_of_the_library() -> None:
     assert cli._KINDS == KINDS
-    assert tuple(rung.name.lower() for rung in ALL_RUNGS) == cli._RUNGS
+    assert tuple(source.name.lower() for source in ALL_SOURCES) == cli._ANSWER_SOURCES
 
 
 def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import ROOT
 from tests.opdb.builders import indexed, origin
 from whatif.hardware.gpu import gpu_names, load_gpu
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.collective_law import answers_collective, collective_analytic, machine_of
 from whatif.opdb.rows import Operators, measurements, operators
 
@@ -116,6 +116,6 @@ def test_real_times_with_one_sweep(table: str, gpu: str) -> None:
                 (measurements(ops.take(known), real[known]), origin(gpu, method="graph_replay", launch=False))
             )
             answers = Estimator(index, gpu).estimate(ops.take(~known))
-            assert set(answers.rung.tolist()) == {Rung.INTERPOLATED}
+            assert set(answers.answered_by.tolist()) == {AnswerSource.INTERPOLATED}
             missed.append(np.abs(answers.t_s / real[~known] - 1))
     assert np.concatenate(missed).mean() < 0.068

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
 from whatif.opdb import neighbours
-from whatif.opdb.chain import METHOD_ORDER, Answers, Estimator, Rung
+from whatif.opdb.chain import METHOD_ORDER, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index
 from whatif.opdb.law import fit_law
 from whatif.opdb.neighbours import nearest
@@ -37,7 +37,7 @@ def test_one_measurement_answers_with_the_spread_of_an_unknown_one() -> None:
     answers = ask(indexed((timed([8], [10.0]), origin())), products([8]))
     assert us(answers.t_s) == pytest.approx([10.0])
     assert us([answers.low_s[0], answers.high_s[0]]) == pytest.approx([9.2105, 10.8572], abs=1e-3)
-    assert (answers.rung[0], answers.evidence[0]) == (Rung.EXACT, 1)
+    assert (answers.answered_by[0], answers.evidence[0]) == (AnswerSource.EXACT, 1)
 
 
 def test_a_repeated_measurement_answers_with_its_own_spread() -> None:
@@ -97,13 +97,13 @@ def test_another_devices_measurement_is_no_answer() -> None:
     index = indexed((timed([8], [10.0]), origin(T4)))
     answers = ask(index, products([8, 8]), "some GPU that nobody knows")
     assert np.isnan(answers.t_s).all()
-    assert answers.rung.tolist() == [Rung.NONE] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.NONE] * 2
 
 
 def test_a_row_that_is_set_aside_does_not_answer() -> None:
     impossible = timed([10**8], [1.0])
     answers = ask(indexed((impossible, origin())), products([10**8]))
-    assert answers.rung[0] == Rung.ANALYTIC
+    assert answers.answered_by[0] == AnswerSource.ANALYTIC
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,7 +113,7 @@ def test_exact_answers_are_those_of_a_slow_twin(rows: list[tuple[int, float]], s
     # Several contributions, so that equal rows of different people stay.
     index = indexed((timed([m for m, _ in rows], [t for _, t in rows]), origin()))
     asked = np.random.default_rng(seed).integers(1, 8, 12).tolist()
-    answers = ask(index, products(asked), rungs=(Rung.EXACT,))
+    answers = ask(index, products(asked), sources=(AnswerSource.EXACT,))
     for m, t, low, high in zip(asked, us(answers.t_s), us(answers.low_s), us(answers.high_s), strict=True):
         if m not in times:
             assert np.isnan(t)
@@ -186,7 +186,7 @@ def test_between_lawful_neighbours_the_law_answers() -> None:
     index = indexed((copied(GRID), origin()))
     asked = np.array([1234, 99_999, 7_654_321, 77_777_777])
     answers = ask(index, elementwise(asked))
-    assert answers.rung.tolist() == [Rung.INTERPOLATED] * 4
+    assert answers.answered_by.tolist() == [AnswerSource.INTERPOLATED] * 4
     assert answers.t_s == pytest.approx(4e-6 + 8 * asked / 800e9, rel=0.01)
     assert answers.outside.tolist() == [0.0] * 4
 
@@ -207,14 +207,18 @@ def test_another_name_mode_format_or_method_is_no_neighbour() -> None:
         operators("elementwise", {"elements": 5000, "tensors": 2}, name="relu", dtype="fp32"),
         operators("elementwise", {"elements": 5000, "tensors": 1}, name="relu", dtype="fp16"),
     ):
-        assert ask(index, ops, "unknown GPU").rung.tolist() == [Rung.NONE]
-    assert ask(index, elementwise([5000]), "unknown GPU", method="trace").rung.tolist() == [Rung.NONE]
-    assert ask(index, elementwise([5000]), "unknown GPU").rung.tolist() == [Rung.INTERPOLATED]
+        assert ask(index, ops, "unknown GPU").answered_by.tolist() == [AnswerSource.NONE]
+    assert ask(index, elementwise([5000]), "unknown GPU", method="trace").answered_by.tolist() == [AnswerSource.NONE]
+    assert ask(index, elementwise([5000]), "unknown GPU").answered_by.tolist() == [AnswerSource.INTERPOLATED]
 
 
 def test_too_few_neighbours_are_none() -> None:
-    assert ask(indexed((copied(GRID[:7]), origin())), elementwise([1100])).rung.tolist() == [Rung.ANALYTIC]
-    assert ask(indexed((copied(GRID[:8]), origin())), elementwise([1100])).rung.tolist() == [Rung.INTERPOLATED]
+    assert ask(indexed((copied(GRID[:7]), origin())), elementwise([1100])).answered_by.tolist() == [
+        AnswerSource.ANALYTIC
+    ]
+    assert ask(indexed((copied(GRID[:8]), origin())), elementwise([1100])).answered_by.tolist() == [
+        AnswerSource.INTERPOLATED
+    ]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
@@ -253,7 +257,7 @@ def test_the_range_grows_outside_and_the_data_sheet_takes_over() -> None:
                       name="linear", dtype="fp32")  # fmt: skip
     answers = ask(index, asked)
     ratio = answers.high_s / answers.low_s
-    inside = answers.rung == Rung.INTERPOLATED
+    inside = answers.answered_by == AnswerSource.INTERPOLATED
     assert inside[0]
     assert not inside[-1]
     assert (np.diff(inside.astype(int)) <= 0).all()  # once it has taken over, it stays
@@ -269,7 +273,7 @@ def test_memory_is_not_guessed_from_the_cache() -> None:
     rows = measurements(elementwise(elements), 3e-6 + 8 * elements / 3e12)
     asked = elementwise([10**6, 10**8])
     answers = ask(indexed((rows, origin())), asked)
-    assert answers.rung.tolist() == [Rung.ANALYTIC] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.ANALYTIC] * 2
     from whatif.hardware.gpu import load_gpu
 
     assert (answers.t_s >= bound_s(load_gpu(V100), asked, cold=False)).all()
@@ -280,7 +284,7 @@ def test_memory_is_not_guessed_from_the_cache() -> None:
 def test_every_answer_has_a_range_around_it(elements: list[int], seed: int) -> None:
     index = indexed((copied(GRID, 0.05, seed), origin()))
     answers = ask(index, elementwise(elements))
-    assert (answers.rung != Rung.NONE).all()
+    assert (answers.answered_by != AnswerSource.NONE).all()
     assert (answers.low_s > 0).all()
     assert (answers.low_s <= answers.t_s).all()
     assert (answers.t_s <= answers.high_s).all()
@@ -294,7 +298,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(elements: list[int]) ->
     for place, one in enumerate(elements):
         alone = ask(index, elementwise([one]))
         assert alone.t_s[0] == pytest.approx(together.t_s[place], rel=1e-12)
-        assert alone.rung[0] == together.rung[place]
+        assert alone.answered_by[0] == together.answered_by[place]
 
 
 def test_a_collective_is_interpolated_else_nccls_tuner_answers() -> None:
@@ -303,5 +307,8 @@ def test_a_collective_is_interpolated_else_nccls_tuner_answers() -> None:
     index = indexed((measurements(ops, 15e-6 + sizes / 130e9), origin("A100-SXM-80", method="wall", launch=None)))
     one = operators("collective", {"bytes": 3 * 2**20, "ranks": [8, 4], "nodes": 1}, name="all_reduce", dtype="fp16")
     answers = ask(index, one, "A100-SXM-80")
-    assert answers.rung.tolist() == [Rung.INTERPOLATED, Rung.ANALYTIC]  # no other number of ranks was measured
+    assert answers.answered_by.tolist() == [
+        AnswerSource.INTERPOLATED,
+        AnswerSource.ANALYTIC,
+    ]  # no other number of ranks was measured
     assert answers.t_s[0] == pytest.approx(15e-6 + 3 * 2**20 / 130e9, rel=0.03)

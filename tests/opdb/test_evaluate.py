@@ -9,7 +9,7 @@ import pytest
 
 from tests.opdb.builders import T4, V100, database, origin, timed
 from whatif.errors import WhatifError
-from whatif.opdb.chain import Rung
+from whatif.opdb.chain import AnswerSource
 from whatif.opdb.evaluate import _Columns, evaluate
 from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
@@ -40,9 +40,9 @@ def test_lawful_operators_are_met(tmp_path: Path) -> None:
     found = evaluate(store, share=0.2)
     assert found.rows == 300
     assert 30 < found.held_out < 90
-    assert found.rungs == {"interpolated": found.held_out}
+    assert found.sources == {"interpolated": found.held_out}
     assert found.total.mape_pct < 0.5
-    sheet = evaluate(store, share=0.2, rungs=(Rung.ANALYTIC,))
+    sheet = evaluate(store, share=0.2, sources=(AnswerSource.ANALYTIC,))
     assert sheet.held_out == found.held_out
     assert sheet.total.mape_pct > found.total.mape_pct
 

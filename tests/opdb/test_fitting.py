@@ -14,7 +14,7 @@ from tests.helpers import need
 from tests.opdb.builders import T4, V100, database, origin, own_cache, provenance
 from whatif.cli.main import main
 from whatif.hardware.gpu import load_gpu
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import facts
 from whatif.opdb.evaluate import evaluate, evaluate_unseen_devices
 from whatif.opdb.features import reference_s, sheet_of
@@ -61,7 +61,7 @@ def test_a_model_of_a_device_finds_what_the_law_leaves() -> None:
     assert [(m.facts.device, m.facts.family, m.facts.names) for m in fitted] == [(V100, "elementwise", ("add",))]
     fresh = measured(seed=5)
     answers = Estimator(EMPTY, V100, models=models.in_memory(fitted)).estimate(fresh.ops)
-    assert set(answers.rung.tolist()) <= {Rung.LEARNED, Rung.ANALYTIC}
+    assert set(answers.answered_by.tolist()) <= {AnswerSource.LEARNED, AnswerSource.ANALYTIC}
     inside = answers.outside == 0
     miss = np.abs(answers.t_s / fresh.t_s - 1)[inside]
     assert miss.mean() < 0.025  # noise of 2 % misses by 1.6 % at the least
@@ -103,7 +103,7 @@ def test_a_device_without_a_data_sheet_is_learned_from_its_own_rates() -> None:
     fitted = list(fitting.fit_devices(list(samples.samples_of([told(measured(cpu), cpu)])), settings=SMALL))
     fresh = measured(cpu, seed=9)
     answers = Estimator(EMPTY, cpu, models=models.in_memory(fitted)).estimate(fresh.ops)
-    assert set(answers.rung.tolist()) == {Rung.LEARNED}
+    assert set(answers.answered_by.tolist()) == {AnswerSource.LEARNED}
     assert np.median(np.abs(answers.t_s / fresh.t_s - 1)) < 0.03
 
 
@@ -131,7 +131,7 @@ def test_a_device_that_nobody_measured() -> None:
     assert 0.1 < fitted.facts.half["add"] < 0.35
     fresh = measured(H100, seed=50)
     answers = Estimator(EMPTY, H100, launch=True, models=models.in_memory([fitted])).estimate(fresh.ops)
-    inside = answers.rung == Rung.LEARNED_ACROSS
+    inside = answers.answered_by == AnswerSource.LEARNED_ACROSS
     assert inside.mean() > 0.9
     assert np.median(np.abs(answers.t_s / fresh.t_s - 1)[inside]) < 0.15
     assert ((answers.low_s <= fresh.t_s) & (fresh.t_s <= answers.high_s))[inside].mean() >= 0.9
@@ -147,13 +147,15 @@ def test_an_evaluation_learns_from_the_rest_alone(tmp_path: Path) -> None:
         found = list(fitting.fit_across(list(samples.samples_of(rest)), settings=SMALL["elementwise"]))
         return list(models.in_memory(found))
 
-    found = evaluate_unseen_devices(store, device=T4, rungs=(Rung.LEARNED_ACROSS,), fit=fit)
+    found = evaluate_unseen_devices(store, device=T4, sources=(AnswerSource.LEARNED_ACROSS,), fit=fit)
     own = {int(key) for key in parts[1][0].ops.keys}
     others = {int(key) for rows, where in parts if where.device.name != T4 for key in rows.ops.keys}
     assert seen[0] == others
-    assert found.rungs["learned_across"] > 0
+    assert found.sources["learned_across"] > 0
     assert found.total.rows == len(own)
-    assert [s.rung for s in found.by_rung] == sorted({s.rung for s in found.by_rung}, key=lambda r: Rung[r.upper()])
+    assert [s.answered_by for s in found.by_source] == sorted(
+        {s.answered_by for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
+    )
     evaluate(store, fit=lambda rest: seen.append({int(k) for _, r in rest for k in r.ops.keys}) or [])
     assert not seen[1] >= own
 

@@ -13,7 +13,7 @@ from tests.opdb.builders import indexed
 from tests.paper.pei_layers import linear_s, moving_s, pool_s
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.analytic import analytic_answers
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.instruction_queue import Units, kernel_s, product_s, stream_s, units_of
 from whatif.opdb.queue_layers import conv_s, fft_s, im2col_s, queue_s
 from whatif.opdb.rows import operators
@@ -183,4 +183,4 @@ def test_the_law_that_answers_can_be_chosen() -> None:
     assert work(ops)[0][0] / 15.7e12 < law
     for name, t in (("queue", queue), ("roofline", law)):
         answers = Estimator(indexed(), gpu.name, conv_law=name).estimate(ops)
-        assert (answers.rung[0], answers.t_s[0]) == (Rung.ANALYTIC, t)
+        assert (answers.answered_by[0], answers.t_s[0]) == (AnswerSource.ANALYTIC, t)

@@ -16,7 +16,7 @@ from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, 
 from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.anchors import fit_anchors
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.default import estimator, opened
 from whatif.opdb.features import FEATURES_VERSION, features, reference_s, sheet_of
 from whatif.opdb.index import Index
@@ -85,38 +85,48 @@ def law_s(ops: Operators, device: str, *, launch: bool = True) -> np.ndarray[tup
 def test_a_model_answers_without_any_database() -> None:
     asked = products([64, 2048])
     answers = Estimator(EMPTY, V100, models=[model(2.0)]).estimate(asked)
-    assert answers.rung.tolist() == [Rung.LEARNED] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.LEARNED] * 2
     assert answers.t_s == pytest.approx(2 * law_s(asked, V100))
     assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.1))
     assert answers.low_s == pytest.approx(answers.t_s * np.exp(-0.1))
     assert answers.evidence.tolist() == [1000, 1000]
     assert answers.bases[answers.basis[0]] == LAUNCHED
-    assert Estimator(EMPTY, T4, models=[model(2.0)]).estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+    assert Estimator(EMPTY, T4, models=[model(2.0)]).estimate(asked).answered_by.tolist() == [AnswerSource.ANALYTIC] * 2
     with_other = Estimator(EMPTY, V100, method="trace", models=[model(2.0)])
-    assert with_other.estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+    assert with_other.estimate(asked).answered_by.tolist() == [AnswerSource.ANALYTIC] * 2
 
 
 def test_a_model_across_devices_answers_for_one_that_was_not_measured() -> None:
     asked = products([64, 2048])
     across = model(3.0, "", half=0.5)
     answers = Estimator(EMPTY, "A100-SXM-80", models=[across]).estimate(asked)
-    assert answers.rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
     assert answers.t_s == pytest.approx(3 * law_s(asked, "A100-SXM-80"))
     assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.5))
     both = Estimator(EMPTY, V100, models=[across, model(2.0)]).estimate(asked)
-    assert both.rung.tolist() == [Rung.LEARNED] * 2
-    assert Estimator(EMPTY, "no such GPU", models=[across]).estimate(asked).rung.tolist() == [Rung.NONE] * 2
+    assert both.answered_by.tolist() == [AnswerSource.LEARNED] * 2
+    assert (
+        Estimator(EMPTY, "no such GPU", models=[across]).estimate(asked).answered_by.tolist() == [AnswerSource.NONE] * 2
+    )
 
 
 def test_a_model_across_devices_answers_for_the_vendors_that_it_has_seen() -> None:
     """Another vendor's devices run other libraries: NVIDIA's times say nothing of an MI300X."""
     asked, across = products([64, 2048]), model(3.0, "")
     amd = Estimator(EMPTY, "MI300X", models=[across])
-    assert amd.estimate(asked).rung.tolist() == [Rung.ANALYTIC] * 2
+    assert amd.estimate(asked).answered_by.tolist() == [AnswerSource.ANALYTIC] * 2
     assert amd.bases == ()
-    assert Estimator(EMPTY, "MI300X", rungs=[Rung.LEARNED_ACROSS], models=[across]).estimate(asked).rung[0] == Rung.NONE
+    assert (
+        Estimator(EMPTY, "MI300X", sources=[AnswerSource.LEARNED_ACROSS], models=[across])
+        .estimate(asked)
+        .answered_by[0]
+        == AnswerSource.NONE
+    )
     of_both = model(3.0, "", devices=(T4, "MI210"))
-    assert Estimator(EMPTY, "MI300X", models=[of_both]).estimate(asked).rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+    assert (
+        Estimator(EMPTY, "MI300X", models=[of_both]).estimate(asked).answered_by.tolist()
+        == [AnswerSource.LEARNED_ACROSS] * 2
+    )
 
 
 def test_nothing_is_under_what_the_device_can_do() -> None:
@@ -133,21 +143,21 @@ def test_outside_of_what_was_measured_the_range_grows_and_the_data_sheet_takes_o
     asked = products([4096, 4096 * 4, 4096 * 32])
     answers = Estimator(EMPTY, V100, models=[model(2.0)]).estimate(asked)
     assert answers.outside.tolist() == [0.0, 2.0, 0.0]
-    assert answers.rung.tolist() == [Rung.LEARNED, Rung.LEARNED, Rung.ANALYTIC]
+    assert answers.answered_by.tolist() == [AnswerSource.LEARNED, AnswerSource.LEARNED, AnswerSource.ANALYTIC]
     assert np.log(answers.high_s[1] / answers.t_s[1]) == pytest.approx(0.5)
-    alone = Estimator(EMPTY, V100, rungs=(Rung.LEARNED,), models=[model(2.0)]).estimate(asked)
+    alone = Estimator(EMPTY, V100, sources=(AnswerSource.LEARNED,), models=[model(2.0)]).estimate(asked)
     assert alone.outside.tolist() == [0.0, 2.0, 5.0]
-    assert alone.rung.tolist() == [Rung.LEARNED] * 3
+    assert alone.answered_by.tolist() == [AnswerSource.LEARNED] * 3
 
 
 def test_other_operators_are_not_answered() -> None:
     models = [model(2.0), model(3.0, "")]
     for other in (products([64], dtype="fp64"), products([64], name="bmm")):
-        assert Estimator(EMPTY, V100, models=models).estimate(other).rung.tolist() == [Rung.ANALYTIC]
+        assert Estimator(EMPTY, V100, models=models).estimate(other).answered_by.tolist() == [AnswerSource.ANALYTIC]
     softmax = operators("normalization", {"rows": 8, "columns": 8}, name="softmax", dtype="fp32")
-    assert Estimator(EMPTY, V100, models=models).estimate(softmax).rung.tolist() == [Rung.ANALYTIC]
+    assert Estimator(EMPTY, V100, models=models).estimate(softmax).answered_by.tolist() == [AnswerSource.ANALYTIC]
     kin = Estimator(EMPTY, V100, models=models).estimate(products([64], name="linear"))
-    assert kin.rung.tolist() == [Rung.LEARNED]
+    assert kin.answered_by.tolist() == [AnswerSource.LEARNED]
     assert np.log(kin.high_s / kin.t_s) == pytest.approx(0.15)  # under another name: 0.05 wider
 
 
@@ -158,8 +168,13 @@ def test_operators_of_several_formats_are_asked_together() -> None:
     )
     for models in ([model(2.0)], [model(2.0, "")]):
         answers = Estimator(EMPTY, V100, models=models).estimate(ops)
-        learned = Rung.LEARNED_ACROSS if models[0].facts.across else Rung.LEARNED
-        assert answers.rung.tolist() == [Rung.ANALYTIC, learned, Rung.ANALYTIC, Rung.ANALYTIC]
+        learned = AnswerSource.LEARNED_ACROSS if models[0].facts.across else AnswerSource.LEARNED
+        assert answers.answered_by.tolist() == [
+            AnswerSource.ANALYTIC,
+            learned,
+            AnswerSource.ANALYTIC,
+            AnswerSource.ANALYTIC,
+        ]
 
 
 def test_who_missed_less_comes_first() -> None:
@@ -169,13 +184,25 @@ def test_who_missed_less_comes_first() -> None:
     index = indexed((rows, origin()))
     asked = products([8, 9])
     loser, winner = model(2.0), model(2.0, before_interpolation=("mm",))
-    assert Estimator(index, V100, models=[loser]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
-    assert Estimator(index, V100, models=[winner]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.LEARNED]
+    assert Estimator(index, V100, models=[loser]).estimate(asked).answered_by.tolist() == [
+        AnswerSource.EXACT,
+        AnswerSource.INTERPOLATED,
+    ]
+    assert Estimator(index, V100, models=[winner]).estimate(asked).answered_by.tolist() == [
+        AnswerSource.EXACT,
+        AnswerSource.LEARNED,
+    ]
     shipped = LearnedModel("another's", winner.facts, winner.read_arrays, shipped=True)
-    assert Estimator(index, V100, models=[shipped]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
+    assert Estimator(index, V100, models=[shipped]).estimate(asked).answered_by.tolist() == [
+        AnswerSource.EXACT,
+        AnswerSource.INTERPOLATED,
+    ]
     # Kernels alone, interpolated, come before a model of times with launches.
     kernels = indexed((rows, origin(method="kernel", launch=False)))
-    assert Estimator(kernels, V100, models=[winner]).estimate(asked).rung.tolist() == [Rung.EXACT, Rung.INTERPOLATED]
+    assert Estimator(kernels, V100, models=[winner]).estimate(asked).answered_by.tolist() == [
+        AnswerSource.EXACT,
+        AnswerSource.INTERPOLATED,
+    ]
 
 
 def test_a_launch_is_taken_out_for_kernels() -> None:
@@ -201,12 +228,18 @@ def test_what_was_mostly_launch_is_left_to_the_data_sheet() -> None:
     asked = products([8, 4096], n=64, k=1024)
     short_s = float(law_s(asked, V100)[0])
     told = model(1.0, half=0.3, launch_s={"mm": 0.9 * short_s})
-    assert Estimator(EMPTY, V100, models=[told]).estimate(asked).rung.tolist() == [Rung.LEARNED] * 2
-    for rungs, who in (((Rung.LEARNED, Rung.ANALYTIC), Rung.ANALYTIC), ((Rung.LEARNED,), Rung.LEARNED)):
-        answers = Estimator(EMPTY, V100, rungs=rungs, models=[told], kernels_alone=True).estimate(asked)
-        assert answers.rung.tolist() == [who, Rung.LEARNED]
+    assert Estimator(EMPTY, V100, models=[told]).estimate(asked).answered_by.tolist() == [AnswerSource.LEARNED] * 2
+    for sources, who in (
+        ((AnswerSource.LEARNED, AnswerSource.ANALYTIC), AnswerSource.ANALYTIC),
+        ((AnswerSource.LEARNED,), AnswerSource.LEARNED),
+    ):
+        answers = Estimator(EMPTY, V100, sources=sources, models=[told], kernels_alone=True).estimate(asked)
+        assert answers.answered_by.tolist() == [who, AnswerSource.LEARNED]
     sure = model(1.0, half=0.001, launch_s={"mm": 0.9 * short_s})
-    assert Estimator(EMPTY, V100, models=[sure], kernels_alone=True).estimate(asked).rung.tolist() == [Rung.LEARNED] * 2
+    assert (
+        Estimator(EMPTY, V100, models=[sure], kernels_alone=True).estimate(asked).answered_by.tolist()
+        == [AnswerSource.LEARNED] * 2
+    )
 
 
 # -- anchors --------------------------------------------------------------------------------------------------------
@@ -237,7 +270,7 @@ def test_a_few_measurements_anchor_a_model_across_devices() -> None:
     asked = products([100, 3001], n=2048, k=512)
     across = model(1.0, "", half=0.6)
     answers = Estimator(index, device, models=[across]).estimate(asked)
-    assert answers.rung.tolist() == [Rung.LEARNED_ACROSS] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
     assert answers.t_s == pytest.approx(1.5 * law_s(asked, device), rel=0.05)
     assert (np.log(answers.high_s / answers.t_s) < 0.1).all()
     unanchored = Estimator(EMPTY, device, models=[across]).estimate(asked)
@@ -245,7 +278,7 @@ def test_a_few_measurements_anchor_a_model_across_devices() -> None:
     assert (np.log(unanchored.high_s / unanchored.t_s) > 0.5).all()
     # Times that were taken in another way are no anchors.
     other = indexed((measurements(ops, slower), origin(device, method="trace", launch=False)))
-    other_way = Estimator(other, device, rungs=(Rung.LEARNED_ACROSS,), models=[across]).estimate(asked)
+    other_way = Estimator(other, device, sources=(AnswerSource.LEARNED_ACROSS,), models=[across]).estimate(asked)
     assert other_way.t_s == pytest.approx(law_s(asked, device))
 
 
@@ -258,9 +291,9 @@ def test_the_same_shape_elsewhere_or_the_model_whichever_knows_better() -> None:
         for d, f in ((V100, 1.1), (T4, 1.2))
     ]
     asked = products([80])
-    for half, who in ((0.6, Rung.SAME_SHAPE), (0.01, Rung.LEARNED_ACROSS)):
+    for half, who in ((0.6, AnswerSource.SAME_SHAPE), (0.01, AnswerSource.LEARNED_ACROSS)):
         found = Estimator(indexed(*parts), "A100-SXM-80", models=[model(1.0, "", half=half)]).estimate(asked)
-        assert found.rung.tolist() == [who]
+        assert found.answered_by.tolist() == [who]
 
 
 # -- as files -------------------------------------------------------------------------------------------------------
@@ -381,7 +414,7 @@ def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_without_a_database_models_and_data_sheets_answer(own_cache: Path, tmp_path: Path) -> None:
     asked = operators("elementwise", {"elements": 10**7, "tensors": 2}, name="add", dtype="fp32")
     answers = estimator("NVIDIA A100-SXM4-80GB").estimate(asked)
-    assert answers.rung[0] in (Rung.LEARNED, Rung.LEARNED_ACROSS, Rung.ANALYTIC)
+    assert answers.answered_by[0] in (AnswerSource.LEARNED, AnswerSource.LEARNED_ACROSS, AnswerSource.ANALYTIC)
     # 120 MB at 2 TB/s: 60 us.
     assert 50e-6 < answers.t_s[0] < 120e-6
     with pytest.raises(WhatifError, match="expected an op database"):
@@ -398,9 +431,9 @@ def test_a_database_and_its_own_models(own_cache: Path, tmp_path: Path) -> None:
     assert any("broken.json" in sentence for sentence in index.warnings)
     chain = estimator(V100, database=store.folder)
     answers = chain.estimate(products([8, 16]))
-    assert answers.rung[0] == Rung.EXACT
+    assert answers.answered_by[0] == AnswerSource.EXACT
     assert answers.t_s[0] == pytest.approx(10e-6)
-    assert answers.rung[1] == Rung.LEARNED
+    assert answers.answered_by[1] == AnswerSource.LEARNED
 
 
 def test_without_pyarrow_the_rest_still_answers(
@@ -424,7 +457,7 @@ def test_large_products_on_an_h100_take_about_what_its_data_sheet_says(kernels_a
     for name in ("linear", "bmm"):
         asked = operators("matmul", sizes, name=name, dtype="fp32")
         answers = Estimator(
-            EMPTY, "H100-SXM-80", (Rung.LEARNED_ACROSS,), models=shipped_models(), kernels_alone=kernels_alone
+            EMPTY, "H100-SXM-80", (AnswerSource.LEARNED_ACROSS,), models=shipped_models(), kernels_alone=kernels_alone
         ).estimate(asked)
         over = answers.t_s / bound_s(load_gpu("H100-SXM-80"), asked, cold=False)
         assert (over >= 1).all()

@@ -14,7 +14,7 @@ from tests.opdb.builders import own_cache
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.analytic import analytic_answers
 from whatif.opdb.asking import ask, parse_operator
-from whatif.opdb.chain import ALL_RUNGS, Rung
+from whatif.opdb.chain import ALL_SOURCES, AnswerSource
 from whatif.opdb.evaluate import SEED, SHARE, estimate_rows, evaluate, evaluate_unseen_devices, split
 from whatif.opdb.importing import add_found, read_foreign
 from whatif.opdb.index import index_of, open_index, read_contributions
@@ -89,7 +89,7 @@ def test_unseen_shapes_of_a_v100(store: Store) -> None:
     assert score["conv2d"].mape_pct <= 18.0
     assert score["layer_norm"].mape_pct <= 2.5
     assert 87 <= found.total.coverage_pct <= 93
-    assert sum(found.rungs.values()) == found.held_out
+    assert sum(found.sources.values()) == found.held_out
 
 
 def test_learned_convolutions_of_a_v100(store: Store, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_learned_convolutions_of_a_v100(store: Store, tmp_path: Path) -> None:
     part = Store.open(tmp_path / "conv", create=True)
     merge(store, part, family="conv", device="V100-PCIE-32")
     found = evaluate(part, fit=lambda rest: models.in_memory(models.fit_models(rest, across=False)))
-    assert found.rungs == {"learned": found.held_out}
+    assert found.sources == {"learned": found.held_out}
     assert found.total.mape_pct <= 10.0
     assert 86 <= found.total.coverage_pct <= 95
 
@@ -113,7 +113,7 @@ def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
     merge(store, part, family="conv")
     found = evaluate_unseen_devices(part)
     assert found.held_out == found.rows == 24_662
-    assert found.rungs["same_shape"] > 24_000  # the others have too few devices
+    assert found.sources["same_shape"] > 24_000  # the others have too few devices
     assert found.total.mape_pct <= 22.0
     assert 90 <= found.total.coverage_pct <= 97
 
@@ -129,8 +129,8 @@ def test_nothing_held_out_is_learned_from(store: Store) -> None:
         kept, [(_, tested)] = split([(said, whole)], SEED, SHARE)
         assert len(tested) + len(kept[0][1]) == len(rows)
         index = index_of(kept)
-        assert np.isnan(estimate_rows(index, said, tested, (Rung.EXACT,)).t_s).all()
-        estimates.append(estimate_rows(index, said, tested, ALL_RUNGS).t_s.tolist())
+        assert np.isnan(estimate_rows(index, said, tested, (AnswerSource.EXACT,)).t_s).all()
+        estimates.append(estimate_rows(index, said, tested, ALL_SOURCES).t_s.tolist())
     assert estimates[0] == estimates[1]
     assert tested.t_s.min() > 1000 * rows.t_s.min()
 

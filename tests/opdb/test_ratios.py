@@ -1,4 +1,4 @@
-"""New over old time by two estimates of one rung."""
+"""New over old time by two estimates of one answered_by."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
 from whatif.graph.described import Described
-from whatif.models.durations.database import same_rung_ratio
-from whatif.opdb.chain import Estimator, Rung
+from whatif.models.durations.database import same_source_ratio
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.importers.described import operators_of
 
 
@@ -23,9 +23,9 @@ def alone(device: str) -> object:
 
 def test_two_measurements_give_their_ratio() -> None:
     old, new = sides((timed([256], [100.0]), alone(V100)), (timed([256], [250.0]), alone(T4)))
-    found = same_rung_ratio(products([256]), products([256]), old, new)
+    found = same_source_ratio(products([256]), products([256]), old, new)
     assert found.ratio[0] == pytest.approx(2.5)
-    assert found.rung[0] == Rung.EXACT
+    assert found.answered_by[0] == AnswerSource.EXACT
     assert found.low[0] < 2.5 < found.high[0]
     # Each of the two is known within 8 %: their ratio within the root of twice that.
     assert np.log(found.high[0] / 2.5) == pytest.approx(np.sqrt(2) * 1.645 * 0.05, rel=1e-3)
@@ -35,12 +35,14 @@ def test_a_measurement_is_not_divided_by_a_data_sheet() -> None:
     """Measured on one device alone: both step down to the data sheets, or nobody answers."""
     old, new = sides((timed([256], [100.0]), alone(V100)))
     ops = products([256])
-    sheet = same_rung_ratio(ops, ops, old, new, worst=Rung.ANALYTIC)
-    assert sheet.rung[0] == Rung.ANALYTIC
-    by_hand = [Estimator(old.index, device, rungs=[Rung.ANALYTIC]).estimate(ops).t_s[0] for device in (V100, T4)]
+    sheet = same_source_ratio(ops, ops, old, new, worst=AnswerSource.ANALYTIC)
+    assert sheet.answered_by[0] == AnswerSource.ANALYTIC
+    by_hand = [
+        Estimator(old.index, device, sources=[AnswerSource.ANALYTIC]).estimate(ops).t_s[0] for device in (V100, T4)
+    ]
     assert sheet.ratio[0] == pytest.approx(by_hand[1] / by_hand[0])
-    nobody = same_rung_ratio(ops, ops, old, new, worst=Rung.LEARNED)
-    assert nobody.rung[0] == Rung.NONE
+    nobody = same_source_ratio(ops, ops, old, new, worst=AnswerSource.LEARNED)
+    assert nobody.answered_by[0] == AnswerSource.NONE
     assert np.isnan(nobody.ratio[0])
 
 
@@ -48,24 +50,24 @@ def test_each_operator_steps_down_on_its_own() -> None:
     """The first is measured on both, the second on one, the third on none; what the sides are allowed stays theirs."""
     old, new = sides((timed([256, 512], [100.0, 300.0]), alone(V100)), (timed([256], [250.0]), alone(T4)))
     ops = products([256, 512, 1024])
-    before = old.rungs
-    found = same_rung_ratio(ops, ops, old, new, worst=Rung.ANALYTIC)
-    assert found.rung.tolist() == [Rung.EXACT, Rung.ANALYTIC, Rung.ANALYTIC]
+    before = old.sources
+    found = same_source_ratio(ops, ops, old, new, worst=AnswerSource.ANALYTIC)
+    assert found.answered_by.tolist() == [AnswerSource.EXACT, AnswerSource.ANALYTIC, AnswerSource.ANALYTIC]
     assert found.ratio[0] == pytest.approx(2.5)
-    assert old.rungs is before
+    assert old.sources is before
 
 
 def test_another_operator_on_one_device_is_a_ratio_too() -> None:
     """A what-if that changes the operator asks the same chain twice."""
     old, _ = sides((timed([256, 512], [100.0, 300.0]), alone(V100)))
-    assert same_rung_ratio(products([256]), products([512]), old, old).ratio[0] == pytest.approx(3.0)
+    assert same_source_ratio(products([256]), products([512]), old, old).ratio[0] == pytest.approx(3.0)
 
 
 def test_short_times_with_a_launch_tell_nothing_of_kernels() -> None:
     launched_old, launched_new = origin(V100), origin(T4)  # events around the launch
     old, new = sides((timed([256, 512], [15.0, 200.0]), launched_old), (timed([256, 512], [40.0, 500.0]), launched_new))
-    found = same_rung_ratio(products([256, 512]), products([256, 512]), old, new)
-    assert found.rung.tolist() == [Rung.NONE, Rung.EXACT]
+    found = same_source_ratio(products([256, 512]), products([256, 512]), old, new)
+    assert found.answered_by.tolist() == [AnswerSource.NONE, AnswerSource.EXACT]
     assert np.isnan(found.ratio[0])
     assert found.ratio[1] == pytest.approx(2.5)
 

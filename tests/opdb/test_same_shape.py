@@ -10,7 +10,7 @@ import pytest
 from tests.opdb.builders import T4, V100, database, indexed, origin, products, timed
 from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.evaluate import evaluate_unseen_devices
 from whatif.opdb.provenance import Origin
 from whatif.opdb.roofline import analytic_s, bound_s
@@ -40,7 +40,7 @@ def test_the_median_of_the_others_by_hand() -> None:
     index = indexed(measured(V100, 1.1), measured(T4, 1.2), measured(P100, 1.5))
     asked = products([80, 640])
     answers = Estimator(index, A100).estimate(asked)
-    assert answers.rung.tolist() == [Rung.SAME_SHAPE] * 2
+    assert answers.answered_by.tolist() == [AnswerSource.SAME_SHAPE] * 2
     assert answers.t_s == pytest.approx(1.2 * law(A100, asked))
     worst = max(1.5 / np.sqrt(1.1 * 1.2), np.sqrt(1.2 * 1.5) / 1.1, np.sqrt(1.1 * 1.5) / 1.2)
     assert answers.high_s == pytest.approx(answers.t_s * worst)
@@ -53,16 +53,16 @@ def test_it_answers_only_what_two_devices_measured() -> None:
     index = indexed(measured(V100, 1.1), measured(T4, 1.2, range(64, 640, 16)))
     answers = Estimator(index, A100).estimate(products([80, 672, 81]))
     # 672 was measured once; 81 never: another shape is no evidence here.
-    assert answers.rung.tolist() == [Rung.SAME_SHAPE, Rung.ANALYTIC, Rung.ANALYTIC]
-    assert Estimator(index, "a GPU without facts").estimate(products([80])).rung.tolist() == [Rung.NONE]
-    alone = Estimator(index, A100, rungs=(Rung.SAME_SHAPE,)).estimate(products([80, 672]))
-    assert alone.rung.tolist() == [Rung.SAME_SHAPE, Rung.NONE]
+    assert answers.answered_by.tolist() == [AnswerSource.SAME_SHAPE, AnswerSource.ANALYTIC, AnswerSource.ANALYTIC]
+    assert Estimator(index, "a GPU without facts").estimate(products([80])).answered_by.tolist() == [AnswerSource.NONE]
+    alone = Estimator(index, A100, sources=(AnswerSource.SAME_SHAPE,)).estimate(products([80, 672]))
+    assert alone.answered_by.tolist() == [AnswerSource.SAME_SHAPE, AnswerSource.NONE]
     for other in (products([80], dtype="fp16"), products([80], name="bmm")):
-        assert Estimator(index, A100).estimate(other).rung.tolist() == [Rung.ANALYTIC]
+        assert Estimator(index, A100).estimate(other).answered_by.tolist() == [AnswerSource.ANALYTIC]
     # Another vendor's libraries are others.
-    assert Estimator(index, "MI300X").estimate(products([80])).rung.tolist() == [Rung.ANALYTIC]
+    assert Estimator(index, "MI300X").estimate(products([80])).answered_by.tolist() == [AnswerSource.ANALYTIC]
     amd = indexed(measured("MI210", 1.1), measured("MI250-GCD", 1.2))
-    assert Estimator(amd, "MI300X").estimate(products([80])).rung.tolist() == [Rung.SAME_SHAPE]
+    assert Estimator(amd, "MI300X").estimate(products([80])).answered_by.tolist() == [AnswerSource.SAME_SHAPE]
 
 
 def test_ways_of_measuring_and_strangers_are_not_mixed() -> None:
@@ -70,17 +70,21 @@ def test_ways_of_measuring_and_strangers_are_not_mixed() -> None:
     rows, where = measured(V100, 1.1)
     kernels = origin(T4, method="graph_replay", launch=False)
     index = indexed((rows, where), (measured(T4, 1.2)[0], kernels), (rows.take(np.arange(30)), origin("no such GPU")))
-    assert Estimator(index, A100).estimate(products([80])).rung.tolist() == [Rung.ANALYTIC]
+    assert Estimator(index, A100).estimate(products([80])).answered_by.tolist() == [AnswerSource.ANALYTIC]
     both = indexed((rows, where), measured(T4, 1.2))
-    assert Estimator(both, A100, method="trace").estimate(products([80])).rung.tolist() == [Rung.ANALYTIC]
-    assert Estimator(both, A100, framework="pytorch").estimate(products([80])).rung.tolist() == [Rung.SAME_SHAPE]
+    assert Estimator(both, A100, method="trace").estimate(products([80])).answered_by.tolist() == [
+        AnswerSource.ANALYTIC
+    ]
+    assert Estimator(both, A100, framework="pytorch").estimate(products([80])).answered_by.tolist() == [
+        AnswerSource.SAME_SHAPE
+    ]
 
 
 def test_the_devices_own_measurements_come_first() -> None:
     own = timed([80], [123.0]), origin(A100)
     index = indexed(measured(V100, 1.1), measured(T4, 1.2), own)
     answers = Estimator(index, A100).estimate(products([80, 96]))
-    assert answers.rung.tolist() == [Rung.EXACT, Rung.SAME_SHAPE]
+    assert answers.answered_by.tolist() == [AnswerSource.EXACT, AnswerSource.SAME_SHAPE]
     assert answers.t_s[0] == pytest.approx(123e-6)
 
 
@@ -97,13 +101,13 @@ def test_few_operators_take_the_data_sheets_range_and_nothing_undercuts_the_devi
     asked = products([80])
     answers = Estimator(index, A100).estimate(asked)
     t, low, high = analytic_s(load_gpu(A100), asked, launch=True)
-    assert answers.rung.tolist() == [Rung.SAME_SHAPE]
+    assert answers.answered_by.tolist() == [AnswerSource.SAME_SHAPE]
     assert (answers.t_s[0], answers.low_s[0], answers.high_s[0]) == pytest.approx(
         (1.1 * t[0], 1.1 * low[0], 1.1 * high[0])
     )
     large = products([60_000, 61_000], n=8192, k=8192)
     fast = [(measurements(large, 0.75 * law(d, large)), origin(d)) for d in (V100, T4)]
-    answers = Estimator(indexed(*fast), A100, rungs=(Rung.SAME_SHAPE,)).estimate(large)
+    answers = Estimator(indexed(*fast), A100, sources=(AnswerSource.SAME_SHAPE,)).estimate(large)
     assert (answers.low_s >= bound_s(load_gpu(A100), large, cold=False) * (1 - 1e-12)).all()
     assert (answers.low_s <= answers.t_s).all()
     assert (answers.t_s <= answers.high_s).all()
@@ -118,7 +122,7 @@ def test_a_device_that_is_held_out_is_not_learned_from(tmp_path: Path) -> None:
         found.append(evaluate_unseen_devices(store, device=H100))
     one, other = (f.total for f in found)
     assert (one.rows, one.answered) == (40, 40)
-    assert found[0].rungs == {"same_shape": 40}
+    assert found[0].sources == {"same_shape": 40}
     # The same estimate over a time that is 1.4 times as long.
     assert (1 + one.bias_pct / 100) / (1 + other.bias_pct / 100) == pytest.approx(1.4)
     whole = evaluate_unseen_devices(store)

@@ -52,7 +52,7 @@ class Block:
     end: int = 0
 
     def commands(self) -> list[str]:
-        """Give the commands that it holds, without prompts."""
+        """Return the commands that it holds, without prompts."""
         if self.language == "hidden":
             return [self.text]
         if self.language == "console":
@@ -63,7 +63,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """Give the blocks and the hidden commands of a page, in their order."""
+    """Return the blocks and the hidden commands of a page, in their order."""
     found: list[Block] = []
     said: dict[str, str] = {}
     for match in _NEXT.finditer(text):
@@ -94,7 +94,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def needs(text: str) -> list[str]:
-    """Give the packages that a page says it needs."""
+    """Return the packages that a page says it needs."""
     return [word.strip() for words in _NEEDS.findall(text) for word in words.split(",")]
 
 

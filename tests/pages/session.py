@@ -31,7 +31,7 @@ class PageError(Exception):
 
 
 def filled(name: str) -> str:
-    """Give a page's text with the outputs of today. Raises PageError where a block fails."""
+    """Return a page's text with the outputs of today. Raises PageError where a block fails."""
     text = (ROOT / name).read_text(encoding="utf-8")
     parts, place = [], 0
     with tempfile.TemporaryDirectory() as folder, _inside(Path(folder)):

@@ -9,7 +9,7 @@ from whatif.opdb.instruction_queue import Units, product_s, stream_s
 
 
 def linear_s(units: Units, batch: Float64, inputs: Float64, outputs: Float64, phase: str = "fwd") -> Float64:
-    """Give n fully connected layers' time, seconds, shape (n,), in fp32; ``phase`` "bwd" is both gradients."""
+    """Return n fully connected layers' time, seconds, shape (n,), in fp32; ``phase`` "bwd" is both gradients."""
     shapes = {"fwd": ((outputs, batch, inputs),), "bwd": ((inputs, batch, outputs), (outputs, inputs, batch))}[phase]
     moved_bytes = 4 * (batch * inputs + inputs * outputs + batch * outputs)
     one = np.ones(np.shape(batch))
@@ -18,7 +18,7 @@ def linear_s(units: Units, batch: Float64, inputs: Float64, outputs: Float64, ph
 
 
 def pool_s(units: Units, inputs: Float64, outputs: Float64, phase: str = "fwd") -> Float64:
-    """Give n pooling layers' time, seconds, shape (n,), in fp32.
+    """Return n pooling layers' time, seconds, shape (n,), in fp32.
 
     Backward the two tensors are read again, to find each maximum, beside the output's gradient.
     """
@@ -41,7 +41,7 @@ LAYER_TRAFFIC: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {
 
 
 def moving_s(units: Units, kind: str, elements: Float64, phase: str = "fwd") -> Float64:
-    """Give n layers that compute little, of so many fp32 elements, seconds, shape (n,): one of ``LAYER_TRAFFIC``."""
+    """Return n layers that compute little, of so many fp32 elements, seconds, shape (n,): one of ``LAYER_TRAFFIC``."""
     kernels = [
         stream_s(units, read_bytes=4 * reads * elements, written_bytes=4 * writes * elements)
         for reads, writes in LAYER_TRAFFIC[kind, phase]

@@ -40,7 +40,7 @@ class Program(Build):
 
 
 def unbounded(graph: TaskGraph) -> TaskGraph:
-    """Give the graph without a limit of the launch queue, which is a thousand launches where there is one."""
+    """Return the graph without a limit of the launch queue, which is a thousand launches where there is one."""
     return graph.replace(info=dataclasses.replace(graph.info, queue_depth=0))
 
 

@@ -78,19 +78,19 @@ def call(*words: str | Path, seconds: float = 30) -> Outcome:
 
 
 def loaded(path: Path) -> Trace:
-    """Give a Kineto trace as an object, also where the file is a bare list of events."""
+    """Return a Kineto trace as an object, also where the file is a bare list of events."""
     data = path.read_bytes()
     trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     return trace if isinstance(trace, dict) else {"traceEvents": trace}
 
 
 def written(trace: Trace, **how: Any) -> bytes:
-    """Give the bytes of a trace; ``how`` goes to ``json.dumps``."""
+    """Return the bytes of a trace; ``how`` goes to ``json.dumps``."""
     return json.dumps(trace, **how).encode("utf-8", "surrogatepass")
 
 
 def small_traces() -> dict[str, Trace]:
-    """Give the traces that need nothing from outside: one made by hand with GPU work, one recorded on a CPU."""
+    """Return the traces that need nothing from outside: one made by hand with GPU work, one recorded on a CPU."""
     return {"by hand": {"traceEvents": SEED}, "CPU": loaded(CPU_RECORDING)}
 
 

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     model = LlamaForCausalLM(config).eval()
 
     def decode(batch: int, steps: int, profiler: Any = None) -> float:
-        """Give the median time of a step, ms."""
+        """Return the median time of a step, ms."""
         cache, times_ms = DynamicCache(), []
         with torch.inference_mode():
             model(input_ids=torch.randint(0, 8000, (batch, CONTEXT)), past_key_values=cache, use_cache=True)

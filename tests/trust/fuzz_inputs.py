@@ -49,7 +49,7 @@ Job = Callable[[random.Random], tuple[bytes, Outcome]]
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
-    """Give the data with a few bytes or numbers changed."""
+    """Return the data with a few bytes or numbers changed."""
     changed = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 8])):
         if not changed:
@@ -75,7 +75,7 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def jobs() -> dict[str, Job]:
-    """Give what damages each kind of input and runs a command on it; writes the inputs into the current folder."""
+    """Return what damages each kind of input and runs a command on it; writes the inputs into the current folder."""
     Path("events.json").write_bytes(written({"traceEvents": EVENTS}))
     Path("cpu.json").write_bytes(written(small_traces()["CPU"]))
     assert call("export", "events.json", "scale:kind=gpu,factor=0.5", "-o", "saved.json", "--quiet").status == 0

@@ -46,7 +46,7 @@ PIECES = [
 
 
 def cut(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
-    """Give the trace cut off somewhere, compressed at times."""
+    """Return the trace cut off somewhere, compressed at times."""
     suffix = dice.choice([".json", ".json.gz"])
     data = written(trace) if suffix == ".json" else gzip.compress(written(trace), 6)
     place = dice.randrange(len(data))
@@ -54,7 +54,7 @@ def cut(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
 
 
 def changed_bytes(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
-    """Give the trace with bytes flipped, lost, inserted, repeated or zeroed."""
+    """Return the trace with bytes flipped, lost, inserted, repeated or zeroed."""
     suffix = dice.choice([".json", ".json", ".json.gz"])
     data = bytearray(written(trace) if suffix == ".json" else gzip.compress(written(trace), 6))
     for _ in range(dice.choice([1, 1, 1, 3, 20])):
@@ -77,7 +77,7 @@ def changed_bytes(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
 
 
 def changed_header(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
-    """Give the trace with another value in its header, or in what the recorder wrote."""
+    """Return the trace with another value in its header, or in what the recorder wrote."""
     head = copy.deepcopy({key: value for key, value in trace.items() if key != "traceEvents"})
     key, value = dice.choice([*head, *HEADER]), dice.choice(VALUES)
     if key == "whatif":
@@ -90,7 +90,7 @@ def changed_header(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
 
 
 def changed_events(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
-    """Give the trace with a field or an argument of some events changed or lost, or some events lost or doubled."""
+    """Return the trace with a field or an argument of some events changed or lost, or some events lost or doubled."""
     kind = dice.choice(["field", "argument", "argument", "time", "drop", "double", "lose"])
     share, category = dice.choice([1e-3, 0.01, 0.3, 1.0]), dice.choice(CATEGORIES)
     field, argument, value = dice.choice(FIELDS), dice.choice(ARGUMENTS), dice.choice(VALUES)
@@ -114,7 +114,7 @@ def changed_events(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
 
 
 def cases(trace: Trace, seed: int, count: int) -> Iterator[tuple[str, bytes, str]]:
-    """Give (what was done, the bytes, the suffix of the file)."""
+    """Return (what was done, the bytes, the suffix of the file)."""
     dice = random.Random(seed)
     for _ in range(count):
         yield dice.choice([cut, changed_bytes, changed_header, changed_events, changed_events])(trace, dice)

@@ -285,7 +285,12 @@ MUTANTS = [
         "ordered = dict.fromkeys([*_in_order(others), *_in_order(own)])",
     ),
     Mutant("ch2", "chain", "good = (rank >= 0) & (told.aside[row] == Aside.SOUND)", "good = rank >= 0"),
-    Mutant("ch3", "chain", "narrower &= (answers.rung[here] == Rung.SAME_SHAPE) | (anchors is not None)", "pass"),
+    Mutant(
+        "ch3",
+        "chain",
+        "narrower &= (answers.answered_by[here] == AnswerSource.SAME_SHAPE) | (anchors is not None)",
+        "pass",
+    ),
     Mutant("ch4", "chain", "if gpu is not None and gpu.vendor == vendor}", "if gpu is not None}"),
     Mutant("ch5", "chain", "np.minimum.at(best, query, rank)", "np.maximum.at(best, query, rank)"),
     Mutant(
@@ -318,7 +323,7 @@ MUTANTS = [
 
 
 def place_of(mutant: Mutant, root: Path) -> Path | None:
-    """Give the one file of the library that holds the mutant's text once; None where there is none, or several."""
+    """Return the one file of the library that holds the mutant's text once; None where there is none, or several."""
     found = [path for path in sorted((root / "whatif").rglob("*.py")) if mutant.old in path.read_text(encoding="utf-8")]
     unique = len(found) == 1 and found[0].read_text(encoding="utf-8").count(mutant.old) == 1
     return found[0] if unique else None

@@ -46,7 +46,7 @@ class Edge:
 
 
 def brute_force(graph: TaskGraph) -> Times:
-    """Give start and end of every task, ns: list scheduling, the earliest start first, then ready time, then id."""
+    """Return start and end of every task, ns: list scheduling, the earliest start first, then ready time, then id."""
     edges, following = _edges(graph), _following(graph)
     missing = collections.Counter([edge.target for edge in edges] + list(following.values()))
     check = nx.DiGraph([(edge.source, edge.target) for edge in edges] + list(following.items()))
@@ -142,7 +142,7 @@ def _queue(graph: TaskGraph, streams: dict[int, list[int]], launch: dict[int, in
 
 
 def random_graph(dice: random.Random, *, unordered: bool) -> TaskGraph:
-    """Give a graph of up to some 70 tasks; ``unordered`` adds a channel whose order the simulation decides."""
+    """Return a graph of up to some 70 tasks; ``unordered`` adds a channel whose order the simulation decides."""
     cpus, n_streams = dice.randint(1, 3), dice.randint(1, 4)
     threads = [CPU] * cpus + [
         dataclasses.replace(STREAM, stream=7 + i, name=f"stream {7 + i}", lag_ns=dice.choice([0, 0, 1, 3, -1]))
@@ -206,7 +206,7 @@ class Case:
 
 
 def cases(first_seed: int, count: int) -> Iterator[Case]:
-    """Give random graphs with their true times and edits of random tasks; a graph with a cycle is no case."""
+    """Return random graphs with their true times and edits of random tasks; a graph with a cycle is no case."""
     for seed in range(first_seed, first_seed + count):
         dice = random.Random(seed)
         unordered = dice.random() < 0.35
@@ -236,12 +236,12 @@ def _edits(graph: TaskGraph, some: np.ndarray, parts: int) -> dict[str, Callable
 
 
 def times_of(timeline: Timeline) -> Times:
-    """Give start and end of every task as lists."""
+    """Return start and end of every task as lists."""
     return timeline.start_ns.tolist(), timeline.end_ns.tolist()
 
 
 def faults(case: Case) -> Iterator[tuple[str, str]]:
-    """Give (what, how) for everything that is wrong with the simulation and the edits of a case."""
+    """Return (what, how) for everything that is wrong with the simulation and the edits of a case."""
     if times_of(simulate(case.graph)) != case.times:
         yield "simulate", "differs from brute force"
     if times_of(simulate(case.graph, Frontier.earliest)) != case.times:

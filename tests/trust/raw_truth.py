@@ -52,12 +52,12 @@ class Pair:
 
 
 def rounds_ms(record: dict[str, Any], key: str) -> list[float]:
-    """Give the median of each round, ms."""
+    """Return the median of each round, ms."""
     return [statistics.median(sample for block in told[key] for sample in block) for told in record["rounds"]]
 
 
 def pairs() -> Iterator[Pair]:
-    """Give every row of the page that has raw records."""
+    """Return every row of the page that has raw records."""
     records: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for path in sorted(TRACES.glob("campaign_cpu*/*.json")):
         record = json.loads(path.read_text())

@@ -90,7 +90,7 @@ RETELLINGS: dict[str, Callable[[Trace], bytes]] = {
 
 
 def damages(trace: Trace, seed: int = 7) -> dict[str, Trace]:
-    """Give the trace with something lost, doubled or shifted, by what it was."""
+    """Return the trace with something lost, doubled or shifted, by what it was."""
     dice, events = random.Random(seed), trace["traceEvents"]
 
     def kept(keep: Callable[[Event], bool]) -> Trace:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REST_IS_FOREIGN = True
 
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
-_RUNGS = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
+_ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fit", action="store_true", help="also fit models to the rest (takes minutes, needs scikit-learn)"
     )
     evaluate.add_argument(
-        "--rung", action="append", choices=_RUNGS, metavar="SOURCE",
-        help=f"evaluate only this source (repeatable): {', '.join(_RUNGS)}",
+        "--rung", action="append", choices=_ANSWER_SOURCES, metavar="SOURCE",
+        help=f"evaluate only this source (repeatable): {', '.join(_ANSWER_SOURCES)}",
     )  # fmt: skip
 
     from whatif.cli.opdb_fit import add_fit_arguments, run_fit
@@ -316,21 +316,21 @@ def _check(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from whatif.errors import WhatifError
-    from whatif.opdb.chain import ALL_RUNGS, Rung
+    from whatif.opdb.chain import ALL_SOURCES, AnswerSource
     from whatif.opdb.evaluate import SEED, SHARE, evaluate, evaluate_unseen_devices
     from whatif.report.text_opdb import print_evaluation
 
     if args.unseen_device and (args.seed is not None or args.share is not None):
         raise WhatifError("opdb: expected --unseen-device without --seed and --share, which draw nothing there.")
-    rungs = sorted(Rung[name.upper()] for name in args.rung) if args.rung else ALL_RUNGS
+    sources = sorted(AnswerSource[name.upper()] for name in args.rung) if args.rung else ALL_SOURCES
     store, device = _store(args), _device(args.device)
     fit = _fit_for(args.unseen_device) if args.fit else None
     with progress_bar("reading") as progress:
         if args.unseen_device:
-            found = evaluate_unseen_devices(store, rungs=rungs, device=device, progress=progress, fit=fit)
+            found = evaluate_unseen_devices(store, sources=sources, device=device, progress=progress, fit=fit)
         else:
             found = evaluate(
-                store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, rungs=rungs,
+                store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, sources=sources,
                 device=device, progress=progress, fit=fit,
             )  # fmt: skip
     print_evaluation(found, as_json=args.json)

@@ -28,7 +28,7 @@ _STEP = re.compile(r"Optimizer\.step#")
 
 
 def read_chakra(path: Path) -> OperatorGraph:
-    """Give the operators of an execution trace, JSON, plain or gzip. Raises WhatifError, one sentence, on another file.
+    """Return the operators of an execution trace (JSON, plain or gzip). Raises WhatifError for any other file.
 
     Of nested operators those count that the kernel rules know, else the innermost ones. Layers, parameters and the
     batch are not told, so neither are memory and samples a second.

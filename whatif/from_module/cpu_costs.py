@@ -23,7 +23,7 @@ class CpuCosts:
     operators: dict[str, int]
 
     def operation_ns(self, operation: Operation, kernels: int) -> int:
-        """Give what an operation takes beside its launches, ns."""
+        """Return what an operation takes beside its launches, ns."""
         told = self.operators.get(operation.name)
         if told is not None:
             return told
@@ -32,7 +32,7 @@ class CpuCosts:
 
 @lru_cache(maxsize=1)
 def cpu_costs() -> CpuCosts:
-    """Give the table that ships."""
+    """Return the table that ships."""
     import tomllib
 
     text = (resources.files("whatif.from_module") / "cpu_costs.toml").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.described import Described
 from whatif.graph.types import Float64
 from whatif.ingest.operator_calls import describe, describe_other
-from whatif.opdb.answers import Answers, Rung
+from whatif.opdb.answers import Answers, AnswerSource
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators
 
@@ -42,14 +42,14 @@ class Durations:
     duration_ns: Float64
     low_ns: Float64
     high_ns: Float64
-    rungs: dict[str, int]
+    sources: dict[str, int]
     unknown: dict[str, int]
 
 
 def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
     """Ask for every kernel. Raises WhatifError naming the operators that nobody can answer for."""
     t, low, high = (np.full(len(kernels), np.nan) for _ in range(3))
-    rungs: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
     distinct: dict[Described, list[int]] = {}
     for place, kernel in enumerate(kernels):
         distinct.setdefault(kernel.what, []).append(place)
@@ -59,7 +59,7 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
         for row, place in enumerate(at.tolist()):
             places = distinct[asked[place]]
             t[places], low[places], high[places] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
-            rungs[Rung(int(answers.rung[row])).name.lower()] += len(places)
+            sources[AnswerSource(int(answers.answered_by[row])).name.lower()] += len(places)
     _refuse_unanswered(estimator.device, kernels, t)
     share = np.array([kernel.share for kernel in kernels])
     known = np.array([kernel.known for kernel in kernels], dtype=np.bool_)
@@ -68,7 +68,7 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
     # A part that is two thirds of an operator has no shorter launch: the shortest kernels are left as they are.
     factor = 1e9 * share
     return Durations(
-        t * factor, low * factor, high * factor, dict(rungs.most_common()),
+        t * factor, low * factor, high * factor, dict(sources.most_common()),
         dict(Counter(kernel.name for kernel in kernels if not kernel.known).most_common()),
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ def _refuse_unanswered(device: str, kernels: Sequence[Kernel], t: Float64) -> No
 
 
 def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
-    """Give the distinct operators that a graph's work is asked for as, one table a family."""
+    """Return the distinct operators that a graph's work is asked for as, one table a family."""
     found: dict[Described, None] = {}
     for operation in graph.operations:
         kernels = kernels_of(operation)
@@ -96,7 +96,7 @@ def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
 
 
 def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
-    """Give what a CPU computes in each operation: the operator itself where it was measured, else what a GPU would.
+    """Return what a CPU computes in each operation: the operator itself where it was measured, else what a GPU would.
 
     What moves few bytes and compares many is no elementwise operator on a CPU: pooling takes twenty times as long.
     """
@@ -113,7 +113,7 @@ def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
 
 
 def itself(operation: Operation) -> Described | None:
-    """Give an operation in the database's words: of its family, else as all that is said of its inputs."""
+    """Return an operation in the database's words: of its family, else as all that is said of its inputs."""
     types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
     said = operation.name, operation.dims, types, operation.concrete
     return describe(*said) or describe_other(*said)

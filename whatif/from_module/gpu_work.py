@@ -42,7 +42,7 @@ class Kernel:
 
 
 def kernels_of(operation: Operation) -> list[Kernel]:
-    """Give the kernels that an operation runs on a GPU, in order; none for views and for what the host computes."""
+    """Return the kernels that an operation runs on a GPU, in order; none for views and for what the host computes."""
     name = operation.name.removeprefix("aten::").rstrip("_")
     if not operation.on_device or name in _NO_WORK or (operation.name.endswith("_") and name in _VIEWS):
         return []
@@ -70,7 +70,7 @@ _VIEWS = frozenset(("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapd
 
 
 def named(kind: str, name: str, what: Described, share: float = 1.0) -> Kernel:
-    """Give the kernel of an operator ``name``; ``kind`` is what tells a kernel's family by its name."""
+    """Return the kernel of an operator ``name``; ``kind`` is what tells a kernel's family by its name."""
     return Kernel(f"predicted_{kind}_{name.strip('_')}_{what.dtype}", what, share)
 
 

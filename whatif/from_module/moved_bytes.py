@@ -42,7 +42,7 @@ def moves_once(name: str) -> bool:
 
 
 def bytes_of(tensors: Sequence[tuple[tuple[int, ...], str]]) -> int:
-    """Give the bytes of tensors of such shapes and types."""
+    """Return the bytes of tensors of such shapes and types."""
     return sum(prod(shape) * ELEMENT_BYTES.get(kind, 4) for shape, kind in tensors)
 
 
@@ -55,7 +55,7 @@ def format_of(operation: Operation) -> str:
 
 
 def traffic(read_bytes: float, written_bytes: float, dtype: str) -> Described:
-    """Give the elementwise operator that moves so many bytes: of one input where about as much is read as written."""
+    """Return the elementwise operator that moves so many bytes: of one input where about as much is read as written."""
     size = DTYPE_BYTES.get(dtype, 4.0)
     two = read_bytes > 1.5 * written_bytes
     name, tensors = ("add", 2) if two else ("relu", 1)
@@ -64,13 +64,13 @@ def traffic(read_bytes: float, written_bytes: float, dtype: str) -> Described:
 
 
 def moved_bytes(operation: Operation, name: str) -> tuple[int, int]:
-    """Give the bytes that an operation of this name reads, and those that it writes, each tensor once."""
+    """Return the bytes that an operation of this name reads, and those that it writes, each tensor once."""
     inputs = tensors_of(operation)
     return bytes_of(inputs[1:] if name in _OVERWRITES else inputs), bytes_of(operation.outputs)
 
 
 def kind_of(name: str) -> str:
-    """Give what a kernel's name says of an operator that moves memory, so that it is counted among its family."""
+    """Return what a kernel's name says of an operator that moves memory, so that it is counted among its family."""
     if re.match(
         r"(sum|mean|amax|amin|max|min|prod|norm|linalg|var|std|any|all|argm|nll_loss|cumsum)(_|$|x$|in$)", name
     ):

@@ -13,7 +13,7 @@ CHUNK_ELEMENTS = 65_536
 
 
 def launches_of(elements: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Give how many elements each launch handles, for tensors of so many ``elements`` in each of ``depth`` lists.
+    """Return how many elements each launch handles, for tensors of so many ``elements`` in each of ``depth`` lists.
 
     A launch is full when it has all its tensors, or all its blocks of 65,536 elements.
     """

@@ -24,7 +24,7 @@ _Rule = Callable[[Sequence[_Tensor | None], dict[str, Any]], _Made]
 
 
 def read_onnx(path: Path) -> OperatorGraph:
-    """Give the forward pass of an ONNX model as operators: an inference step.
+    """Return the forward pass of an ONNX model as operators: an inference step.
 
     Shapes are inferred from its inputs, which have to be fixed. Raises WhatifError, one sentence, without the package
     onnx, on a damaged file, and where shapes are not known.

@@ -79,7 +79,7 @@ FORMATS = {
 
 
 def tensors_of(operation: Operation) -> list[tuple[tuple[int, ...], str]]:
-    """Give shape and type of every tensor among the inputs, those of lists one by one."""
+    """Return shape and type of every tensor among the inputs, those of lists one by one."""
     found: list[tuple[tuple[int, ...], str]] = []
     for shape, spelled in zip(operation.dims, operation.types, strict=True):
         if spelled in ELEMENT_BYTES:

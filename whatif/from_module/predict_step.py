@@ -117,7 +117,7 @@ class PredictedStep:
         return self.peak_bytes <= self.gpu.memory_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
+        """Return the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
         told = self.prediction.to_dict()
         low_ms, high_ms = self.range_ms
         nothing = dict.fromkeys(("measured_ms", "untraced_ms", "replay_error_pct"))
@@ -129,7 +129,7 @@ class PredictedStep:
             "low_ms": low_ms,
             "high_ms": high_ms,
             "kernels": kernels,
-            "answered_by": self.durations.rungs,
+            "answered_by": self.durations.sources,
             "unknown_operators": self.durations.unknown,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,

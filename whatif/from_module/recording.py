@@ -23,7 +23,7 @@ _PROCESS, _STREAM = 1, 7
 
 
 def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: dict[str, Any]) -> dict[str, Any]:
-    """Give a recording as PyTorch's profiler and our recorder write it, as a JSON object.
+    """Return a recording as PyTorch's profiler and our recorder write it, as a JSON object.
 
     ``told`` is what the recorder's part says beside ``graph.metadata``.
     """

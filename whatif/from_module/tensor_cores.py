@@ -16,7 +16,7 @@ _TENSOR_CORES = ("tf32", "fp16", "bf16")
 
 
 def on_tensor_cores(kernels: Sequence[Kernel], tf32_families: Sequence[str]) -> list[Kernel]:
-    """Give an operation's kernels as a GPU with tensor cores runs them.
+    """Return an operation's kernels as a GPU with tensor cores runs them.
 
     Products of fp32 numbers of the families named may be computed in TF32. Tensor cores convolve in the layout NHWC,
     and PyTorch's own is NCHW: cuDNN transposes what is read and what is written (seen in recordings of an H100).

@@ -84,7 +84,7 @@ _DEFAULTS: dict[str, int | str] = {
 
 
 def default_of(attribute: str) -> int | str | None:
-    """Give what an attribute is where nobody tells: a number, the name of another attribute, or None: it is needed."""
+    """Return an attribute's default: a number, the name of another attribute, or None where it is required."""
     return _DEFAULTS.get(attribute)
 
 

@@ -119,7 +119,7 @@ def add_dependencies(graph: TaskGraph, new: Dependencies) -> TaskGraph:
 
 
 def add_thread(graph: TaskGraph, thread: Thread) -> tuple[TaskGraph, int]:
-    """Give the graph with one more execution thread, and its code."""
+    """Return the graph with one more execution thread, and its code."""
     return graph.replace(threads=(*graph.threads, thread)), len(graph.threads)
 
 
@@ -147,7 +147,7 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
 
 
 def as_ns(values: npt.ArrayLike) -> Int64:
-    """Give whole nanoseconds. Raises WhatifError where a value is not finite or longer than a task can last."""
+    """Return whole nanoseconds. Raises WhatifError where a value is not finite or longer than a task can last."""
     numbers = np.asarray(values, dtype=np.float64)
     if not np.all(np.abs(numbers) <= MAX_DURATION_NS):
         raise WhatifError(

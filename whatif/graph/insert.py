@@ -236,7 +236,7 @@ def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: s
 
 
 def synchronizing(after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> NewTasks:
-    """Give the tasks of such calls, each behind one of the tasks ``after``: the call, and its wait."""
+    """Return the tasks of such calls, each behind one of the tasks ``after``: the call, and its wait."""
     places = np.atleast_1d(np.asarray(after))
     kinds = np.tile([TaskKind.RUNTIME, TaskKind.WAIT], len(places))
     return NewTasks(

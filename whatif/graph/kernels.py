@@ -229,7 +229,7 @@ _OPERATOR_FAMILIES = tuple((family, re.compile(pattern)) for family, pattern in 
 
 
 def classify_operator(name: str) -> KernelFamily:
-    """Give the family of an operator ("aten::addmm"); ``OTHER`` where its name tells none."""
+    """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name tells none."""
     for family, pattern in _OPERATOR_FAMILIES:
         if pattern.search(name):
             return family

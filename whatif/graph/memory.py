@@ -74,7 +74,7 @@ class Memory:
         return sum(layer.activations for layer in self.layers)
 
     def with_layers(self, layers: Sequence[LayerMemory]) -> Memory:
-        """Give this memory with other layers."""
+        """Return this memory with other layers."""
         return replace(self, layers=tuple(layers))
 
 
@@ -169,7 +169,7 @@ _LOOP_COPIES = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 1, "rms
 
 
 def update_workspace(optimizer: str | None, implementation: str, parameters: int, largest: int) -> int:
-    """Give what an update of ``parameters`` bytes computes with, bytes; ``largest`` is the largest single parameter.
+    """Return what an update of ``parameters`` bytes computes with, bytes; ``largest`` is the largest single parameter.
 
     ``implementation`` is one of for_loop, foreach and fused.
     """

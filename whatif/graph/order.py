@@ -33,7 +33,7 @@ def _grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
 
 
 def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
-    """Give the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle."""
+    """Return the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle."""
     source, target = dependencies.source, dependencies.target
     backward = source >= target
     order = np.arange(n_tasks, dtype=np.int32)
@@ -79,7 +79,7 @@ def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:
 
 
 def derived_dependencies(graph: TaskGraph) -> Dependencies:
-    """Give the waits for all that was launched before, and the launches that a full queue holds back.
+    """Return the waits for all that was launched before, and the launches that a full queue holds back.
 
     They follow from the order of each thread alone. Where ids are out of order, as an insertion can leave them for a
     moment, some point backward; ``reorder`` mends that.
@@ -91,7 +91,7 @@ def derived_dependencies(graph: TaskGraph) -> Dependencies:
 
 
 def thread_dependencies(graph: TaskGraph) -> Dependencies:
-    """Give the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
+    """Return the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
     order = graph.by_thread.astype(np.int32)
     thread = graph.thread[order]
     ordered = np.array([t.ordered for t in graph.threads], dtype=np.bool_)

@@ -196,7 +196,7 @@ STAYS, GOES = -2, -1
 
 
 def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
-    """Give the graph without the tasks whose ``fate``, shape (n_tasks,), is not ``STAYS``.
+    """Return the graph without the tasks whose ``fate``, shape (n_tasks,), is not ``STAYS``.
 
     A fate of 0 or more is the task that stands for the one that goes: what waited for that one waits for it, and it
     waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nobody stands for it:

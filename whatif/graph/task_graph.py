@@ -328,7 +328,7 @@ class TaskGraph:
         return edit.add_dependencies(self, Dependencies.of(*ends, kind, lag_ns, anchor))
 
     def attach(self, **columns: Tasks) -> TaskGraph:
-        """Give a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice.
+        """Return a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice.
 
         Their arrays become read-only.
         """
@@ -362,7 +362,7 @@ class TaskGraph:
     # -- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> TaskGraph:
-        """Give the graph back if every invariant holds, else raise WhatifError naming the first one that does not.
+        """Return the graph back if every invariant holds, else raise WhatifError naming the first one that does not.
 
         Ids in range, dependencies that point forward in id order (so there is no cycle), durations that are neither
         negative nor outside their bounds, tables that cover their codes.
@@ -408,20 +408,20 @@ class TaskGraph:
     # -- exploration -------------------------------------------------------------------------------------------
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Give the tasks as a table with names spelled out, one row a task."""
+        """Return the tasks as a table with names spelled out, one row a task."""
         from whatif.graph.convert import to_pandas
 
         return to_pandas(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Give a networkx graph: a node a task with its columns, an edge a dependency with kind, lag and anchor."""
+        """Return a networkx graph: a node a task with its columns, an edge a dependency with kind, lag and anchor."""
         from whatif.graph.convert import to_networkx
 
         return to_networkx(self)
 
     @staticmethod
     def from_networkx(graph: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
-        """Give the task graph that ``to_networkx`` made ``graph`` from, with its edits; tables come from ``like``."""
+        """Return the task graph that ``to_networkx`` made ``graph`` from, with its edits; tables come from ``like``."""
         from whatif.graph.convert import from_networkx
 
         return from_networkx(graph, like)
@@ -433,7 +433,7 @@ class TaskGraph:
 
 
 def matching(table: tuple[str, ...], pattern: str) -> Bool:
-    """Give the mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
+    """Return a mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
     try:
         expression = re.compile(pattern)
     except re.error as error:

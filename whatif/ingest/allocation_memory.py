@@ -55,7 +55,7 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
 
 
 def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Memory | None:
-    """Give the memory of the step of ``rows``; None where its allocations were not recorded."""
+    """Return the memory of the step of ``rows``; None where its allocations were not recorded."""
     allocations = _of_one_device(events.allocations)
     if allocations is None:
         return None

@@ -40,7 +40,7 @@ from whatif.ingest.waiting import ONE_TASK
 
 
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
-    """Give the task graph of a trace; ``info`` is completed with what the steps and the GPU told."""
+    """Return the task graph of a trace; ``info`` is completed with what the steps and the GPU told."""
     events = parts.events
     cpu = cpu_rows(parts) if parts.tracks else _no_rows()
     if len(cpu):

@@ -72,7 +72,7 @@ def find_parts(events: Events, *, is_amd: bool) -> Parts:
 
 
 def cpu_rows(parts: Parts) -> Rows:
-    """Give the tasks of all CPU threads, each thread's in its order: pieces, calls, and the waits behind calls."""
+    """Return the tasks of all CPU threads, each thread's in its order: pieces, calls, and the waits behind calls."""
     blocks = []
     by_operator = not len(parts.gpu.event)
     handoff_of = {h.track: h for h in parts.handoffs}
@@ -188,7 +188,7 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
 
 
 def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
-    """Give the GPU tasks with the labels of the calls that launched them."""
+    """Return the GPU tasks with the labels of the calls that launched them."""
     gpu, events = parts.gpu, parts.events
     n = len(gpu.event)
     row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
@@ -250,7 +250,7 @@ def _inherited(launch_row: Array, stream: Array) -> Array:
 
 
 def finish_phases(rows: Rows, parts: Parts) -> None:
-    """Give every CPU row a phase, in place."""
+    """Return every CPU row a phase, in place."""
     columns = rows.columns
     trains = (
         parts.labeller.has_backward

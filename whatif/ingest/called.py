@@ -45,7 +45,7 @@ class Calls:
 
 
 def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array) -> Calls:
-    """Give the operator calls of all kernels and CPU operators that have a family; ``columns`` are the tasks'."""
+    """Return the operator calls of all kernels and CPU operators that have a family; ``columns`` are the tasks'."""
     working = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
     task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
     operator = columns["operator"][task].astype(np.int64)
@@ -59,7 +59,7 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
 
 
 def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:
-    """Give each task's row in a table of distinct operators, shape (n_tasks,), -1 where none is known; and the table.
+    """Return each task's row in a table of distinct operators, shape (n_tasks,), -1 where none is known; and the table.
 
     What a call was is told by its name, shapes, types and numbers. Where old recordings tell no numbers, those of a
     convolution follow from its sizes.

@@ -42,7 +42,7 @@ _PATTERNS = (
 
 
 def call_kinds(names: list[str]) -> Int8:
-    """Give the ``CallKind`` of every name, shape (len(names),)."""
+    """Return the ``CallKind`` of every name, shape (len(names),)."""
     compiled = [(re.compile(pattern), kind) for pattern, kind in _PATTERNS]
     kinds = np.zeros(len(names), dtype=np.int8)
     for code, name in enumerate(names):

@@ -17,7 +17,7 @@ from whatif.ingest.op_cost import input_dtype, op_cost
 
 
 def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: Calls) -> tuple[Int64, Int64, Int8]:
-    """Give FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
+    """Return FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
 
     An operator's FLOPs go to its matrix kernels by their share of its time; its bytes to its kernel where it has one.
     """

@@ -31,7 +31,7 @@ class CpuTasks:
 
 
 def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: bool) -> list[int]:
-    """Give the tracks that are execution threads, the main thread first."""
+    """Return the tracks that are execution threads, the main thread first."""
     works = np.zeros(len(events.tracks), dtype=np.bool_)
     works[events.track[events.category == EventCategory.CPU_OP]] = True
     works[calls.track] = True
@@ -54,7 +54,7 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
 
 
 def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: NameMarks) -> list[Handoffs]:
-    """Give the hand-offs from the main thread to each thread that runs autograd, by its operators.
+    """Return the hand-offs from the main thread to each thread that runs autograd, by its operators.
 
     In a trace without operators any thread that launches is taken for one.
     """
@@ -114,7 +114,7 @@ def cut_thread(
 
 
 def count_profiler_events(events: Events, track: int, pieces: CpuTasks) -> Int64:
-    """Give how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
+    """Return how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
 
     torch stamps an event's start behind its own work on it and the end ahead of the rest, so that what an event costs
     lies outside it: nine tenths before the start (measured on empty nested events, torch 2.13), wherefore the piece
@@ -141,7 +141,7 @@ def _outside_calls(cuts: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
 
 
 def idle_between(handoffs: Handoffs) -> tuple[Int64, Int64]:
-    """Give the intervals in which a thread waits for its next burst: before the first and between any two.
+    """Return the intervals in which a thread waits for its next burst: before the first and between any two.
 
     Only pauses in which the thread is not busy count; the thread may also work for itself.
     """

@@ -20,7 +20,7 @@ _WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
 
 
 def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], list[str]]:
-    """Give the ways of execution ("eager" alone, else "compiled", "cuda_graph") and a sentence on each special one.
+    """Return the ways of execution ("eager" alone, else "compiled", "cuda_graph") and a sentence on each special one.
 
     ``recorded`` knows of compiled modules that a recording without operators does not show.
     """

@@ -24,7 +24,7 @@ def is_exported(path: Path) -> bool:
 
 
 def read_exported(path: Path, progress: Callable[[int, int], None] | None = None) -> TaskGraph:
-    """Give the graph behind the events. Raises WhatifError where the file ends before it, or where it is damaged."""
+    """Return the graph behind the events. Raises WhatifError where the file ends before it, or where it is damaged."""
     file = FileBytes(path, progress)
     tail = b""
     graph: list[bytes] = []

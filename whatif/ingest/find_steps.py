@@ -26,7 +26,7 @@ class Steps:
     source: str
 
     def of(self, time_ns: Int64) -> Int64:
-        """Give the step of each time, -1 outside all steps."""
+        """Return the step of each time, -1 outside all steps."""
         if not len(self.edges_ns):
             return np.full(len(time_ns), -1, dtype=np.int64)
         step = np.searchsorted(self.edges_ns, time_ns, side="right") - 1
@@ -120,7 +120,7 @@ def _candidate_periods(kernel: Int64) -> list[int]:
 
 
 def steady_range(n_steps: int, edges_known: bool) -> tuple[int, int]:
-    """Give the steps [first, last) that are steady: without the first and the last where at least four are known."""
+    """Return the steps [first, last) that are steady: without the first and the last where at least four are known."""
     if edges_known and n_steps >= 4:
         return 1, n_steps - 1
     return 0, n_steps

@@ -72,14 +72,14 @@ LONG_AGO_NS = int(np.iinfo(np.int64).min) // 2
 
 
 def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
-    """Give the value of each task's call, and ``default`` where the call was not recorded."""
+    """Return the value of each task's call, and ``default`` where the call was not recorded."""
     if not len(values):
         return np.broadcast_to(np.asarray(default, dtype=np.int64), (len(call),)).copy()
     return np.where(call >= 0, values[np.maximum(call, 0)], default).astype(np.int64)
 
 
 def find_calls(events: Events) -> Calls:
-    """Give the calls of a trace; threads that do nothing but poll are left out."""
+    """Return the calls of a trace; threads that do nothing but poll are left out."""
     rows = np.flatnonzero(events.category == EventCategory.RUNTIME)
     kinds = call_kinds(events.names)
     rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
@@ -157,7 +157,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
 
 
 def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
-    """Give when each GPU task was launched, ns, shape (n_gpu,); without a record, with the one before it."""
+    """Return when each GPU task was launched, ns, shape (n_gpu,); without a record, with the one before it."""
     launched = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
     result = launched.copy()
     for code in range(len(gpu.streams)):

@@ -26,7 +26,7 @@ WORKER_LOADER = "_MultiProcessingDataLoaderIter"
 
 
 def graph_of_events(events: Events, path: str) -> TaskGraph:
-    """Give the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
+    """Return the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
     parts = find_parts(events, is_amd=_is_amd(info, events))
@@ -126,7 +126,7 @@ def _optimizer(is_step: Bool, events: Events) -> str | None:
 
 
 def recorded_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
-    """Give what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
+    """Return what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
     devices = header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str):

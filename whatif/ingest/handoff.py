@@ -30,7 +30,7 @@ class Handoffs:
 
 
 def activity(events: Events, calls: Calls, track: int, *, without: Bool | None = None) -> tuple[Int64, Int64]:
-    """Give the disjoint intervals in which a thread runs operators or calls; ``without`` masks names to ignore."""
+    """Return the disjoint intervals in which a thread runs operators or calls; ``without`` masks names to ignore."""
     operators = (events.category == EventCategory.CPU_OP) & (events.track == track)
     if without is not None:
         operators &= ~without[events.name]

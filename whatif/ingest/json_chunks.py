@@ -278,7 +278,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
-    """Give what ``decoder`` makes of a text; None where it is damaged."""
+    """Return what ``decoder`` makes of a text; None where it is damaged."""
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -58,7 +58,7 @@ def has_rule(name: str) -> bool:
 
 
 def kept_by(name: str, dims: Any, types: Any, concrete: Any) -> Kept | None:
-    """Give what one call of the operator ``name`` ("aten::mm") keeps; None where no rule fits or the shapes are odd."""
+    """Return what one call of the operator ``name`` ("aten::mm") keeps; None where no rule fits the shapes."""
     plain = name.removeprefix("aten::")
     in_place = plain.endswith("_") and not plain.endswith("__")
     rule = _RULES.get(plain) or (_RULES.get(plain[:-1]) if in_place else None)

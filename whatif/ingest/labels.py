@@ -89,7 +89,7 @@ class Labeller:
         return np.flatnonzero(named & kinds & (self._events.track == track))
 
     def enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
-        """Give the innermost module at each time; where there is none, the innermost compiled region."""
+        """Return the innermost module at each time; where there is none, the innermost compiled region."""
         regions = np.flatnonzero((self._region_of_name > 0)[self._events.name] & (self._events.track == track))
         layer = self._innermost(self._layer_rows(track), self._layer_of_name, time_ns)
         return np.where(layer > 0, layer, self._innermost(regions, self._region_of_name, time_ns)).astype(np.int32)
@@ -142,7 +142,7 @@ class Labeller:
                 layers[target] = np.where(layers[target] == 0, layer, layers[target])
 
     def label(self, track: int, time_ns: Int64, *, worker: bool) -> Labels:
-        """Give the labels of the pieces of ``track`` that start at ``time_ns``.
+        """Return the labels of the pieces of ``track`` that start at ``time_ns``.
 
         ``worker``: the thread works for the main thread (autograd), so all that it does is backward.
         """
@@ -228,7 +228,7 @@ def _inside(events: Events, chosen: Bool, time_ns: Int64) -> Bool:
 
 
 def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:
-    """Give every CPU task a phase, from the ``landmark`` tasks before and after it in time.
+    """Return every CPU task a phase, from the ``landmark`` tasks before and after it in time.
 
     Before a backward pass: forward. Between a backward pass and the update: update (gradient clipping, unscaling).
     Behind the update: update as well (logging). Without any backward pass or update it is inference: forward.

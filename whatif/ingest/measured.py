@@ -14,7 +14,7 @@ from whatif.simulation.intervals import interval_of
 
 
 def measured_rows(events: Events, operator: Array, recorded: Recorded) -> Int32:
-    """Give the row of "operator_times" for each task, shape (n_tasks,), -1 where its operator was not measured.
+    """Return the row of "operator_times" for each task, shape (n_tasks,), -1 where its operator was not measured.
 
     ``operator`` is the row of the innermost operator of each task, -1 where there is none. What was measured are
     outermost ``aten::`` operators: those that no other one of the same thread encloses.

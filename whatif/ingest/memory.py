@@ -18,7 +18,7 @@ FEWEST_PARAMETERS = 8
 
 
 def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
-    """Give the memory of a steady step; None where a recording has neither allocations nor shapes, or no backward."""
+    """Return the memory of a steady step; None where a recording has neither allocations nor shapes, or no backward."""
     rows = find_step_rows(parts)
     if rows is None or not len(rows.forward):
         return None

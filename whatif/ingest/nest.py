@@ -30,7 +30,7 @@ class Nest:
         self._keys = keys[self._by_depth]
 
     def innermost(self, time_ns: Int64) -> Int64:
-        """Give the index of the innermost interval with start <= time < end, shape of ``time_ns``; -1 where none."""
+        """Return the index of the innermost interval with start <= time < end, shape of ``time_ns``; -1 where none."""
         if not len(self._start_ns):
             return np.full(len(time_ns), -1, dtype=np.int64)
         opened = np.searchsorted(self._start_ns, time_ns, side="right")

@@ -55,7 +55,7 @@ class Database:
             )
 
     def _readable_tables(self) -> dict[str, frozenset[str]]:
-        """Give the columns of every ordinary table; closes the connection where the schema is damaged."""
+        """Return the columns of every ordinary table; closes the connection where the schema is damaged."""
         try:
             # SQLite stores any bytes as text; a name that is not UTF-8 is still a name.
             self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -80,7 +80,7 @@ class Database:
         return frozenset(str(name) for (name,) in columns)
 
     def integers(self, table: str, columns: tuple[str, ...]) -> dict[str, Int64]:
-        """Give integer columns of a table in the order of its rows, each of shape (n_rows,); see ``ABSENT``.
+        """Return integer columns of a table in the order of its rows, each of shape (n_rows,); see ``ABSENT``.
 
         A table that the report lacks has no rows.
         """
@@ -97,20 +97,20 @@ class Database:
         return {name: found[name] if name in found else np.full(n_rows, ABSENT) for name in columns}
 
     def texts(self, table: str, column: str) -> list[str | None]:
-        """Give a text column of a table, in the order of ``integers``; None where it holds anything else."""
+        """Return a text column of a table, in the order of ``integers``; None where it holds anything else."""
         if column not in self._columns.get(table, ()):
             return []
         asked = f'CASE typeof("{column}") WHEN \'text\' THEN "{column}" END'
         return list(chain.from_iterable(self._rows(table, f'SELECT {asked} FROM "{table}" NOT INDEXED')))
 
     def strings(self, wanted: Int64) -> dict[int, str]:
-        """Give the strings of the table that all names live in, by id, those that are ``wanted``."""
+        """Return the strings of the table that all names live in, by id, those that are ``wanted``."""
         ids = set(np.unique(wanted).tolist())
         asked = f"SELECT id, value FROM {STRINGS} WHERE typeof(id) = 'integer' AND typeof(value) = 'text'"
         return {key: value for key, value in self._rows(STRINGS, asked) if key in ids}
 
     def labels(self, table: str) -> dict[int, str]:
-        """Give the human names of an enumeration of the report, by value."""
+        """Return the human names of an enumeration of the report, by value."""
         names = self.texts(table, "label")
         return {
             key: name for key, name in zip(self.integers(table, ("id",))["id"].tolist(), names, strict=False) if name

@@ -99,7 +99,7 @@ def is_backward(name: str) -> bool:
 
 
 def without_number(name: str) -> str:
-    """Give a step's name without its number, so that the steps of one loop share it."""
+    """Return a step's name without its number, so that the steps of one loop share it."""
     return re.sub(r"\d+", "", name).casefold()
 
 

@@ -51,7 +51,7 @@ class _Ranges:
 def read_ranges(
     database: Database, dropped: Counter[str], choose: Callable[[Int64], Bool]
 ) -> tuple[Block, Block, list[tuple[Any, Any, Any]]]:
-    """Give operators, annotations, and the table that the operators' column ``shape`` points into.
+    """Return operators, annotations, and the table that the operators' column ``shape`` points into.
 
     ``choose`` tells from the process of each range which ones belong to the process that is looked at.
     """
@@ -115,7 +115,7 @@ def _looked_at(rows: dict[str, Int64]) -> Bool:
 
 
 def _name_steps(ranges: _Ranges, names: list[str]) -> tuple[Int64, Int64]:
-    """Give the steps the profiler's name for them, in place; returns their starts and ends.
+    """Return the steps the profiler's name for them, in place; returns their starts and ends.
 
     torch.profiler's own marks count first. Of people's ranges the outermost count that fill most of their time.
     """
@@ -149,7 +149,7 @@ def _covered_ns(ranges: _Ranges, rows: list[int]) -> int:
 
 
 def _name_marks(ranges: _Ranges, names: list[str]) -> None:
-    """Give updates and data loading PyTorch's names for them, in place."""
+    """Return updates and data loading PyTorch's names for them, in place."""
     # PyTorch's own mark tells the optimizer's class as well, so where there is one it stays alone.
     if not any(names[row].startswith("Optimizer.step#") for row in ranges.of(RangeKind.MARK).tolist()):
         for row in ranges.of(RangeKind.UPDATE).tolist():
@@ -161,7 +161,7 @@ def _name_marks(ranges: _Ranges, names: list[str]) -> None:
 
 
 def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: Int64) -> None:
-    """Give the ranges that are layers our own name for layers, in place."""
+    """Return the ranges that are layers our own name for layers, in place."""
     rows = np.flatnonzero((ranges.kind == RangeKind.USER) & ranges.nests & ~_elsewhere(ranges))
     if len(starts_ns):
         step = np.searchsorted(starts_ns, ranges.start_ns[rows], side="right") - 1

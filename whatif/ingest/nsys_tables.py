@@ -73,7 +73,7 @@ class Block:
         return len(self.start_ns)
 
     def take(self, index: Bool | Array) -> Block:
-        """Give the rows at ``index``."""
+        """Return the rows at ``index``."""
         columns = {name: column[index] for name, column in self.columns.items()}
         return Block(
             self.category, self.start_ns[index], self.duration_ns[index], self.names, self.name[index],
@@ -82,12 +82,12 @@ class Block:
 
 
 def process_of(global_id: Int64) -> Int64:
-    """Give the part of a serialized identifier that tells the process: all but its lowest 24 bits, the thread's."""
+    """Return the part of a serialized identifier that tells the process: all but its lowest 24 bits, the thread's."""
     return np.where(global_id == ABSENT, ABSENT, global_id >> 24)
 
 
 def timed(rows: dict[str, Int64], dropped: Counter[str], *, both_zero_is_unknown: bool = False) -> dict[str, Int64]:
-    """Give the rows whose ``start`` and ``end`` are sound; count the others by reason."""
+    """Return the rows whose ``start`` and ``end`` are sound; count the others by reason."""
     start_ns, end_ns = rows["start"], rows["end"]
     bad_start = start_ns == ABSENT
     if both_zero_is_unknown:
@@ -266,7 +266,7 @@ def _spelled(columns: list[Int64], spell: Callable[..., str]) -> tuple[list[str]
 
 
 def distinct(values: Int64) -> tuple[Int64, Int64]:
-    """Give the distinct values, sorted, and each value's place among them; small numbers need no sorting."""
+    """Return the distinct values, sorted, and each value's place among them; small numbers need no sorting."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > 4 * len(values):
         found, place = np.unique(values, return_inverse=True)

@@ -104,7 +104,7 @@ def input_dtype(input_dims: Any, input_types: Any) -> str:
 
 
 def input_tensors(dims: Any, types: Any) -> Inputs | None:
-    """Give the inputs of an operator as tensors, None for one that is no tensor; None alone for damaged ones."""
+    """Return the inputs of an operator as tensors, None for one that is no tensor; None alone for damaged ones."""
     if not isinstance(dims, list) or len(dims) > _MOST_INPUTS:
         return None
     types = types if isinstance(types, list) else []
@@ -196,13 +196,13 @@ CONVOLUTION_OPTIONS = {
 
 
 def text_of(concrete: list[Any], position: int) -> str:
-    """Give a concrete input as the trace spells it; "" where it is no text."""
+    """Return a concrete input as the trace spells it; "" where it is no text."""
     text = concrete[position] if position < len(concrete) else ""
     return text if isinstance(text, str) else ""
 
 
 def integers_of(concrete: list[Any], position: int, rank: int) -> list[int]:
-    """Give a concrete input of ``rank`` integers; one stands for all. Raises ValueError where it is none."""
+    """Return a concrete input of ``rank`` integers; one stands for all. Raises ValueError where it is none."""
     text = text_of(concrete, position)
     if not re.fullmatch(r"\[\d{1,9}(, \d{1,9})*\]", text, re.ASCII):
         raise ValueError("no list of integers")

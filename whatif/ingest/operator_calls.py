@@ -50,7 +50,7 @@ _Rule = Callable[[str, _Call], Described | None]
 
 
 def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
-    """Give the operator that a call of ``op_name`` is, or None where its family or its shape is not known.
+    """Return the operator that a call of ``op_name`` is, or None where its family or its shape is not known.
 
     The arguments are "Input Dims", "Input type" and "Concrete Inputs" of a trace as decoded JSON; anything may stand
     there.
@@ -68,7 +68,7 @@ def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | 
 
 
 def describe_other(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
-    """Give any other operator: told apart by all that the recording says of its inputs. None where that is too much."""
+    """Return any other operator, identified by all recorded inputs; None where there are too many."""
     try:
         said = msgspec.json.encode([dims, types, concrete]).decode()
     except (TypeError, ValueError, RecursionError):

@@ -12,7 +12,7 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Give the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
+    """Return the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
     try:
         if path.stat().st_size > MAX_RECORD_BYTES:
             return None
@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Give the record of a run in a JSON file as it stands; None where the file is none."""
+    """Return the record of a run in a JSON file as it stands; None where the file is none."""
     found = read_json(path)
     return None if found is None else as_record(found)
 

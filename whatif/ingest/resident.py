@@ -65,7 +65,7 @@ def _state(recorded: Recorded, parameters: int) -> int:
 
 
 def state_of(optimizer: str | None, parameters: int) -> int:
-    """Give the state that an optimizer of a class keeps for parameters of so many bytes."""
+    """Return the state that an optimizer of a class keeps for parameters of so many bytes."""
     name = (optimizer or "").lower()
     return parameters * (2 if name in _TWO_MOMENTS else 1 if name in _ONE_MOMENT else 0)
 

@@ -34,7 +34,7 @@ class Rows:
 
 
 def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array) -> Rows:
-    """Give waits like the rows ``at``, but for what waits have in common and for the columns ``changed``."""
+    """Return waits like the rows ``at``, but for what waits have in common and for the columns ``changed``."""
     n = len(at)
     common = {
         "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
@@ -46,12 +46,12 @@ def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array
 
 
 def joined(blocks: Sequence[Rows]) -> Rows:
-    """Give the rows of all blocks, which have the same columns."""
+    """Return the rows of all blocks, which have the same columns."""
     return Rows({name: np.concatenate([b.columns[name] for b in blocks]) for name in blocks[0].columns})
 
 
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
-    """Give the row of each call's own task, -1 where the call is on no execution thread."""
+    """Return the row of each call's own task, -1 where the call is on no execution thread."""
     rows = np.full(n_calls, MISSING, dtype=np.int64)
     own = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == Role.TASK))
     rows[columns["call"][own]] = own
@@ -59,7 +59,7 @@ def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
 
 
 def running_maximum(values: Int64, group: Array) -> Int64:
-    """Give the running maximum within runs of equal ``group``."""
+    """Return the running maximum within runs of equal ``group``."""
     result = values.copy()
     bounds = np.flatnonzero(np.diff(group)) + 1
     for part in np.split(np.arange(len(values)), bounds):

@@ -72,7 +72,7 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_profiler: bool = False) -> Iterator[str]:
-    """Give the graph of a timeline as pieces of JSON text; ``remark`` tells its reader what it is.
+    """Return the graph of a timeline as pieces of JSON text; ``remark`` tells its reader what it is.
 
     ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's
     cost.
@@ -117,7 +117,7 @@ def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_p
 
 
 def graph_of_text(text: bytes, path: str) -> TaskGraph:
-    """Give the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, where it is damaged."""
+    """Return the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, where it is damaged."""
     from whatif.graph.described import check_described
 
     try:
@@ -299,7 +299,7 @@ PREDICTED = "predicted"
 
 
 def with_ranges(graph: TaskGraph) -> TaskGraph:
-    """Give the graph with the ranges that its recording tells of its kernels and of the host; else as it is.
+    """Return the graph with the ranges that its recording tells of its kernels and of the host; else as it is.
 
     Raises WhatifError where they do not fit the recording's kernels.
     """

@@ -96,7 +96,7 @@ class _Tensors:
 
 
 def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowShapes] | None:
-    """Give what the recorded shapes tell of each row of a step; None where operators have no shapes."""
+    """Return what the recorded shapes tell of each row of a step; None where operators have no shapes."""
     shaped = rows.forward[events.shape[rows.forward] >= 0]
     if not len(shaped):
         return None
@@ -258,7 +258,7 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
 
 
 def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:
-    """Give the layers' memory as the shapes tell it; ``gradients`` of each row, bytes, shape (n_rows,)."""
+    """Return the layers' memory as the shapes tell it; ``gradients`` of each row, bytes, shape (n_rows,)."""
     return tuple(
         LayerMemory(
             name, shapes.activations, gradient, shapes.forward_workspace,

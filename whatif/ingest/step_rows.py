@@ -38,7 +38,7 @@ class StepRows:
     again: tuple[tuple[int, int], ...] = ()
 
     def row_at(self, time_ns: Int64, starts_ns: Int64) -> Int64:
-        """Give the row that works at each time; ``starts_ns`` are the starts of all events of the recording."""
+        """Return the row that works at each time; ``starts_ns`` are the starts of all events of the recording."""
         found = np.zeros(len(time_ns), dtype=np.int64)
         for operators, row, part in (
             (self.forward, self.forward_row, time_ns < self.backward_ns),

@@ -9,7 +9,7 @@ from whatif.ingest.gpu_side import Calls, GpuSide, launch_order
 
 
 def recorded_sources(events: Events, calls: Calls, gpu: GpuSide) -> list[tuple[int, int, int]]:
-    """Give (waiting call, id of the waiting stream, GPU task) for every recorded wait for an event.
+    """Return (waiting call, id of the waiting stream, GPU task) for every recorded wait for an event.
 
     The task is the last one launched on the event's stream before the event was recorded; -1 where there is none.
     """

@@ -29,7 +29,7 @@ QUEUE_LOW_FACTOR, QUEUE_HIGH_FACTOR = 1.6, 2.2
 
 
 def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
-    """Give the mask, shape (n,), of the operators that a data sheet has a law for."""
+    """Return a mask, shape (n,), of the operators that a data sheet has a law for."""
     if gpu is not None and ops.family == "collective":
         return answers_collective(gpu, ops)
     return roofline.answers_analytically(gpu, ops)
@@ -38,7 +38,7 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
 def analytic_answers(
     gpu: Gpu, ops: Operators, *, launch: bool, conv_law: ConvLaw = "queue"
 ) -> tuple[Float64, Float64, Float64]:
-    """Give an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each.
+    """Return an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each.
 
     ``conv_law`` says who answers for convolutions. NaN for collectives that ``answers_analytically`` leaves out.
     """

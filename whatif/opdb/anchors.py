@@ -33,7 +33,7 @@ class Anchors:
     half: float | None
 
     def correction(self, log_law: Float64) -> Float64:
-        """Give what to add to the log of predicted times, shape (n,)."""
+        """Return what to add to the log of predicted times, shape (n,)."""
         return np.asarray(self.level + self.slope * (log_law - self.middle))
 
 

@@ -12,7 +12,7 @@ from whatif.opdb.model_answers import Told
 from whatif.opdb.provenance import Basis
 
 
-class Rung(IntEnum):
+class AnswerSource(IntEnum):
     """Who answered, the best first."""
 
     EXACT = 0
@@ -24,22 +24,22 @@ class Rung(IntEnum):
     NONE = 6
 
 
-ALL_RUNGS = tuple(rung for rung in Rung if rung != Rung.NONE)
+ALL_SOURCES = tuple(source for source in AnswerSource if source != AnswerSource.NONE)
 
 
 @dataclass(frozen=True)
 class Answers:
     """Durations of n operators, seconds, with a nominal 90 % range; all columns have shape (n,).
 
-    ``rung`` is who answered, ``basis`` how the measurements that it rests on were taken (an index into ``bases``, -1
-    where there are none), ``evidence`` how many rows those are, ``outside`` how many doublings the operator lies
+    ``answered_by`` is the source, ``basis`` how the measurements under it were taken (an index into ``bases``, -1 where
+    there are none), ``evidence`` how many rows those are, ``outside`` how many doublings the operator lies
     beyond what was measured.
     """
 
     t_s: Float64
     low_s: Float64
     high_s: Float64
-    rung: Int8
+    answered_by: Int8
     basis: Int32
     evidence: Int64
     outside: Float64
@@ -48,21 +48,21 @@ class Answers:
     def __len__(self) -> int:
         return len(self.t_s)
 
-    def fill(self, rows: Int64, told: Told, rung: Rung, basis: int, evidence: int) -> None:
+    def fill(self, rows: Int64, told: Told, answered_by: AnswerSource, basis: int, evidence: int) -> None:
         """Put what a model told of the operators ``rows`` in their places."""
         self.t_s[rows], self.low_s[rows], self.high_s[rows] = told.t_s, told.low_s, told.high_s
-        self.rung[rows], self.basis[rows], self.evidence[rows] = rung, basis, evidence
+        self.answered_by[rows], self.basis[rows], self.evidence[rows] = answered_by, basis, evidence
         self.outside[rows] = told.outside
 
     def take(self, rows: Int64) -> Answers:
         """The answers ``rows``."""
         return Answers(
-            self.t_s[rows], self.low_s[rows], self.high_s[rows], self.rung[rows], self.basis[rows], self.evidence[rows],
-            self.outside[rows], self.bases,
+            self.t_s[rows], self.low_s[rows], self.high_s[rows], self.answered_by[rows], self.basis[rows],
+            self.evidence[rows], self.outside[rows], self.bases,
         )  # fmt: skip
 
 
 def unanswered(size: int, bases: tuple[Basis, ...]) -> Answers:
     t, low, high = (np.full(size, np.nan) for _ in range(3))
-    rung, basis = np.full(size, Rung.NONE, dtype=np.int8), np.full(size, -1, dtype=np.int32)
-    return Answers(t, low, high, rung, basis, np.zeros(size, dtype=np.int64), np.zeros(size), bases)
+    answered_by, basis = np.full(size, AnswerSource.NONE, dtype=np.int8), np.full(size, -1, dtype=np.int32)
+    return Answers(t, low, high, answered_by, basis, np.zeros(size, dtype=np.int64), np.zeros(size), bases)

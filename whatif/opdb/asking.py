@@ -18,7 +18,7 @@ from whatif.graph.described import (
     TWO_TENSORS,
     default_of,
 )
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.index import Index
 from whatif.opdb.learned import LearnedModel
 from whatif.opdb.merging import described
@@ -36,7 +36,7 @@ _REASONS = {
 
 
 def parse_operator(text: str) -> Operators:
-    """Give the one operator that ``text`` spells: a name, a colon, and its integers; fp32 and forward unless it says.
+    """Return the one operator that ``text`` spells: a name, a colon, and its integers; fp32 and forward unless it says.
 
     Raises WhatifError where the name is not known, an integer is missing or is none.
     """
@@ -137,10 +137,10 @@ def ask(
     """Ask for one operator on a device (a name of the database)."""
     estimator = Estimator(index, device, method=method, framework=framework, launch=launch, models=models)
     answers = estimator.estimate(ops)
-    rung, basis = Rung(int(answers.rung[0])), int(answers.basis[0])
+    answered_by, basis = AnswerSource(int(answers.answered_by[0])), int(answers.basis[0])
     t, low, high = (None if np.isnan(c[0]) else float(c[0]) for c in (answers.t_s, answers.low_s, answers.high_s))
     return Reply(
-        operator=ops.described(0), device=device, answered_by=rung.name.lower(), t_s=t, low_s=low, high_s=high,
+        operator=ops.described(0), device=device, answered_by=answered_by.name.lower(), t_s=t, low_s=low, high_s=high,
         basis=estimator.bases[basis] if basis >= 0 else None, evidence=int(answers.evidence[0]),
         outside_doublings=float(answers.outside[0]), measurements=tuple(_measurements(index, ops, device)),
         known_devices=tuple(index.devices()),

@@ -24,7 +24,7 @@ from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
-from whatif.opdb.answers import ALL_RUNGS, Answers, Rung, unanswered
+from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
@@ -40,7 +40,7 @@ from whatif.opdb.rows import Operators
 from whatif.opdb.same_shape import Transfer, fit_transfer, of_sizes
 from whatif.opdb.work import work
 
-__all__ = ["ALL_RUNGS", "Answers", "Estimator", "Rung"]
+__all__ = ["ALL_SOURCES", "Answers", "Estimator", "AnswerSource"]
 
 
 # Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
@@ -61,7 +61,7 @@ class Estimator:
 
     index: Index
     device: str
-    rungs: Sequence[Rung] = ALL_RUNGS
+    sources: Sequence[AnswerSource] = ALL_SOURCES
     method: str | None = None
     framework: str | None = None
     launch: bool = False
@@ -97,19 +97,19 @@ class Estimator:
         asked = ops.take(first)
         distinct = unanswered(len(first), self.bases)
         told = self.index.families.get(ops.family)
-        if told is not None and Rung.EXACT in self.rungs:
+        if told is not None and AnswerSource.EXACT in self.sources:
             self._exact(told, self.index.groups[ops.family], asked.keys, distinct)
-        if Rung.LEARNED in self.rungs:
-            self._own_models(asked, distinct, better_only=Rung.INTERPOLATED in self.rungs)
-        if told is not None and Rung.INTERPOLATED in self.rungs:
+        if AnswerSource.LEARNED in self.sources:
+            self._own_models(asked, distinct, better_only=AnswerSource.INTERPOLATED in self.sources)
+        if told is not None and AnswerSource.INTERPOLATED in self.sources:
             self._interpolated(told, self.index.groups[ops.family], asked, distinct)
-        if Rung.LEARNED in self.rungs:
+        if AnswerSource.LEARNED in self.sources:
             self._own_models(asked, distinct, better_only=False)
-        if told is not None and Rung.SAME_SHAPE in self.rungs:
+        if told is not None and AnswerSource.SAME_SHAPE in self.sources:
             self._same_shape(told, self.index.groups[ops.family], asked, distinct)
-        if Rung.LEARNED_ACROSS in self.rungs:
+        if AnswerSource.LEARNED_ACROSS in self.sources:
             self._models_across(asked, distinct)
-        if Rung.ANALYTIC in self.rungs:
+        if AnswerSource.ANALYTIC in self.sources:
             self._analytic(asked, distinct)
         return distinct.take(which.reshape(-1))
 
@@ -146,11 +146,11 @@ class Estimator:
         times = (np.asarray(column[row]) for column in (told.t_s, told.t_low_s, told.t_high_s))
         asked, middle, low, high, count = weighted_medians(query, *times)
         answers.t_s[asked], answers.low_s[asked], answers.high_s[asked] = middle, low, high
-        answers.rung[asked], answers.basis[asked] = Rung.EXACT, best[asked]
+        answers.answered_by[asked], answers.basis[asked] = AnswerSource.EXACT, best[asked]
         answers.evidence[asked] = count
 
     def _interpolated(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
-        open_ = np.flatnonzero(answers.rung == Rung.NONE)
+        open_ = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
         if not len(open_):
             return
         ranks = self._ranks(groups)
@@ -168,11 +168,11 @@ class Estimator:
                 ops = asked.take(rows)
                 t, low, high, outside = group.estimate(log_sizes(ops), work(ops))
                 near = np.ones(len(rows), dtype=np.bool_)
-                if self.gpu is not None and Rung.ANALYTIC in self.rungs:
+                if self.gpu is not None and AnswerSource.ANALYTIC in self.sources:
                     launch = groups[number].basis.launch == "with launch"
                     near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
                 said = Told(t, low, high, outside, near).take(near)
-                answers.fill(rows[near], said, Rung.INTERPOLATED, rank, len(group))
+                answers.fill(rows[near], said, AnswerSource.INTERPOLATED, rank, len(group))
                 break
 
     def _group(self, family: str, told: FamilyIndex, number: int) -> Group | None:
@@ -181,7 +181,7 @@ class Estimator:
         return self._learned[family, number]
 
     def _same_shape(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
-        open_ = np.flatnonzero((answers.rung == Rung.NONE) & answers_analytically(self.gpu, asked))
+        open_ = np.flatnonzero((answers.answered_by == AnswerSource.NONE) & answers_analytically(self.gpu, asked))
         if self.gpu is None or not len(open_):
             return
         wanted = set(asked.group_keys[open_].tolist())
@@ -193,7 +193,9 @@ class Estimator:
         for (rank, key), sources in sorted(able.items(), key=lambda item: item[0]):
             basis = self.bases[rank]
             launch, place = basis.launch == "with launch", (asked.family, key, basis)
-            rows = open_[(asked.group_keys[open_] == np.uint64(key)) & (answers.rung[open_] == Rung.NONE)]
+            rows = open_[
+                (asked.group_keys[open_] == np.uint64(key)) & (answers.answered_by[open_] == AnswerSource.NONE)
+            ]
             if not len(rows):
                 continue
             if place not in self._taken_over:
@@ -206,7 +208,7 @@ class Estimator:
             ops = asked.take(rows)
             t, low, high = transfer.estimate(self.gpu, ops, at, launch=launch)
             answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
-            answers.rung[rows], answers.basis[rows] = Rung.SAME_SHAPE, rank
+            answers.answered_by[rows], answers.basis[rows] = AnswerSource.SAME_SHAPE, rank
             answers.evidence[rows] = transfer.devices[at]
 
     def _own_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
@@ -215,7 +217,7 @@ class Estimator:
         With ``better_only`` they answer for the operators that they miss less than an interpolation does.
         """
         for model, rank in self._models_of(self.device, asked.family):
-            rows = np.flatnonzero(answers.rung == Rung.NONE)
+            rows = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
             if not len(rows) or (better_only and model.shipped):
                 continue
             part = asked.take(rows)
@@ -225,7 +227,7 @@ class Estimator:
                 known &= ~self._measured_better(part, rank)
             if known.any():
                 told, rows = self._told(model, spoken.take(known), extra[known]), rows[known]
-                answers.fill(rows[told.near], told.take(told.near), Rung.LEARNED, rank, model.facts.rows)
+                answers.fill(rows[told.near], told.take(told.near), AnswerSource.LEARNED, rank, model.facts.rows)
 
     def _models_across(self, asked: Operators, answers: Answers) -> None:
         """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
@@ -234,8 +236,8 @@ class Estimator:
         where its range is the narrower one.
         """
         for model, rank in self._models_of("", asked.family):
-            few = (answers.rung == Rung.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
-            rows = np.flatnonzero(few | np.isin(answers.rung, (Rung.SAME_SHAPE, Rung.NONE)))
+            few = (answers.answered_by == AnswerSource.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
+            rows = np.flatnonzero(few | np.isin(answers.answered_by, (AnswerSource.SAME_SHAPE, AnswerSource.NONE)))
             if not len(rows):
                 return
             part = asked.take(rows)
@@ -249,12 +251,12 @@ class Estimator:
                     continue
                 anchors = self._anchors(model, rank, part.take(of_key).take(np.array([0]))) if key else None
                 told, here = self._told(model, spoken.take(of_key), extra[of_key], anchors), rows[of_key]
-                open_ = answers.rung[here] == Rung.NONE
+                open_ = answers.answered_by[here] == AnswerSource.NONE
                 with np.errstate(invalid="ignore"):
                     narrower = told.high_s / told.low_s < answers.high_s[here] / answers.low_s[here]
-                narrower &= (answers.rung[here] == Rung.SAME_SHAPE) | (anchors is not None)
+                narrower &= (answers.answered_by[here] == AnswerSource.SAME_SHAPE) | (anchors is not None)
                 chosen = (open_ & told.near) | (~open_ & narrower)
-                answers.fill(here[chosen], told.take(chosen), Rung.LEARNED_ACROSS, rank, model.facts.rows)
+                answers.fill(here[chosen], told.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
 
     def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
@@ -270,8 +272,8 @@ class Estimator:
 
     def _told(self, model: LearnedModel, ops: Operators, extra: Float64, anchors: Anchors | None = None) -> Told:
         return ask_model(
-            model, ops, extra, self.gpu, kernels_alone=self.kernels_alone, give_way=Rung.ANALYTIC in self.rungs,
-            anchors=anchors,
+            model, ops, extra, self.gpu, kernels_alone=self.kernels_alone,
+            give_way=AnswerSource.ANALYTIC in self.sources, anchors=anchors,
         )  # fmt: skip
 
     def _anchors(self, model: LearnedModel, rank: int, like: Operators) -> Anchors | None:
@@ -295,12 +297,14 @@ class Estimator:
         return np.isin(asked.group_keys, _keys(self._measured(asked.family, range(rank))))
 
     def _analytic(self, asked: Operators, answers: Answers) -> None:
-        rows = np.flatnonzero((answers.rung == Rung.NONE) & analytic.answers_analytically(self.gpu, asked))
+        rows = np.flatnonzero(
+            (answers.answered_by == AnswerSource.NONE) & analytic.answers_analytically(self.gpu, asked)
+        )
         if self.gpu is None or not len(rows):
             return
         t, low, high = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
         answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
-        answers.rung[rows] = Rung.ANALYTIC
+        answers.answered_by[rows] = AnswerSource.ANALYTIC
 
 
 def _keys(groups: list[GroupInfo]) -> UInt64:

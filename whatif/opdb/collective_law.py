@@ -35,7 +35,7 @@ LOW_FACTOR, HIGH_FACTOR = 1.2, 2.0
 
 
 def answers_collective(gpu: Gpu, ops: Operators) -> Bool:
-    """Give the mask, shape (n,), of the collectives that can be estimated from the device's facts."""
+    """Return a mask, shape (n,), of the collectives that can be estimated from the device's facts."""
     names = np.array([name in (*COLLECTIVES, "all_to_all") for name in ops.texts["name"].table] or [False])
     ranks = ops.integers["ranks"]
     known = names[ops.texts["name"].codes] & (ops.integers["nodes"] == 1) & (ranks > 1) & (ranks <= MOST_WORKERS)
@@ -43,7 +43,7 @@ def answers_collective(gpu: Gpu, ops: Operators) -> Bool:
 
 
 def collective_analytic(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Float64]:
-    """Give the time of n collectives and its nominal 90 % range, seconds, shape (n,) each; see ``answers_collective``.
+    """Return times of n collectives and nominal 90 % ranges, seconds, shape (n,) each; see ``answers_collective``.
 
     An all-to-all, which the tuner does not model, is one step of protocol Simple and what leaves a GPU over its link.
     """
@@ -63,7 +63,7 @@ def collective_analytic(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
 
 
 def machine_of(gpu: Gpu, ranks: int) -> Network:
-    """Give the network of so many GPUs of one machine, at the rates that NCCL counts with."""
+    """Return the network of so many GPUs of one machine, at the rates that NCCL counts with."""
     share = _NVLINK_SHARE.get(gpu.compute_capability)
     if gpu.nvlink_gbyte_s and share and (ranks == 2 or not gpu.nvlink_bridged):
         kind, rate = "NVLink", gpu.nvlink_gbyte_s * share

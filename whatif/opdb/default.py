@@ -19,7 +19,7 @@ MODELS = "models"
 
 
 def estimator(device: str, *, database: str | Path | None = None) -> Estimator:
-    """Give the chain for ``device``, whatever it is called: a database, own models, shipped models, the data sheet.
+    """Return the chain for ``device``, whatever it is called: a database, own models, shipped models, the data sheet.
 
     Without a database (or without pyarrow to index one) the models and the data sheet answer. Kernels are
     meant alone, as tasks of a trace are: launches are taken out of what models learned of times with launches. Raises
@@ -32,7 +32,7 @@ def estimator(device: str, *, database: str | Path | None = None) -> Estimator:
 
 
 def opened(database: str | Path | None = None, *, progress: Progress = None) -> tuple[Index, list[LearnedModel]]:
-    """Give the index and the models of a database; an empty index where none is named and the person has none.
+    """Return the index and the models of a database; an empty index where none is named and the person has none.
 
     A model that is damaged is left out, with a sentence among the index's warnings.
     """

@@ -12,7 +12,7 @@ CPU_PREFIX = "cpu:"
 
 
 def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
-    """Give the device that a source calls ``told``; one that has no facts keeps the name that it was given."""
+    """Return the device that a source calls ``told``; one that has no facts keeps the name that it was given."""
     told = " ".join(told.split())
     if not told:
         raise WhatifError("opdb: expected the name of the device that was measured, got none; name it with --device.")
@@ -21,7 +21,7 @@ def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
 
 
 def cpu_called(name: str, threads: object) -> Device:
-    """Give the device that a CPU is with so many threads: with others the same operator takes another time.
+    """Return the device that a CPU is with so many threads: with others the same operator takes another time.
 
     A number of threads that is none, or that nobody has, is left out.
     """
@@ -30,7 +30,7 @@ def cpu_called(name: str, threads: object) -> Device:
 
 
 def facts(name: str) -> Gpu | None:
-    """Give the data sheet of a device of the database; None for a CPU or an unknown GPU."""
+    """Return the data sheet of a device of the database; None for a CPU or an unknown GPU."""
     return _by_name(name) if not name.startswith(CPU_PREFIX) else None
 
 
@@ -42,5 +42,5 @@ def _by_name(name: str) -> Gpu | None:
 
 
 def folder_name(name: str) -> str:
-    """Give the name of a device as the name of a folder that every system takes."""
+    """Return the name of a device as the name of a folder that every system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "device"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph.types import Float64
-from whatif.opdb.chain import ALL_RUNGS, Answers, Estimator, Rung
+from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
 from whatif.opdb.learned import LearnedModel
@@ -47,7 +47,7 @@ class Score:
     bias_pct: float
     coverage_pct: float  # of the nominal 90 % ranges
     half_width_pct: float  # their median: how far the ends lie from the estimate, by the geometric mean
-    rung: str = ""  # who answered; "": whoever did
+    rung: str = ""  # the source that answered (its name in the JSON report); "": any
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Evaluation:
     share: float | None
     rows: int
     held_out: int
-    rungs: dict[str, int]
+    sources: dict[str, int]
     by_operator: tuple[Score, ...]
     by_device: tuple[Score, ...]
-    by_rung: tuple[Score, ...]
+    by_source: tuple[Score, ...]
     total: Score
 
     @property
@@ -74,9 +74,9 @@ class Evaluation:
         return {
             "published": {"source": self.published.source, "mape_pct": dict(self.published.mape_pct)},
             "seed": self.seed, "held_out_share": self.share, "rows": self.rows, "held_out": self.held_out,
-            "answered_by": self.rungs, "by_operator": [asdict(s) for s in self.by_operator],
+            "answered_by": self.sources, "by_operator": [asdict(s) for s in self.by_operator],
             "by_operator_and_device": [asdict(s) for s in self.by_device],
-            "by_operator_and_rung": [asdict(s) for s in self.by_rung], "total": asdict(self.total),
+            "by_operator_and_rung": [asdict(s) for s in self.by_source], "total": asdict(self.total),
         }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def evaluate(
     *,
     seed: int = SEED,
     share: float = SHARE,
-    rungs: Sequence[Rung] = ALL_RUNGS,
+    sources: Sequence[AnswerSource] = ALL_SOURCES,
     device: str | None = None,
     progress: Progress = None,
     fit: Fit = None,
@@ -102,14 +102,14 @@ def evaluate(
             f"{store.folder}: expected measurements to hold {share:.0%} of out and estimate from the rest, got too few."
         )
     index, models = index_of(kept), fit(kept) if fit else ()
-    outcomes = [(c, rows, estimate_rows(index, c, rows, rungs, models)) for c, rows in tested]
+    outcomes = [(c, rows, estimate_rows(index, c, rows, sources, models)) for c, rows in tested]
     return _evaluation(outcomes, seed, share, sum(len(r) for _, r in contributions))
 
 
 def evaluate_unseen_devices(
     store: Store,
     *,
-    rungs: Sequence[Rung] = ALL_RUNGS,
+    sources: Sequence[AnswerSource] = ALL_SOURCES,
     device: str | None = None,
     progress: Progress = None,
     fit: Fit = None,
@@ -131,7 +131,9 @@ def evaluate_unseen_devices(
         others = [(c, r) for c, r in contributions if c.origin.device.name != name]
         index, models = index_of(others), fit(others) if fit else ()
         outcomes += [
-            (c, r, estimate_rows(index, c, r, rungs, models)) for c, r in contributions if c.origin.device.name == name
+            (c, r, estimate_rows(index, c, r, sources, models))
+            for c, r in contributions
+            if c.origin.device.name == name
         ]
     return _evaluation(outcomes, None, None, sum(len(r) for _, r in contributions))
 
@@ -139,7 +141,7 @@ def evaluate_unseen_devices(
 def split(
     contributions: list[tuple[Provenance, Rows]], seed: int, share: float
 ) -> tuple[list[tuple[Provenance, Rows]], list[tuple[Provenance, Rows]]]:
-    """Give contributions without the operators that are held out, and contributions of just those."""
+    """Return contributions without the operators that are held out, and contributions of just those."""
     kept, tested = [], []
     for said, rows in contributions:
         out = held_out(rows.ops.keys, seed, share)
@@ -151,11 +153,11 @@ def split(
 
 
 def estimate_rows(
-    index: Index, said: Provenance, rows: Rows, rungs: Sequence[Rung], models: Sequence[LearnedModel] = ()
+    index: Index, said: Provenance, rows: Rows, sources: Sequence[AnswerSource], models: Sequence[LearnedModel] = ()
 ) -> Answers:
     """Estimate rows as they were measured: on their device, with their method."""
     basis, launch = said.origin.basis, bool(said.origin.method.includes_launch)
-    estimator = Estimator(index, said.origin.device.name, rungs, basis.method, basis.framework, launch, models)
+    estimator = Estimator(index, said.origin.device.name, sources, basis.method, basis.framework, launch, models)
     return estimator.estimate(rows.ops)
 
 
@@ -198,11 +200,11 @@ def _evaluation(
         np.concatenate([a.low_s for _, _, a in outcomes]),
         np.concatenate([a.high_s for _, _, a in outcomes]),
     )
-    rung = np.concatenate([a.rung for _, _, a in outcomes])
+    answered_by = np.concatenate([a.answered_by for _, _, a in outcomes])
     names = sorted(set(columns.name.tolist()))
-    answered_by = {r.name.lower(): int((rung == r).sum()) for r in Rung if (rung == r).any()}
+    counts = {r.name.lower(): int((answered_by == r).sum()) for r in AnswerSource if (answered_by == r).any()}
     return Evaluation(
-        seed, share, rows, len(columns.name), answered_by,
+        seed, share, rows, len(columns.name), counts,
         tuple(columns.score(columns.name == n, n, "") for n in names),
         tuple(
             columns.score((columns.name == n) & (columns.device == d), n, d)
@@ -210,9 +212,9 @@ def _evaluation(
             for d in sorted(set(columns.device[columns.name == n].tolist()))
         ),
         tuple(
-            columns.score((columns.name == n) & (rung == r), n, "", Rung(r).name.lower())
+            columns.score((columns.name == n) & (answered_by == r), n, "", AnswerSource(r).name.lower())
             for n in names
-            for r in np.unique(rung[columns.name == n]).tolist()
+            for r in np.unique(answered_by[columns.name == n]).tolist()
         ),
         columns.score(np.ones(len(columns.name), dtype=np.bool_), "all", ""),
     )  # fmt: skip

@@ -47,7 +47,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def sheet_of(gpu: Gpu, family: str) -> Sheet:
-    """Give the facts of a GPU for a family; fp32 means fp32: NeuSight's convolutions on an A100 ran no tf32 kernel."""
+    """Return a GPU's facts for a family; fp32 means fp32: NeuSight's convolutions on an A100 ran no tf32 kernel."""
     rates = {dtype: reached_tflops(gpu, dtype, family) for dtype in DTYPES}
     return Sheet(
         sm_count=float(gpu.sm_count), tflops=rates, memory_gbyte_s=float(gpu.memory_gbyte_s),
@@ -56,7 +56,7 @@ def sheet_of(gpu: Gpu, family: str) -> Sheet:
 
 
 def reference_s(ops: Operators, sheet: Sheet, *, launch: bool) -> Float64:
-    """Give the law that times are compared with, seconds, shape (n,): the roofline in whole tiles, and a floor."""
+    """Return the law that times are compared with, seconds, shape (n,): the roofline in whole tiles, and a floor."""
     compute, memory = _roof(ops, sheet)
     if ops.family == "matmul":
         compute = compute * _best_share(_product(ops), sheet)
@@ -64,7 +64,7 @@ def reference_s(ops: Operators, sheet: Sheet, *, launch: bool) -> Float64:
 
 
 def features(ops: Operators, sheet: Sheet, names: Sequence[str], *, across: bool) -> tuple[Float64, tuple[str, ...]]:
-    """Give the features of n operators, shape (n, f), and what they are called.
+    """Return the features of n operators, shape (n, f), and what they are called.
 
     ``names`` are the operators that a model knows, one indicator each where there are several; ``across`` adds what
     tells devices apart.

@@ -80,7 +80,7 @@ class Units:
 
 
 def units_of(gpu: Gpu, dtype: str = "fp32", *, dop: float = DOP) -> Units | None:
-    """Give the units that multiply in ``dtype``; None for a device that the model does not know (not NVIDIA's)."""
+    """Return the units that multiply in ``dtype``; None for a device that the model does not know (not NVIDIA's)."""
     shared = gpu.shared_bytes_per_sm
     if shared is None:
         return None
@@ -98,7 +98,7 @@ def kernel_s(
     stores: Float64,
     moved_bytes: Float64,
 ) -> Float64:
-    """Give the time of n kernels of so many ``blocks``, seconds, shape (n,), from one block's warp instructions.
+    """Return the time of n kernels of so many ``blocks``, seconds, shape (n,), from one block's warp instructions.
 
     ``moved_bytes`` are those of the whole kernel that have to cross the memory's bus.
     """
@@ -126,7 +126,7 @@ def product_s(
     moved_bytes: Float64,
     products: float = 1.0,
 ) -> Float64:
-    """Give the time of n batches of products (m, k) times (k, n), seconds, shape (n,): the best partition's.
+    """Return the time of n batches of products (m, k) times (k, n), seconds, shape (n,): the best partition's.
 
     An element of complex numbers has twice the bytes and takes four ``products``. The search is that of section III-C:
     all tiles that the levels of memory hold, and all cuts of the sum.
@@ -187,7 +187,7 @@ _STREAM_BLOCK_BYTES = 256 * 4 * 4.0
 
 
 def stream_s(units: Units, *, read_bytes: Float64, written_bytes: Float64, flops: Float64 | float = 0.0) -> Float64:
-    """Give the time of n kernels that read, compute a little, and write, seconds, shape (n,)."""
+    """Return the time of n kernels that read, compute a little, and write, seconds, shape (n,)."""
     blocks = np.maximum(np.ceil(np.maximum(read_bytes, written_bytes) / _STREAM_BLOCK_BYTES), 1.0)
     loads, stores = (amount / blocks / INSTRUCTION_BYTES for amount in (read_bytes, written_bytes))
     return kernel_s(

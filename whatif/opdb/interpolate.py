@@ -51,7 +51,7 @@ class Group:
         return len(self.residual)
 
     def estimate(self, sizes: Float64, work: tuple[Float64, Float64]) -> tuple[Float64, Float64, Float64, Float64]:
-        """Give time, low and high end of its 90 % range, seconds, and doublings outside of the measured box.
+        """Return time, low and high end of its 90 % range, seconds, and doublings outside of the measured box.
 
         ``sizes`` has shape (q, p), FLOPs and bytes (``work``) and all results (q,).
         """
@@ -126,7 +126,7 @@ def conformal(score: Float64) -> float:
 
 
 def left_out(sizes: Float64, residual: Float64, pool: Int64) -> Float64:
-    """Give the miss of each of n measured operators when ``pool``, ids, estimates it without itself, shape (n,)."""
+    """Return the miss of each of n measured operators when ``pool``, ids, estimates it without itself, shape (n,)."""
     place = np.full(len(residual), -1, dtype=np.int64)
     place[pool] = np.arange(len(pool))
     estimate, _ = _planes(sizes[pool], residual[pool], sizes, itself=place)

@@ -30,12 +30,12 @@ def mixed(values: UInt64) -> UInt64:
 
 
 def text_code(text: str) -> int:
-    """Give the 64 bits that stand for a text: the first eight bytes of its SHA-256."""
+    """Return the 64 bits that stand for a text: the first eight bytes of its SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "little")
 
 
 def op_keys(family: str, texts: Mapping[str, UInt64], integers: Mapping[str, Int64]) -> UInt64:
-    """Give the keys of n operators, shape (n,), from their family, the hashes of their texts and their integers.
+    """Return the keys of n operators, shape (n,), from their family, the hashes of their texts and their integers.
 
     Columns, shape (n,), count by their names, so that their order does not matter.
     """
@@ -48,7 +48,7 @@ def op_keys(family: str, texts: Mapping[str, UInt64], integers: Mapping[str, Int
 
 
 def held_out(keys: UInt64, seed: int, share: float) -> npt.NDArray[np.bool_]:
-    """Give the mask, shape (n,), of the operators that a test keeps for itself: ``share`` of all keys, by ``seed``.
+    """Return a mask, shape (n,), of the operators that a test keeps for itself: ``share`` of all keys, by ``seed``.
 
     It depends on the operator alone: a shape is held out on every device, or on none.
     """

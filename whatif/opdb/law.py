@@ -30,7 +30,7 @@ class Law:
     bytes_per_s: float
 
     def time_s(self, flops: Float64, moved_bytes: Float64) -> Float64:
-        """Give the law's time, seconds, shape (n,)."""
+        """Return the law's time, seconds, shape (n,)."""
         return np.asarray(self.floor_s + flops / self.flops_per_s + moved_bytes / self.bytes_per_s)
 
 
@@ -47,7 +47,7 @@ def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
 
 
 def fit_shares(terms: Float64, t_s: Float64, start: Float64) -> Float64:
-    """Give positive factors, shape (p,), of the columns of ``terms``, (n, p), whose sum comes closest to n times.
+    """Return positive factors, shape (p,), of the columns of ``terms``, (n, p), whose sum comes closest to n times.
 
     Least absolute log error, by reweighted Gauss-Newton steps on the factors' logarithms from ``start``.
     """

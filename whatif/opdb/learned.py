@@ -117,7 +117,7 @@ class LearnedModel:
     _log_time: LogTime | None = field(default=None, repr=False)
 
     def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
-        """Give the log of the time in seconds of n operators that it ``covers``, shape (n,).
+        """Return the log of the time in seconds of n operators that it ``covers``, shape (n,).
 
         ``gpu`` is the device that is asked about; a model of one device needs none. Raises WhatifError where the
         model's arrays are damaged.
@@ -141,7 +141,7 @@ class LearnedModel:
         return known, spoken, extra
 
     def outside(self, ops: Operators) -> Float64:
-        """Give by how many doublings each operator's farthest size lies beyond what was measured, shape (n,)."""
+        """Return by how many doublings each operator's farthest size lies beyond what was measured, shape (n,)."""
         far = np.zeros(len(ops))
         for size in FAMILIES[self.facts.family].sizes:
             column = np.log2(np.maximum(ops.integers[size], 1))
@@ -150,7 +150,7 @@ class LearnedModel:
         return far
 
     def of_name(self, ops: Operators, values: Mapping[str, float], default: float) -> Float64:
-        """Give what ``values`` says of each operator's name, shape (n,)."""
+        """Return what ``values`` says of each operator's name, shape (n,)."""
         column = ops.texts["name"]
         return np.array([values.get(name, default) for name in column.table] or [default])[column.codes]
 
@@ -234,7 +234,7 @@ def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str,
 
 
 def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Give arrays as the bytes of a compressed .npz; the same arrays give the same bytes."""
+    """Return arrays as the bytes of a compressed .npz; the same arrays give the same bytes."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(arrays):
@@ -247,7 +247,7 @@ def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:
-    """Give the models of a folder, by name, and a sentence for each file that is none; none where it does not exist."""
+    """Return a folder's models, by name, and a sentence for each file that is none; empty where it does not exist."""
     found, wrong = [], []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
@@ -259,7 +259,7 @@ def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:
 
 @lru_cache(maxsize=1)
 def shipped_models() -> tuple[LearnedModel, ...]:
-    """Give the models that ship with the package, by name."""
+    """Return the models that ship with the package, by name."""
     folder = resources.files("whatif.opdb") / "fitted"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json")) if folder.is_dir() else []
     return tuple(

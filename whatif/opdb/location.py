@@ -11,7 +11,7 @@ DATABASE_VARIABLE = "WHATIF_OPDB"
 
 
 def default_database() -> Path:
-    """Give the folder of the database where no option names one."""
+    """Return the folder of the database where no option names one."""
     named = os.environ.get(DATABASE_VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -19,7 +19,7 @@ def default_database() -> Path:
 
 
 def cache_folder() -> Path:
-    """Give the folder in which indexes are kept; they can be built again at any time."""
+    """Return the folder in which indexes are kept; they can be built again at any time."""
     return _folder("XDG_CACHE_HOME", ".cache", "LOCALAPPDATA", "Caches") / "index"
 
 

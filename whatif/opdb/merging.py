@@ -148,7 +148,7 @@ def diff(first: Store, second: Store) -> Difference:
 
 
 def described(said: Provenance) -> dict[str, Any]:
-    """Give what a list says of a contribution."""
+    """Return what a list says of a contribution."""
     method, source = said.origin.method, said.origin.source
     return {
         "contribution": said.contribution, "device": said.origin.device.name, "family": said.family, "rows": said.rows,

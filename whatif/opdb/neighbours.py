@@ -14,7 +14,7 @@ _PLAIN_PAIRS = 30_000_000
 
 
 def nearest(measured: Float64, asked: Float64, count: int, *, itself: Int64 | None = None) -> tuple[Int64, Float64]:
-    """Give the ``count`` nearest rows of ``measured`` (n, p) for each of ``asked`` (q, p), nearest first.
+    """Return the ``count`` nearest rows of ``measured`` (n, p) for each of ``asked`` (q, p), nearest first.
 
     Returns their positions and distances, shape (q, count) both; equal distances come in the order of the positions.
     ``itself``, shape (q,), names a row of ``measured`` that is no neighbour of an asked one (-1: none). There have to

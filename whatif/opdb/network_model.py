@@ -63,7 +63,7 @@ class Network:
     shortest_s: float
 
     def log_time(self, columns: Float64, *, logs: bool, component: bool) -> Float64:
-        """Give the log of seconds of n operators from their inputs, (n, e), the principal component last.
+        """Return the log of seconds of n operators from their inputs, (n, e), the principal component last.
 
         Inputs are clamped to what was measured. Beyond it time goes on in proportion to the principal component, where
         there is one.
@@ -85,7 +85,7 @@ class Network:
 
 
 def inputs_of(values: Float64, exponents: npt.NDArray[np.integer[Any]], *, logs: bool) -> Float64:
-    """Give a network's inputs, (n, d) or with a principal component (n, d + 1), from attributes (n, d)."""
+    """Return a network's inputs, (n, d) or with a principal component (n, d + 1), from attributes (n, d)."""
     log2 = np.log2(np.maximum(values, 1.0))
     inputs = log2 if logs else values
     if not exponents.any():
@@ -95,7 +95,7 @@ def inputs_of(values: Float64, exponents: npt.NDArray[np.integer[Any]], *, logs:
 
 
 def log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> LogTime:
-    """Give what answers with a model's arrays; an operator of a mode that it has no network of gets NaN.
+    """Return what answers with a model's arrays; an operator of a mode that it has no network of gets NaN.
 
     Raises WhatifError, one sentence, where the arrays are not those of a network of this family.
     """
@@ -119,7 +119,7 @@ def log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where
 
 
 def _mode_of(ops: Operators, names: tuple[str, ...], attributes: list[str], modes: Int64) -> Int64:
-    """Give the place of every operator's mode, -1 where the model has none like it, shape (n,)."""
+    """Return the place of every operator's mode, -1 where the model has none like it, shape (n,)."""
     told = ops.texts["name"]
     place = {name: i for i, name in enumerate(names)}
     name = np.array([place.get(text, -1) for text in told.table] or [-1])[told.codes]

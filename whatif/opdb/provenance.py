@@ -106,14 +106,14 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def contribution_id(origin: Origin, family: str, sha256: str) -> str:
-    """Give the name of a contribution: the same rows from the same origin have the same one everywhere."""
+    """Return the name of a contribution: the same rows from the same origin have the same one everywhere."""
     digest = hashlib.sha256(f"{SCHEMA_VERSION} {family} {sha256} ".encode())
     digest.update(_canonical(origin))
     return digest.hexdigest()[:24]
 
 
 def encode(provenance: Provenance) -> bytes:
-    """Give the sidecar as text that people can read and compare."""
+    """Return the sidecar as text that people can read and compare."""
     return msgspec.json.format(_canonical(provenance), indent=2) + b"\n"
 
 

@@ -43,7 +43,7 @@ _SIGMA_OF_MEDIAN = 1.4826
 
 
 def set_aside(ops: Operators, t_s: Float64, group: Int64, devices: list[Gpu | None], cold: list[bool]) -> Int8:
-    """Give the ``Aside`` of each measurement, shape (n,), sorted by key.
+    """Return the ``Aside`` of each measurement, shape (n,), sorted by key.
 
     ``group``, shape (n,), numbers what is comparable; ``devices`` and ``cold`` tell of each group what measured it.
     """
@@ -71,6 +71,6 @@ def _strays(ops: Operators, t_s: Float64) -> npt.NDArray[np.bool_]:
 
 
 def log_sizes(ops: Operators) -> Float64:
-    """Give the logarithm to the base 2 of each operator's sizes, shape (n, sizes of the family)."""
+    """Return the logarithm to the base 2 of each operator's sizes, shape (n, sizes of the family)."""
     sizes = [ops.integers[name] for name in FAMILIES[ops.family].sizes]
     return np.log2(np.maximum(np.stack(sizes, axis=1), 1)) if sizes else np.zeros((len(ops), 0))

@@ -34,7 +34,7 @@ _TRANSFORM_FLOPS = 2.5
 
 
 def queue_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Give each operator's time by the queue, seconds, shape (n,); NaN for what it has no kernel of.
+    """Return each operator's time by the queue, seconds, shape (n,); NaN for what it has no kernel of.
 
     Convolutions and products, forward and backward; formats and devices that the model does not know are NaN.
     """
@@ -64,7 +64,7 @@ def queue_s(gpu: Gpu, ops: Operators) -> Float64:
 
 
 def conv_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: float = 4.0, tiled: bool = True) -> Float64:
-    """Give n convolutions' time, seconds, shape (n,): the faster of im2col and FFT. ``phase`` "bwd" is both gradients.
+    """Return n convolutions' times, s, shape (n,): the faster of im2col and FFT. ``phase`` "bwd" is both gradients.
 
     ``c`` has the attributes of the family ``conv``, shape (n,) each. FFT is for fp32 alone.
     """
@@ -76,7 +76,7 @@ def conv_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: float
 
 
 def im2col_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: float = 4.0) -> Float64:
-    """Give n convolutions as one matrix product each, seconds, shape (n,).
+    """Return n convolutions as one matrix product each, seconds, shape (n,).
 
     The columns are never written out: each block gathers its own (cuDNN's implicit GEMM).
     """
@@ -96,7 +96,7 @@ def im2col_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: flo
 
 
 def fft_s(units: Units, c: Columns, phase: str = "fwd", *, tiled: bool = True) -> Float64:
-    """Give n convolutions by transforms, seconds, shape (n,); infinite with strides, dilations or groups.
+    """Return n convolutions by transforms, seconds, shape (n,); infinite with strides, dilations or groups.
 
     Not ``tiled`` the whole image is transformed, to as many points as its side, padding and kernel need, in a power
     of two.

@@ -76,7 +76,7 @@ class Remote:
         return remote
 
     def contributions(self) -> tuple[list[Listed], list[str]]:
-        """Give the contributions whose two files are there, by id, and a sentence for each sidecar that is none."""
+        """Return the contributions whose two files are there, by id, and a sentence for each sidecar that is none."""
         with self._speaking():
             found = self._files.find(self._root, maxdepth=_DEPTH, detail=True)
         files = {path for path, facts in found.items() if facts.get("type") == "file"}

@@ -23,7 +23,7 @@ _MATRIX_FAMILIES = ("matmul", "conv", "attention")
 
 
 def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
-    """Give each operator's FLOPs over the device's peak in its format, seconds, shape (n,).
+    """Return each operator's FLOPs over the device's peak in its format, seconds, shape (n,).
 
     With ``tf32`` products of fp32 numbers may run at the rate of tf32, as cuDNN's convolutions do where PyTorch is
     left at its default.
@@ -34,14 +34,14 @@ def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
 
 
 def memory_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Give each operator's compulsory bytes over the device's bandwidth, seconds, shape (n,)."""
+    """Return each operator's compulsory bytes over the device's bandwidth, seconds, shape (n,)."""
     if ops.family == "collective":
         return np.zeros(len(ops))  # a link's bytes, not the memory's
     return np.asarray(work(ops)[1] / 1e9 / gpu.memory_gbyte_s)
 
 
 def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
-    """Give the time that no kernel undercuts, seconds, shape (n,): peaks in the fastest format that is allowed.
+    """Return the time that no kernel undercuts, seconds, shape (n,): peaks in the fastest format that is allowed.
 
     What fits the second-level cache may lie there already, unless it was measured ``cold``. A convolution of stride 1
     and 3x3 or more may save multiplications.
@@ -72,7 +72,7 @@ ANALYTIC_LOW_FACTOR, ANALYTIC_HIGH_FACTOR = 1.6, 2.5
 
 
 def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Float64, Float64]:
-    """Give an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each."""
+    """Return an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each."""
     waves = _waves(gpu, ops)
     centre = np.maximum(compute_s(gpu, ops) * waves, memory_s(gpu, ops)) / SHARE_OF_PEAK
     # A rate that was reached is no peak that a share is taken of.
@@ -83,7 +83,7 @@ def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Floa
 
 
 def _waves(gpu: Gpu, ops: Operators) -> Float64:
-    """Give the work that is executed over what is asked for, shape (n,): whole tiles, in whole waves of all SMs.
+    """Return the work that is executed over what is asked for, shape (n,): whole tiles, in whole waves of all SMs.
 
     Of the tiles that a library may choose from it takes the best (tile and wave quantisation: NVIDIA, "Matrix
     Multiplication Background User's Guide"). Products alone: which algorithm a convolution gets is not known, and what
@@ -102,7 +102,7 @@ def _waves(gpu: Gpu, ops: Operators) -> Float64:
 
 
 def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
-    """Give the mask, shape (n,), of the operators whose work the data sheet has a law for."""
+    """Return a mask, shape (n,), of the operators whose work the data sheet has a law for."""
     if gpu is None or ops.family == "collective":
         return np.zeros(len(ops), dtype=np.bool_)
     flops, moved = work(ops)
@@ -110,7 +110,7 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
 
 
 def _reached_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Give each operator's FLOPs over the rate that the device sustains in its format, seconds, shape (n,)."""
+    """Return each operator's FLOPs over the rate that the device sustains in its format, seconds, shape (n,)."""
     rates = [reached_tflops(gpu, dtype, ops.family) for dtype in ops.texts["dtype"].table] or [1.0]
     return np.asarray(work(ops)[0] / 1e12 / np.array(rates)[ops.texts["dtype"].codes])
 
@@ -124,7 +124,7 @@ def _may_save(ops: Operators) -> Bool:
 
 
 def rate_tflops(gpu: Gpu, dtype: str, family: str, *, tf32: bool) -> float:
-    """Give the device's peak for a family's operators in a number format, TFLOP/s; see ``compute_s`` for ``tf32``."""
+    """Return the device's peak for a family's operators in a number format, TFLOP/s; see ``compute_s`` for ``tf32``."""
     known = _RATE_DTYPE.get(dtype, dtype)
     if family not in _MATRIX_FAMILIES:
         return gpu.vector_tflops("fp64" if known == "fp64" else "fp32")
@@ -134,7 +134,7 @@ def rate_tflops(gpu: Gpu, dtype: str, family: str, *, tf32: bool) -> float:
 
 
 def reached_tflops(gpu: Gpu, dtype: str, family: str) -> float:
-    """Give the rate that large fp32 products sustain on the device where its file tells one, TFLOP/s; else the peak.
+    """Return the rate that large fp32 products sustain on the device where its file tells one, TFLOP/s; else the peak.
 
     Cards of 70 W (P4, T4, L4) lower their clocks as soon as they multiply; their data sheets tell of short bursts.
     """

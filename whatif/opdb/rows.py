@@ -222,7 +222,7 @@ class Rows:
 
 
 def joined(parts: Sequence[Operators]) -> Operators:
-    """Give operators of one family, one after the other; there has to be a part."""
+    """Return operators of one family, one after the other; there has to be a part."""
     texts = {}
     for name in TEXTS:
         columns = [part.texts[name] for part in parts]
@@ -251,6 +251,6 @@ def measurements(
 
 
 def sound_part(rows: Rows) -> tuple[Rows, int]:
-    """Give the rows that can be true, and how many cannot."""
+    """Return the rows that can be true, and how many cannot."""
     good = rows.sound()
     return rows.take(good), int((~good).sum())

@@ -39,14 +39,14 @@ class Transfer:
     half: float | None  # of the range, log; None: too few operators tell
 
     def find(self, keys: UInt64) -> Int64:
-        """Give the place of each asked key, shape (q,); -1 where it was not measured on enough devices."""
+        """Return the place of each asked key, shape (q,); -1 where it was not measured on enough devices."""
         place = np.searchsorted(self.keys, keys)
         there = place < len(self.keys)
         there[there] = self.keys[place[there]] == keys[there]
         return np.where(there, place, -1)
 
     def estimate(self, gpu: Gpu, ops: Operators, place: Int64, *, launch: bool) -> tuple[Float64, Float64, Float64]:
-        """Give time, low and high end of the 90 % range of operators at ``place``, seconds, shape (q,) each."""
+        """Return time, low and high end of the 90 % range of operators at ``place``, seconds, shape (q,) each."""
         law, law_low, law_high = analytic_s(gpu, ops, launch=launch)
         bound = bound_s(gpu, ops, cold=False)
         ratio = np.exp(self.log_ratio[place])
@@ -92,7 +92,7 @@ def _ratios(like: Operators, told: FamilyIndex, number: int, gpu: Gpu, *, launch
 
 
 def of_sizes(like: Operators, log_sizes: Float64) -> Operators:
-    """Give the operators of a group from one of them and the sizes of all, log2, shape (n, sizes)."""
+    """Return the operators of a group from one of them and the sizes of all, log2, shape (n, sizes)."""
     ops = like.take(np.zeros(len(log_sizes), dtype=np.int64))
     sizes = np.rint(np.exp2(log_sizes)).astype(np.int64)
     return Operators(

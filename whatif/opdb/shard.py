@@ -20,7 +20,7 @@ _TEXT_COLUMNS = (*TEXTS, "kernels")
 
 
 def parquet() -> ModuleType:
-    """Give pyarrow.parquet, or the sentence that says how to install it."""
+    """Return pyarrow.parquet, or the sentence that says how to install it."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -32,7 +32,7 @@ def parquet() -> ModuleType:
 
 
 def columns_of(family: str) -> tuple[str, ...]:
-    """Give the columns of a shard, in the order in which they are written."""
+    """Return the columns of a shard, in the order in which they are written."""
     return (*TEXTS, *FAMILIES[family].attributes, *TIMES, "repeats", "kernels")
 
 

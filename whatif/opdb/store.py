@@ -124,7 +124,7 @@ class Store:
                 yield from (path for path in sidecars if path.is_file())  # a pipe would never end
 
     def contributions(self) -> tuple[list[Contribution], list[str]]:
-        """Give the contributions, by id, and a sentence for each sidecar that is none."""
+        """Return the contributions, by id, and a sentence for each sidecar that is none."""
         found: dict[str, Contribution] = {}
         wrong = []
         for path in self.sidecars():
@@ -172,7 +172,7 @@ class Store:
         return Outcome.ADDED, name
 
     def devices_by_times(self) -> dict[str, str]:
-        """Give the device of each contribution by the hash of its times."""
+        """Return the device of each contribution by the hash of its times."""
         contributions, _ = self.contributions()
         return {c.provenance.times_sha256: c.provenance.origin.device.name for c in contributions}
 
@@ -213,7 +213,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def marker_content() -> bytes:
-    """Give what the mark of a database of this version says."""
+    """Return what the mark of a database of this version says."""
     return json.dumps({"whatif_opdb": SCHEMA_VERSION}).encode() + b"\n"
 
 

@@ -60,7 +60,7 @@ class Forest:
         return np.where(leaf, 0, self.feature).astype(np.int64), children.ravel(), leaf, values
 
     def predict(self, x: Float64) -> Float64:
-        """Give the sum of all trees for features of shape (n, f), shape (n,)."""
+        """Return the sum of all trees for features of shape (n, f), shape (n,)."""
         codes = self.bins(x)
         total = np.empty(len(x))
         size = max(_PAIRS_AT_ONCE // max(len(self.starts) - 1, 1), 1)
@@ -69,7 +69,7 @@ class Forest:
         return total + self.base
 
     def bins(self, x: Float64) -> Uint8:
-        """Give the bin of every feature, shape (n, f): how many edges lie below it."""
+        """Return the bin of every feature, shape (n, f): how many edges lie below it."""
         codes = np.empty(x.shape, dtype=np.uint8)
         for feature in range(x.shape[1]):
             edges = self.edges[self.edge_starts[feature] : self.edge_starts[feature + 1]]
@@ -103,7 +103,7 @@ class Forest:
 
 
 def forest_of(arrays: Mapping[str, npt.NDArray[Any]], features: int, where: str) -> Forest:
-    """Give the forest that arrays hold. Raises WhatifError, one sentence, where they are none of ``features``."""
+    """Return the forest that arrays hold. Raises WhatifError, one sentence, where they are none of ``features``."""
 
     def refuse(wrong: str) -> WhatifError:
         return WhatifError(f"{where}: expected the arrays of a model of trees, got {wrong}; fetch or fit it again.")

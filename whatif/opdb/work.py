@@ -14,7 +14,7 @@ _Columns = Mapping[str, Float64]
 
 
 def work(ops: Operators) -> tuple[Float64, Float64]:
-    """Give the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or nothing tells.
+    """Return the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or nothing tells.
 
     Every input is read once and the output written once. A number format that is not known counts four bytes.
     """
@@ -34,7 +34,7 @@ def work(ops: Operators) -> tuple[Float64, Float64]:
 
 
 def output_size(c: _Columns, axis: str) -> Float64:
-    """Give the size of a convolution's output along ``axis`` ("h" or "w"), shape (n,); never negative."""
+    """Return the size of a convolution's output along ``axis`` ("h" or "w"), shape (n,); never negative."""
     reach = c[f"dilation_{axis}"] * (c[f"kernel_{axis}"] - 1) + 1
     room = c[f"in_{axis}"] + 2 * c[f"padding_{axis}"] - reach
     return np.asarray(np.maximum(np.floor(room / np.maximum(c[f"stride_{axis}"], 1)) + 1, 0))

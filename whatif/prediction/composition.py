@@ -32,7 +32,7 @@ class Applied:
 
 
 def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-    """Give the checked graph under all transforms, and what each did.
+    """Return the checked graph under all transforms, and what each did.
 
     Raises WhatifError where one does not apply or breaks the graph.
     """

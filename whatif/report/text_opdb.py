@@ -173,7 +173,7 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
             if found.seed is None or found.share is None
             else f"{found.share:.0%} of the operators, seed {found.seed}"
         )
-        who = ", ".join(f"{count:,} {name}" for name, count in found.rungs.items())
+        who = ", ".join(f"{count:,} {name}" for name, count in found.sources.items())
         out.print(
             plain(
                 f"{found.held_out:,} of {found.rows:,} rows held out ({how}): "
@@ -192,11 +192,11 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
             out.print(plain(f"printed: {found.published.source}", "dim"))
         else:
             print_table(out, headers, [row[:-1] for row in rows])
-        if len(found.rungs) > 1:
+        if len(found.sources) > 1:
             print_title(out, "By operator and source")
             print_table(
-                out, ["", " ", *headers[1:]], [(s.name, s.rung, *_score(s)) for s in found.by_rung], text_columns=2,
-                gives_way=1,
+                out, ["", " ", *headers[1:]], [(s.name, s.rung, *_score(s)) for s in found.by_source],
+                text_columns=2, gives_way=1,
             )  # fmt: skip
         print_title(out, "By operator and device")
         print_table(

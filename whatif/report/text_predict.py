@@ -14,7 +14,7 @@ from whatif.report.layout import (
 )
 
 # Source of the kernels' durations (docs/opdb.md).
-_RUNGS = {
+_ANSWER_SOURCES = {
     "exact": "measured",
     "interpolated": "interpolated",
     "learned": "learned on this device",
@@ -46,7 +46,9 @@ def print_predicted(predicted: PredictedStep) -> None:
             out.print(plain(f"  {line}"))
         for note in predicted.notes:
             out.print(plain(f"  {note}", "dim"))
-        answered = ", ".join(f"{count:,} {_RUNGS.get(key, key)}" for key, count in predicted.durations.rungs.items())
+        answered = ", ".join(
+            f"{count:,} {_ANSWER_SOURCES.get(key, key)}" for key, count in predicted.durations.sources.items()
+        )
         out.print(plain(f"  durations of {len(predicted.durations.duration_ns):,} kernels: {answered}", "dim"))
 
 

@@ -27,7 +27,7 @@ class Breakdown:
     gpu_busy_ms: float  # kernels, copies and communication, each moment counted once
 
     def to_dict(self) -> dict[str, float]:
-        """Give the five parts as a JSON object."""
+        """Return the five parts as a JSON object."""
         return {
             name: round(getattr(self, name), 6)
             for name in ("cpu_only_ms", "gpu_only_ms", "cpu_gpu_ms", "communication_ms", "idle_ms")
@@ -35,7 +35,7 @@ class Breakdown:
 
 
 def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
-    """Give the breakdown of the steady step that is closest to the median, scaled to the reported step.
+    """Return the breakdown of the steady step that is closest to the median, scaled to the reported step.
 
     Of several ranks' work that of the one whose steps are told counts, or what ``tasks`` (a mask) says.
     """

@@ -39,7 +39,7 @@ def sweep(
 
 @jit
 def live_rows(offsets: Int64, points: Int32) -> tuple[Int32, int]:
-    """Give each task a row for its ends, free again behind the last task that waits for it; and the rows in all.
+    """Return each task a row for its ends, free again behind the last task that waits for it; and the rows in all.
 
     Row 0 takes the ends that nobody waits for.
     """

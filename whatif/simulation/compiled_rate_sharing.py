@@ -24,7 +24,7 @@ _LEAST = LEAST
 
 
 def simulate_compiled(graph: TaskGraph) -> Int64:
-    """Give the starts and behind them the ends of all tasks, ns, by the default schedule."""
+    """Return the starts and behind them the ends of all tasks, ns, by the default schedule."""
     n = len(graph)
     uses = checked(graph)
     offsets, dependencies = outgoing_dependencies(graph)

@@ -18,14 +18,14 @@ def group_overlapping(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
 
 
 def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Give the starts and ends of the union of intervals that are sorted by start."""
+    """Return the starts and ends of the union of intervals that are sorted by start."""
     group, ends = group_overlapping(start_ns, end_ns)
     first = np.searchsorted(group, np.arange(len(ends)))
     return start_ns[first], ends
 
 
 def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Give the interval that holds each time, -1 for none, shape (n,); sorted by start, the later ends no earlier."""
+    """Return the interval that holds each time, -1 for none, shape (n,); sorted by start, the later ends no earlier."""
     if not len(start_ns):
         return np.full(len(time_ns), -1, dtype=np.int64)
     at = np.searchsorted(start_ns, time_ns, side="right") - 1

@@ -46,7 +46,7 @@ class User(NamedTuple):
 
 
 def rates(users: Sequence[User]) -> list[float]:
-    """Give the rate, 0 to 1, at which each of the users of one device proceeds; ``users`` are sorted.
+    """Return the rate, 0 to 1, at which each of the users of one device proceeds; ``users`` are sorted.
 
     Holders take their shares; whoever yields gets at most what they leave of the multiprocessors and of the memory
     bandwidth (and may ask for more than all, where losing some costs more than their share); sharers split what is
@@ -132,7 +132,7 @@ class _Shared:
         self._links: dict[int, list[User]] = {}
 
     def next_event(self) -> _Running | None:
-        """Give the running task that has the earliest end (or end of its lead), ties by id."""
+        """Return the running task that has the earliest end (or end of its lead), ties by id."""
         return min(self.running.values(), key=lambda one: (one.event_ns, one.task)) if self.running else None
 
     def join(self, one: _Running, now_ns: int, left: float) -> None:
@@ -177,7 +177,7 @@ class _Shared:
 
 
 def simulate_shared(graph: TaskGraph) -> Int64:
-    """Give the starts and behind them the ends of all tasks, ns, by the default schedule."""
+    """Return the starts and behind them the ends of all tasks, ns, by the default schedule."""
     if not use_compiled(PLAIN_COST * len(graph)):
         return by_schedule(graph, Frontier.earliest)
     from whatif.simulation.compiled_rate_sharing import simulate_compiled
@@ -186,7 +186,7 @@ def simulate_shared(graph: TaskGraph) -> Int64:
 
 
 def by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
-    """Give the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
+    """Return the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
 
     While a task that shares something is under way ``free_ns`` of its thread is when it would end at its present rate.
     A pick for that thread comes next on it, whenever that is. Where a pick starts before the latest event (a negative

@@ -47,7 +47,7 @@ Uses = npt.NDArray[Any]
 
 
 def uses_of(graph: TaskGraph) -> Uses:
-    """Give a copy of the column, shape (n_tasks,), zeros where no what-if has told anything yet."""
+    """Return a copy of the column, shape (n_tasks,), zeros where no what-if has told anything yet."""
     found = graph.attached.get(USES)
     return np.zeros(len(graph), dtype=COLUMN) if found is None else found.copy()
 
@@ -58,7 +58,7 @@ HELD_AT_MOST, MOST_HELD = 1.5, 0.9
 
 
 def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
-    """Give the graph twice: as little and as much slowed as collectives and kernels may slow one another on a GPU.
+    """Return the graph twice: as little and as much slowed as collectives and kernels may slow one another on a GPU.
 
     That is of collectives which a what-if put in; beside recorded ones the recording tells.
     """
@@ -73,7 +73,7 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
 
 
 def checked(graph: TaskGraph) -> Uses:
-    """Give the column of a graph that has it. Raises WhatifError where a row cannot be."""
+    """Return the column of a graph that has it. Raises WhatifError where a row cannot be."""
     uses = graph.attached[USES]
     if uses.dtype != COLUMN:
         raise WhatifError(

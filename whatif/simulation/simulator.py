@@ -87,7 +87,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
 
 
 def simulate_bounds(graph: TaskGraph, schedule: Schedule | None = None) -> tuple[Timeline, Timeline]:
-    """Give the timelines with all durations, and what tasks slow one another by, at their low and high bounds."""
+    """Return the timelines with all durations, and what tasks slow one another by, at their low and high bounds."""
     low, high = at_bounds(graph) if USES in graph.attached else (graph, graph)
     return (
         simulate(low.replace(duration_ns=graph.low_ns), schedule),
@@ -146,7 +146,7 @@ def use_compiled(n_tasks: int) -> bool:
 
 
 def rate_sharing() -> ModuleType:
-    """Give the module that simulates tasks which share what they run on; most graphs do not need it."""
+    """Return the module that simulates tasks which share what they run on; most graphs do not need it."""
     from whatif.simulation import rate_sharing
 
     return rate_sharing
@@ -177,7 +177,7 @@ def plain_sweep(
     lags_ns: Sequence[int],
     thread_lag_ns: Sequence[int],
 ) -> list[int]:
-    """Give start and end times, one list behind the other: ``compiled.sweep`` in plain Python."""
+    """Return start and end times, one list behind the other: ``compiled.sweep`` in plain Python."""
     n = len(thread)
     times = [0] * (2 * n)
     free_ns = [0] * len(thread_lag_ns)
@@ -200,7 +200,7 @@ def plain_sweep(
 
 
 def outgoing_dependencies(graph: TaskGraph) -> tuple[Int64, Dependencies]:
-    """Give all dependencies by source, and where each task's begin among them, shape (n_tasks + 1,)."""
+    """Return all dependencies by source, and where each task's begin among them, shape (n_tasks + 1,)."""
     dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
     offsets, rows = outgoing(len(graph), dependencies)
     return offsets, dependencies.take(rows)
@@ -299,12 +299,12 @@ def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
 
 
 def cycle(n_waiting: int) -> WhatifError:
-    """Give what is wrong where so many tasks could not run."""
+    """Return what is wrong where so many tasks could not run."""
     return WhatifError(f"simulate: {n_waiting} tasks wait for one another in a cycle; graph.check() names one of them.")
 
 
 def not_ready(task: object, n_ready: int) -> WhatifError:
-    """Give what is wrong where a schedule chose something else than one of ``n_ready`` tasks of the frontier."""
+    """Return what is wrong where a schedule chose something else than one of ``n_ready`` tasks of the frontier."""
     return WhatifError(
         f"schedule: expected a task of the frontier ({n_ready} are ready), got {task!r}; "
         "return one of the keys of frontier.ready_ns."

@@ -26,7 +26,7 @@ RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the re
 
 
 def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, ...]:
-    """Give the time of each step in ns; the ``gpu`` clock has one entry less than steps, the span one in all."""
+    """Return the time of each step in ns; the ``gpu`` clock has one entry less than steps, the span one in all."""
     if not len(graph):
         return ()
     return tuple(np.diff(_edges(graph, start_ns, end_ns, clock)).tolist())
@@ -42,7 +42,7 @@ def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int6
 
 
 def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
-    """Give the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
+    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
     if clock == "gpu":
         tasks = _last_gpu_tasks(graph)
         return tasks, np.zeros(len(tasks), dtype=np.bool_)
@@ -50,13 +50,13 @@ def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
 
 
 def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) -> Array:
-    """Give the edges from the starts and ends of the edge tasks, whose axis comes first; any further are scenarios."""
+    """Return the edges from the starts and ends of the edge tasks, whose axis comes first; others are scenarios."""
     edges = np.where(by_start.reshape(-1, *[1] * (start_ns.ndim - 1)), start_ns, end_ns)
     return np.maximum.accumulate(edges) if clock == "gpu" else edges
 
 
 def span_tasks(graph: TaskGraph) -> Bool:
-    """Give the mask of the tasks that the span lasts from the first to the last of."""
+    """Return a mask of the tasks that the span lasts from the first to the last of."""
     return (graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock).mask
 
 
@@ -83,7 +83,7 @@ def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:
 
 
 def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:
-    """Give the times of the steady steps: without the first and the last where there are enough."""
+    """Return the times of the steady steps: without the first and the last where there are enough."""
     if clock == "span" or len(times_ns) < MIN_STEPS - 1:
         return times_ns
     begin = _first_steady(times_ns, graph, clock)
@@ -117,7 +117,7 @@ def default_clock(graph: TaskGraph) -> str:
 
 
 def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
-    """Give the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
+    """Return the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
     if not len(graph):
         return 0, 0
     edges = _edges(graph, start_ns, end_ns, clock)

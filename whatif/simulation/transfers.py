@@ -12,10 +12,10 @@ LATENCY, WORKERS = "latency ns", "workers"
 
 
 def latency_of(graph: TaskGraph) -> Int64:
-    """Give the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if told it."""
+    """Return the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if told it."""
     return np.asarray(graph.attached.get(LATENCY, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
 def workers_of(graph: TaskGraph) -> Int64:
-    """Give how many workers each transfer of a what-if is between, shape (n_tasks,); 0 for all other tasks."""
+    """Return how many workers each transfer of a what-if is between, shape (n_tasks,); 0 for all other tasks."""
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)

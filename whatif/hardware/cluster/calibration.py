@@ -33,7 +33,7 @@ class Curve:
     time_ns: tuple[float, ...]
 
     def time_of(self, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Give the time of each size, ns, shape (n,)."""
+        """Return the time of each size, ns, shape (n,)."""
         size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
         known, time = np.asarray(self.size_bytes), np.asarray(self.time_ns)
         inside = np.exp(np.interp(np.log(np.maximum(size, known[0])), np.log(known), np.log(time)))
@@ -59,7 +59,7 @@ class Table:
         return told.pop() if len(told) == 1 else None
 
     def cost(self, operation: str, size_bytes: npt.NDArray[np.float64], network: Network) -> Cost:
-        """Give what n exchanges among the workers of ``network`` take, shape (n,) each part.
+        """Return what n exchanges among the workers of ``network`` take, shape (n,) each part.
 
         The curve of the same operation and the closest number of workers is taken, else one of the others. The
         latency is the time of the smallest size.

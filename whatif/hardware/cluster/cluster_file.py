@@ -36,12 +36,12 @@ Table = Mapping[str, Any]
 
 
 def preset_names() -> tuple[str, ...]:
-    """Give the names of the clusters that ship with the package, sorted."""
+    """Return the names of the clusters that ship with the package, sorted."""
     return tuple(sorted(_preset_texts()))
 
 
 def load_cluster(name: str) -> Cluster:
-    """Give the preset of that name, or the cluster of a TOML file.
+    """Return the preset of that name, or the cluster of a TOML file.
 
     Raises WhatifError with the place in the file where something is unknown, missing or impossible.
     """
@@ -69,7 +69,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def parse_cluster(text: str, path: str) -> Cluster:
-    """Give the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
+    """Return the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
     try:
         told = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is an error of Python's, not of TOML's

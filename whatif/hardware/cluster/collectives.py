@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 def bus_factor(operation: str, workers: int) -> float:
-    """Give nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
+    """Return nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
     if operation not in OPERATIONS:
         raise WhatifError(f"network: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
     if operation in ("broadcast", "send"):

@@ -26,7 +26,7 @@ def check_connected(cluster: Cluster) -> None:
 
 
 def levels_of(cluster: Cluster) -> tuple[ClusterLevel, ...]:
-    """Give the levels of a cluster of processors, innermost first.
+    """Return the levels of a cluster of processors, innermost first.
 
     Processors that links of a rate or faster ones connect are a member of the next level. Raises WhatifError where the
     members of a level are not equally large: then there is no ring, tree or hierarchy to speak of.

@@ -34,5 +34,5 @@ class Link:
 
     @property
     def exchange_byte_s(self) -> float:
-        """Give the rate of one direction while both are in use."""
+        """Return the rate of one direction while both are in use."""
         return self.byte_s if self.full_duplex else self.byte_s / 2

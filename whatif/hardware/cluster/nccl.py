@@ -37,7 +37,7 @@ _PLATEAU, _PLATEAU_BEFORE_AMPERE = 1.4, 1.9
 
 
 def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
-    """Give what n collectives take, shape (n,) each part. Raises WhatifError where the GPU's kind is not known."""
+    """Return what n collectives take, shape (n,) each part. Raises WhatifError where the GPU's kind is not known."""
     arch = _architecture(network.gpu)
     facts = _facts()
     inside = network.levels[0]
@@ -98,7 +98,7 @@ def knows(gpu: Gpu) -> bool:
 
 
 def step_us(kind: str) -> float:
-    """Give what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
+    """Return what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
     simple = PROTOCOLS.index("Simple")
     return float(_facts()["base_us"]["ring"][simple] + _facts()["step_us"][kind]["ring"][simple])
 

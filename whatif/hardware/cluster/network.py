@@ -70,7 +70,7 @@ class Network:
 
     @classmethod
     def of(cls, workers: int, link: Link, algorithm: str = "auto") -> Network:
-        """Give the network of that many workers on equal links."""
+        """Return the network of that many workers on equal links."""
         return cls((Level(workers, link),), algorithm)
 
     @property
@@ -79,7 +79,7 @@ class Network:
         return math.prod(level.workers for level in self.levels)
 
     def cost(self, operation: str, size_bytes: npt.ArrayLike, algorithm: str | None = None) -> Cost:
-        """Give what n exchanges of ``size_bytes`` take one by one, shape (n,) each part.
+        """Return what n exchanges of ``size_bytes`` take one by one, shape (n,) each part.
 
         ``auto`` is the fastest of those that NCCL chooses from: ring and tree for an all-reduce, the ring for
         reduce-scatter, all-gather and broadcast, direct messages for all-to-all and send. The network's own algorithm

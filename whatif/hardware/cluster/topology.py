@@ -59,7 +59,7 @@ class Cluster:
     path: str = ""
 
     def network(self, workers: int | None = None) -> Network:
-        """Give the network of the first so many workers, whole members first; None is all of them, one
+        """Return the network of the first so many workers, whole members first; None is all of them, one
         member where a level leaves their number open.
 
         Raises WhatifError where there are not so many, or where they fill no equal members.

@@ -61,7 +61,7 @@ class LayerNames:
         self._numbered: dict[str, str] = {}
 
     def __call__(self, qualified: str) -> str:
-        """Give "layer1.0.layer2" for "encoder.0.attention"."""
+        """Return "layer1.0.layer2" for "encoder.0.attention"."""
         return ".".join(self._word(word) for word in qualified.split("."))
 
     def _word(self, word: str) -> str:
@@ -83,7 +83,7 @@ class Scrubber:
         self._secret = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
 
     def text(self, text: str, *, secrets: bool = True) -> str:
-        """Give ``text`` without paths and addresses, and without names of hosts and users where ``secrets`` says so."""
+        """Return ``text`` without paths and addresses, and without host and user names where ``secrets`` says so."""
         if secrets and self._secret is not None:
             text = self._without(self._secret, "(name)", SECRET, text)
         text = self._without(_PATH, "(path)", PATH, text)
@@ -96,7 +96,7 @@ class Scrubber:
         return text
 
     def name(self, name: str, *, is_annotation: bool) -> str:
-        """Give an event's name; of what torch and libraries name themselves no word is taken for a person's."""
+        """Return an event's name; of what torch and libraries name themselves no word is taken for a person's."""
         if self.layers is not None:
             if mark := _LAYER_MARK.fullmatch(name):
                 return mark[1] + self.layers(mark[2])
@@ -106,7 +106,7 @@ class Scrubber:
         return self.text(name, secrets=own)
 
     def value(self, value: Any, field: str = "") -> Any:
-        """Give a JSON value with every text in it clean, and without the fields that say who and where."""
+        """Return a JSON value with every text in it clean, and without the fields that say who and where."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -133,7 +133,7 @@ class Scrubber:
 
 
 def find_secrets(start: bytes) -> set[str]:
-    """Give names of hosts and users to look for: those that the start of a file tells, and this machine's own."""
+    """Return names of hosts and users to look for: those that the start of a file tells, and this machine's own."""
     found = {match.decode("utf-8", "replace") for match in (*_HOST.findall(start), *_HOME.findall(start))}
     with suppress(OSError):
         found.add(socket.gethostname())

@@ -42,13 +42,13 @@ class Clock:
     n_collectives: int = 0  # by which it was found; 0: by what the clocks themselves showed
 
     def common_ns(self, time_ns: Int64) -> Int64:
-        """Give the times of a rank's own clock on the common one."""
+        """Return the times of a rank's own clock on the common one."""
         drifted = np.rint(self.drift * (time_ns - self.pivot_ns)).astype(np.int64) if self.drift else 0
         return np.asarray(time_ns - self.offset_ns - drifted, dtype=np.int64)
 
 
 def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequence[int]) -> list[Clock]:
-    """Give the clock of each rank; the first one's is the common one.
+    """Return the clock of each rank; the first one's is the common one.
 
     Ranks that meet the first one in no collective are found over those that do; those that meet nobody are placed by
     what their clocks show.

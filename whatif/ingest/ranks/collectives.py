@@ -44,7 +44,7 @@ class Collectives:
 
     @staticmethod
     def of(graph: TaskGraph, first_step: int, **columns: Any) -> Collectives:
-        """Give the collectives of tasks of ``graph``, whose first step the profiler counts as ``first_step``."""
+        """Return the collectives of tasks of ``graph``, whose first step the profiler counts as ``first_step``."""
         task = columns["task"]
         step = graph.step[task].astype(np.int64)
         start_ns = graph.start_ns[task]
@@ -58,13 +58,13 @@ class Collectives:
 
 
 def first_step_of(events: Events) -> int:
-    """Give the number of the first step by the profiler's marks, by which ranks count alike; 0 without such marks."""
+    """Return the number of the first step by the profiler's marks, by which ranks count alike; 0 without such marks."""
     found = [int(match.group(1)) for name in events.names if (match := PROFILER_STEP.match(name))]
     return min(found, default=0) if min(found, default=0) < 2**40 else 0
 
 
 def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
-    """Give the communication kernels of a rank's graph with what the trace tells of each.
+    """Return the communication kernels of a rank's graph with what the trace tells of each.
 
     An old trace tells nothing of a kernel: then the annotation around its launch tells operation and size.
     """
@@ -114,7 +114,7 @@ def _events_of(graph: TaskGraph, events: Events, task: Int32) -> Int64:
 
 
 def origin_ns(graph: TaskGraph, events: Events) -> int:
-    """Give what the events' times show where the graph's are 0."""
+    """Return what the events' times show where the graph's are 0."""
     return graph.info.origin_ns - events.base_ns
 
 
@@ -136,7 +136,7 @@ def _called(graph: TaskGraph, events: Events, task: Int32) -> tuple[list[str], I
 
 
 def shape_bytes(shape: tuple[Any, Any, Any]) -> int:
-    """Give the bytes of the first tensor of an event's inputs; -1 where they are not told."""
+    """Return the bytes of the first tensor of an event's inputs; -1 where they are not told."""
     dims, types, _ = shape
     dims = dims[0] if isinstance(dims, list) and dims else None
     dtype = types[0] if isinstance(types, list) and types else None

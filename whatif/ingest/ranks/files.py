@@ -17,7 +17,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def find_recordings(paths: Sequence[str | Path]) -> list[Path]:
-    """Give the files that are meant, those of folders among them, in the order of their names.
+    """Return the files that are meant, those of folders among them, in the order of their names.
 
     Raises WhatifError where a folder holds none, or where one file is named twice.
     """
@@ -55,7 +55,7 @@ class RankTold:
 
 
 def told_by(header: dict[str, Any]) -> RankTold:
-    """Give the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
+    """Return the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
     told = header.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, size = told.get("rank"), told.get("world_size")
@@ -75,7 +75,7 @@ class Places:
 
 
 def place(files: Sequence[Path], told: Sequence[RankTold]) -> Places:
-    """Give each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
+    """Return each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
     warnings = []
     sizes = sorted({t.world_size for t in told if t.world_size is not None})
     if len(sizes) > 1:

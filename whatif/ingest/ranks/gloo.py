@@ -34,7 +34,7 @@ ASKS = "c10d::"
 
 
 def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]:
-    """Give a CPU recording's graph with its collectives as tasks, and these; the same graph where it has none."""
+    """Return a CPU recording's graph with its collectives as tasks, and these; the same graph where it has none."""
     marked = np.array([name.startswith(PREFIX) for name in events.names], dtype=np.bool_)
     # A mark on a thread that computes is the user's own.
     computing = {thread.name for thread in graph.threads}

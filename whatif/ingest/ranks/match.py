@@ -33,13 +33,13 @@ class Match:
         return np.searchsorted(self.collective, np.arange(self.n_collectives))
 
     def column(self, per_rank: Sequence[Array]) -> Array:
-        """Give a value for each row, (n_members,), from one column for each rank."""
+        """Return a value for each row, (n_members,), from one column for each rank."""
         offsets = np.cumsum([0, *(len(column) for column in per_rank)])
         return np.concatenate(per_rank)[offsets[self.rank] + self.row]
 
 
 def match(ranks: Sequence[Collectives]) -> Match:
-    """Give the collectives that ranks have in common; it takes O(n log n) for n collectives of all ranks together.
+    """Return the collectives that ranks have in common; it takes O(n log n) for n collectives of all ranks together.
 
     Within a step the k-th one of a kind (group, operation, size) on one rank is the k-th on every other. Where ranks
     have a different number of a kind nobody can tell which is missing, and all of it stays unmatched.

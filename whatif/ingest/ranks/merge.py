@@ -52,7 +52,7 @@ _ROUNDS = 50
 
 
 def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], begins_ns: Sequence[int]) -> TaskGraph:
-    """Give one graph of the graphs of the ranks ``numbers``, ascending; part i begins at ``begins_ns[i]`` (0 or more).
+    """Return one graph of the ranks ``numbers`` (ascending); part i begins at ``begins_ns[i]`` (0 or more).
 
     ``info`` is what is known of all; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
     """
@@ -192,7 +192,7 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
 
 
 def meet(graph: TaskGraph) -> TaskGraph:
-    """Give a graph with arrivals in which every collective has its hub; the hubs come last.
+    """Return a graph with arrivals in which every collective has its hub; the hubs come last.
 
     Its dependencies may point backward until the tasks are put in order.
     """
@@ -271,24 +271,24 @@ def _never_back(key: Int64, bounds: Sequence[int]) -> None:
 
 
 def ranks_of(graph: TaskGraph) -> Int32:
-    """Give the rank of each task, shape (n_tasks,); ``NOBODY`` for the hubs."""
+    """Return the rank of each task, shape (n_tasks,); ``NOBODY`` for the hubs."""
     return np.array([thread.rank for thread in graph.threads], dtype=np.int32)[graph.thread]
 
 
 def begins_of(graph: TaskGraph) -> list[int]:
-    """Give when each rank's recording begins, ns, in the order of ``graph.info.ranks``."""
+    """Return when each rank's recording begins, ns, in the order of ``graph.info.ranks``."""
     begin = np.array([name == BEGIN_NAME for name in graph.names], dtype=np.bool_)[graph.name]
     held = dict(zip(ranks_of(graph)[begin].tolist(), graph.duration_ns[begin].tolist(), strict=True))
     return [held.get(rank, 0) for rank in rank_numbers(graph)]
 
 
 def rank_numbers(graph: TaskGraph) -> list[int]:
-    """Give the ranks of a graph, ascending: one for each of ``graph.info.ranks``."""
+    """Return the ranks of a graph, ascending: one for each of ``graph.info.ranks``."""
     return sorted({thread.rank for thread in graph.threads} - {NOBODY})
 
 
 def take_apart(graph: TaskGraph) -> list[TaskGraph]:
-    """Give the graph of each rank of a merged one, without arrivals and hubs, in the order of ``info.ranks``."""
+    """Return the graph of each rank of a merged one, without arrivals and hubs, in the order of ``info.ranks``."""
     helps = np.array([name in (ARRIVAL_NAME, HUB_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
     kept = ~helps[graph.name]
     rank = np.where(kept, ranks_of(graph), NOBODY)
@@ -349,7 +349,7 @@ def _only_spoke(new: TaskGraph, old: TaskGraph) -> bool:
 
 
 def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> TaskGraph:
-    """Give a merged graph in which each rank's part is what ``transform`` makes of it."""
+    """Return a merged graph in which each rank's part is what ``transform`` makes of it."""
     before = take_apart(graph)
     after = []
     for part in before:

@@ -33,7 +33,7 @@ class Waits:
 
 
 def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Clock]) -> Waits:
-    """Give what the members of each matched collective waited and transferred."""
+    """Return what the members of each matched collective waited and transferred."""
     arrival_ns = matched.column([clock.common_ns(c.start_ns) for c, clock in zip(ranks, clocks, strict=True)])
     # Durations are the rank's own: a drift within one collective is nothing.
     spent_ns = matched.column([c.end_ns - c.start_ns for c in ranks])
@@ -60,7 +60,7 @@ def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Cl
 
 
 def latency_ns(size_bytes: Int64, transfer_ns: Int64, kind: Int64) -> Int64:
-    """Give the part of each transfer that its bytes do not explain, ns: a line through the transfers of its kind.
+    """Return the part of each transfer that its bytes do not explain, ns: a line through the transfers of its kind.
 
     Least squares over size and time of a kind (operation and number of ranks), between 0 and the shortest of them; 0
     where sizes are unknown or all the same, as nothing tells the two parts apart then. Columns of shape (n,).

@@ -32,7 +32,7 @@ class Found:
 
 
 def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths: int | None = 100) -> Found:
-    """Give the fastest of up to ``max_paths`` assignments of roles; None tries all.
+    """Return the fastest of up to ``max_paths`` assignments of roles; None tries all.
 
     Raises WhatifError where there are fewer processors than roles, where no processor's memory holds a role, where
     roles that exchange data have no way to do so, or where all ways are too many to try.
@@ -48,7 +48,7 @@ def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths:
 
 
 def first_path(roles: Sequence[Role], machines: Machines) -> Assignment:
-    """Give the assignment that ranking alone leads to. Raises WhatifError where the constraints cannot be met."""
+    """Return the assignment that ranking alone leads to. Raises WhatifError where the constraints cannot be met."""
     placed: Assignment = {}
     free = [processor.name for processor in machines.processors]
     for role in _by_demand(roles, machines):
@@ -62,7 +62,7 @@ def first_path(roles: Sequence[Role], machines: Machines) -> Assignment:
 
 
 def every_path(roles: Sequence[Role], machines: Machines) -> Iterator[Assignment]:
-    """Give every assignment that meets the constraints; of processors that are alike only the first free one takes
+    """Return every assignment that meets the constraints; of processors that are alike only the first free one takes
     part, and roles of one kind without links of their own take theirs in order.
     """
     names = [processor.name for processor in machines.processors]

@@ -20,7 +20,7 @@ _SIGNATURES = {name: f"{name}({', '.join(parameters)})" for name, parameters in 
 
 
 def load_architecture(name: str) -> Architecture:
-    """Give the built-in architecture of that name, or the one of a ``.py`` file, which is run: name only your own.
+    """Return the built-in architecture of that name, or the one of a ``.py`` file, which is run: name only your own.
 
     Raises WhatifError where there is none, or where its functions do not have the shape (which the message shows).
     """

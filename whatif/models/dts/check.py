@@ -11,7 +11,7 @@ _Way = tuple[str, str]
 
 
 def equation_ns(found: Estimate) -> float | None:
-    """Give the time of a batch by the equation of a built-in architecture, ns; None for any other.
+    """Return the time of a batch by the equation of a built-in architecture, ns; None for any other.
 
     Equal to the simulated one for pipeline and split learning, and where equal clients have equal links; where clients
     differ, (2) and (4) are longer: they let the slowest work meet the slowest link, and a server wait for all.

@@ -15,13 +15,13 @@ MOST_CUTS = 16
 
 
 def narrow_cuts(dnn: Dnn) -> list[tuple[int, ...]]:
-    """Give the cuts in two through which least flows, each as how many layers lie ahead of it."""
+    """Return the cuts in two through which least flows, each as how many layers lie ahead of it."""
     order = 1 + np.argsort(dnn.in_bytes[1:], kind="stable")
     return [(int(cut),) for cut in order[:MOST_CUTS]]
 
 
 def parts_of(dnn: Dnn, cuts: tuple[int, ...]) -> list[Part]:
-    """Give the parts between the cuts. Raises WhatifError where cuts do not ascend or leave nothing on one side."""
+    """Return the parts between the cuts. Raises WhatifError where cuts do not ascend or leave nothing on one side."""
     bounds = (0, *cuts, len(dnn))
     if any(last <= first for first, last in pairwise(bounds)):
         raise WhatifError(
@@ -32,7 +32,7 @@ def parts_of(dnn: Dnn, cuts: tuple[int, ...]) -> list[Part]:
 
 
 def halves(dnn: Dnn, cuts: tuple[int, ...]) -> tuple[Part, Part]:
-    """Give the part of the client and that of the server. Raises WhatifError where there is not one cut."""
+    """Return the part of the client and that of the server. Raises WhatifError where there is not one cut."""
     if len(cuts) != 1:
         raise WhatifError(f"dts: expected one cut, between client and server, got {len(cuts)}.")
     client, server = parts_of(dnn, cuts)
@@ -40,7 +40,7 @@ def halves(dnn: Dnn, cuts: tuple[int, ...]) -> tuple[Part, Part]:
 
 
 def pipeline_cuts(dnn: Dnn, machines: Machines, workers: int) -> list[tuple[int, ...]]:
-    """Give the cuts into ``workers`` parts, or as few as fit (0), through which least flows in all.
+    """Return the cuts into ``workers`` parts, or as few as fit (0), through which least flows in all.
 
     No part is larger than the memory of the smallest of as many of the largest processors. Raises WhatifError where no
     number of parts fits.

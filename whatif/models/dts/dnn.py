@@ -69,7 +69,7 @@ class Dnn:
         return self.part(0, len(self))
 
     def part(self, first: int, last: int) -> Part:
-        """Give the layers from ``first`` up to, not including, ``last``."""
+        """Return the layers from ``first`` up to, not including, ``last``."""
         chosen = slice(first, last)
         weights = int(self.weights_bytes[chosen].sum())
         return Part(
@@ -82,7 +82,7 @@ class Dnn:
         )
 
     def average_ns(self, models: int, weights_bytes: int) -> float:
-        """Give the time of averaging so many models: each is read, and one is written. Memory bounds it."""
+        """Return the time of averaging so many models: each is read, and one is written. Memory bounds it."""
         return (models + 1) * weights_bytes * 1e9 / self.copy_byte_s
 
     @cached_property
@@ -91,7 +91,7 @@ class Dnn:
         return self.fetch_ns + self.whole.work_ns
 
     def layer_number(self, text: str, what_if: str) -> int:
-        """Give how many layers lie ahead of a cut: ``text`` is that number, or the name of the last one ahead of it.
+        """Return how many layers lie ahead of a cut: ``text`` is that number, or the name of the last one ahead of it.
 
         Raises WhatifError where neither fits, or where nothing would lie on one side.
         """
@@ -110,7 +110,7 @@ class Dnn:
 
 
 def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
-    """Give the network of a recording of one worker: the median of its steady steps.
+    """Return the network of a recording of one worker: the median of its steady steps.
 
     A moment of a step belongs to the task that ends next: so do waiting and the gaps between tasks, and the parts add
     up to the step. Raises WhatifError where the recording names no layers, or does not tell what flows between them.

@@ -47,15 +47,15 @@ class Estimate:
     batch_ns: int
 
     def plan(self, batches: int = 1) -> Plan:
-        """Give the plan of a round of so many batches a client."""
+        """Return the plan of a round of so many batches a client."""
         return played(self.architecture, self.dnn, self.machines, self.assignment, self.training, batches)
 
     def round_ns(self, batches: int = 1) -> int:
-        """Give the time of a round of so many batches a client: of an epoch, where it has so many."""
+        """Return the time of a round of so many batches a client: of an epoch, where it has so many."""
         return run(self.plan(batches).activities).total_ns
 
     def spread(self, batches: int = 1, *, samples: int = 1000, seed: int = 0) -> Spread:
-        """Give the round's time with its distribution over ``samples`` draws of the fluctuations."""
+        """Return the round's time with its distribution over ``samples`` draws of the fluctuations."""
         activities = self.plan(batches).activities
         time_ns = run(activities).total_ns
         if not any(activity.fluctuation for activity in activities):
@@ -67,7 +67,7 @@ class Estimate:
 def estimate(
     architecture: Architecture, dnn: Dnn, machines: Machines, training: Training, max_paths: int | None = 100
 ) -> Estimate:
-    """Give the fastest way to train by an architecture: the best of its cuts, where none is given, and of the paths.
+    """Return the fastest way to train by an architecture: the best of its cuts, where none is given, and of the paths.
 
     Raises WhatifError where the roles cannot be given out, or where a user's script fails.
     """
@@ -113,7 +113,7 @@ def played(
     architecture: Architecture, dnn: Dnn, machines: Machines, assignment: Assignment, training: Training,
     batches: int | None = None,
 ) -> Plan:  # fmt: skip
-    """Give the plan of a round. Raises WhatifError where a user's script fails."""
+    """Return the plan of a round. Raises WhatifError where a user's script fails."""
     plan = Plan(dnn, machines, assignment)
     wanted = training if batches is None else replace(training, batches=batches)
     _of_script(architecture, architecture.play, plan, wanted)

@@ -30,7 +30,7 @@ class Processor:
     parallelization_factor: float = 1.0
 
     def slowdown(self, recorded_gflop_s: float | None) -> float:
-        """Give how many times as long as on the recorded machine work takes here. Raises WhatifError where unknown."""
+        """Return the time of work here over that on the recorded machine. Raises WhatifError where unknown."""
         if self.gflop_s is None:
             return 1.0 / self.parallelization_factor
         if recorded_gflop_s is None:
@@ -51,7 +51,7 @@ class Wire:
     fluctuation: float = 0.0
 
     def time_ns(self, size_bytes: float) -> float:
-        """Give the time of one transfer, ns."""
+        """Return the time of one transfer, ns."""
         return self.latency_ns + size_bytes * 1e9 / self.byte_s
 
 
@@ -77,7 +77,7 @@ class Machines:
 
     @staticmethod
     def equal(count: int, wire: Wire, processor: Processor | None = None) -> Machines:
-        """Give ``count`` equal processors, any two of which have a link of their own."""
+        """Return ``count`` equal processors, any two of which have a link of their own."""
         like = processor or Processor("")
         processors = (replace(like, name=f"processor {number}") for number in range(1, count + 1))
         return Machines(tuple(processors), anywhere=wire)
@@ -125,7 +125,7 @@ class Machines:
         return {}
 
     def wire(self, source: str, target: str) -> Wire | None:
-        """Give the way from one processor to another; None where there is none.
+        """Return the way from one processor to another; None where there is none.
 
         Over several links it is as fast as the narrowest, the first of equals, and takes its turn there; latencies add
         up and the fluctuation is that of the narrowest. Of several ways the one whose links together are fastest.

@@ -26,7 +26,7 @@ CLIENTS = 3
 
 
 def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
-    """Give the processors and links of a cluster file; over TCP, as from a CPU, its headers take a share of each link.
+    """Return the processors and links of a cluster file; over TCP, as from a CPU, headers take a share of each link.
 
     Raises WhatifError where the file tells levels of equal workers only.
     """
@@ -60,14 +60,14 @@ def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
 
 
 def equal_machines(count: int, bandwidth: Bandwidth, latency_us: float, *, tcp: bool) -> Machines:
-    """Give ``count`` machines like the recorded one, a link of its own between any two."""
+    """Return ``count`` machines like the recorded one, a link of its own between any two."""
     if not 0 <= latency_us <= 1e6:
         raise WhatifError(f"dts: expected latency_us from 0 to 1,000,000, got {latency_us}.")
     return Machines.equal(count, Wire("", bandwidth.byte_s * (TCP_SHARE if tcp else 1.0), latency_us * 1e3))
 
 
 def cuts_of(dnn: Dnn, cut: str, what_if: str) -> tuple[int, ...]:
-    """Give the cuts that an option names, by numbers or names of layers between commas; none where it is empty."""
+    """Return the cuts that an option names, by numbers or names of layers between commas; none where it is empty."""
     return tuple(dnn.layer_number(part.strip(), what_if) for part in cut.split(",")) if cut else ()
 
 
@@ -84,7 +84,7 @@ def train_distributed(
     latency_us: float,
     max_paths: int,
 ) -> TaskGraph:
-    """Give the graph whose every step is one round of the architecture ``name``, and note who does what.
+    """Return the graph whose every step is one round of the architecture ``name``, and note who does what.
 
     None stands for 3 clients, as few workers as hold the network, the fastest cut; ``max_paths`` 0 tries all. Without
     ``cluster`` (a file) all machines are like the recorded one. Raises WhatifError where an option makes no sense or

@@ -103,7 +103,7 @@ class Plan:
         )  # fmt: skip
 
     def wire(self, source: str, target: str) -> Wire:
-        """Give the way between the processors of two roles. Raises WhatifError where there is none."""
+        """Return the way between the processors of two roles. Raises WhatifError where there is none."""
         ends = self.assignment[source], self.assignment[target]
         wire = self.machines.wire(*ends)
         if wire is None:
@@ -131,7 +131,7 @@ class Times(NamedTuple):
 
 
 def run(activities: list[Activity]) -> Times:
-    """Give the times: every place does one thing at a time, and first what can start first.
+    """Return the times: every place does one thing at a time, and first what can start first.
 
     Ties by (start, ready time, number), as the simulator breaks them. It is a plain second implementation of the
     simulation, fast on the few activities of a plan: a search for roles asks it again and again.
@@ -166,7 +166,7 @@ def run(activities: list[Activity]) -> Times:
 
 
 def busy_ns(activities: list[Activity], assignment: Mapping[str, str]) -> dict[str, int]:
-    """Give the delay that each role causes, ns: its work and the transfers that it is an end of."""
+    """Return the delay that each role causes, ns: its work and the transfers that it is an end of."""
     delay = dict.fromkeys(assignment, 0)
     for activity in activities:
         ends, _, _ = activity.name.partition(":")
@@ -177,7 +177,7 @@ def busy_ns(activities: list[Activity], assignment: Mapping[str, str]) -> dict[s
 
 
 def spread_ns(activities: list[Activity], samples: int, seed: int) -> Float64:
-    """Give the total time under ``samples`` draws of the fluctuations, ns, shape (samples,).
+    """Return the total time under ``samples`` draws of the fluctuations, ns, shape (samples,).
 
     In each batch every processor and link draws how fast it is, evenly between 1 - f and 1 + f times its usual rate.
     Each place keeps the order of the undisturbed round, so one sweep does all draws.

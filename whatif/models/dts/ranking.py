@@ -30,7 +30,7 @@ class Ranked:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the row as a JSON object; times in ms."""
+        """Return the row as a JSON object; times in ms."""
         if self.found is None or self.batch is None or self.epoch is None:
             return {"name": self.name, "reason": self.reason}
         by_equation = equation_ns(self.found)
@@ -63,7 +63,7 @@ class Ranking:
         return tuple(row for row in self.rows if row.found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the ranking as a JSON object."""
+        """Return the ranking as a JSON object."""
         return {
             "clients": self.training.clients,
             "batches_per_epoch": self.epoch_batches,
@@ -112,17 +112,17 @@ def rank(
 
 
 def batches_of_round(found: Estimate) -> int:
-    """Give how many batches are trained on in a round of one batch a client: one a fetch of data."""
+    """Return how many batches are trained on in a round of one batch a client: one a fetch of data."""
     return max(sum(activity.phase == Phase.DATA for activity in found.plan().activities), 1)
 
 
 def network_bytes(found: Estimate) -> int:
-    """Give the bytes that cross all links in a round of one batch a client."""
+    """Return the bytes that cross all links in a round of one batch a client."""
     return sum(activity.size_bytes for activity in found.plan().activities if activity.size_bytes > 0)
 
 
 def cut_layers(found: Estimate) -> list[str]:
-    """Give the last layer ahead of each cut."""
+    """Return the last layer ahead of each cut."""
     return [found.dnn.layers[at - 1] for at in found.training.cuts]
 
 

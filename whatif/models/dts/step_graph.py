@@ -33,7 +33,7 @@ BEGIN, END = "a round begins", "a round is over"
 
 
 def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Sequence[str]) -> TaskGraph:
-    """Give the graph whose every step is one round of a plan, with as many steps as ``graph`` has.
+    """Return the graph whose every step is one round of a plan, with as many steps as ``graph`` has.
 
     ``processors`` are those with a role; the first one's thread carries the marks between rounds. On a GPU's recording
     processors are streams, on a CPU's they are CPU threads; links are channels. The order on each is the schedule's.

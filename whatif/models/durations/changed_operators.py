@@ -25,9 +25,9 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.database import SOURCE_OF_RUNG, estimator_of, same_rung_ratio
+from whatif.models.durations.database import DURATION_SOURCES, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, Texts
@@ -35,7 +35,7 @@ from whatif.opdb.work import work
 
 # The worst source that may answer: below it other devices' measurements do, which know the recorded kernel less well
 # than the what-if's model does.
-WORST = Rung.LEARNED
+WORST = AnswerSource.LEARNED
 # Integers that grow with the batch. Of a product of two matrices the rows do in the forward pass; in the backward pass
 # a gradient of weights sums over them instead.
 _BATCH = {"conv": "batch", "attention": "batch", "normalization": "rows", "elementwise": "elements"}
@@ -56,7 +56,7 @@ class Changed(NamedTuple):
 
 
 def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:
-    """Give the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
+    """Return the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
     better = told.known & able
     if not better.any():
         return model
@@ -69,7 +69,7 @@ def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, mo
 
 
 def in_format(graph: TaskGraph, tasks: Array, dtype: str) -> Changed:
-    """Give what products and convolutions ``tasks`` (a mask or ids) take in ``dtype`` on the recorded device."""
+    """Return what products and convolutions ``tasks`` (a mask or ids) take in ``dtype`` on the recorded device."""
 
     def switched(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
         able = ops.family in ("matmul", "conv", "attention")
@@ -79,7 +79,7 @@ def in_format(graph: TaskGraph, tasks: Array, dtype: str) -> Changed:
 
 
 def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
-    """Give what ``tasks`` (a mask or ids) take with ``factor`` times the samples on the recorded device."""
+    """Return what ``tasks`` (a mask or ids) take with ``factor`` times the samples on the recorded device."""
     rows = _rows_of_samples(graph)
     forward = _called_in_forward(graph)
 
@@ -101,7 +101,7 @@ def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
 
 
 def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed:
-    """Give what operators ``tasks`` (ids of one layer's) take with other ``sizes``, down to the data sheet.
+    """Return what operators ``tasks`` (ids of one layer's) take with other ``sizes``, down to the data sheet.
 
     ``sizes`` are integers of the database's operators, as ``out_channels``. A gradient of a product has its sizes in
     other places: there the recorded value is looked for. Where nobody answers, as on a CPU that was not measured,
@@ -134,7 +134,7 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
 
     for places, ops in operators_of(graph.info.operators):
         changed(ops, places)  # also where no device is known to ask
-    answer = _changed(graph, tasks, changed, worst=Rung.ANALYTIC)
+    answer = _changed(graph, tasks, changed, worst=AnswerSource.ANALYTIC)
     by_work = work_ratio[graph.called[tasks]]
     ends = [by_work**exponent for exponent in _WORK_EXPONENTS]
     return Changed(
@@ -172,7 +172,11 @@ def _growing(ops: Operators, rows: set[int], forward: Bool) -> tuple[dict[str, B
 
 
 def _changed(
-    graph: TaskGraph, tasks: Array, change: Callable[[Operators, Int64], tuple[Operators, Bool]], *, worst: Rung = WORST
+    graph: TaskGraph,
+    tasks: Array,
+    change: Callable[[Operators, Int64], tuple[Operators, Bool]],
+    *,
+    worst: AnswerSource = WORST,
 ) -> Changed:
     """Each task's ratio, by what ``change`` makes of its operator and for which of them it can."""
     ids = as_ids(graph, tasks)
@@ -191,10 +195,10 @@ def _changed(
         rows = np.flatnonzero(able & used[places])
         if ops.family == "other" or not len(rows):
             continue
-        ratios = same_rung_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
+        ratios = same_source_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
         for column, told in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places[rows]] = told
-        source_by_row[places[rows]] = _SOURCES[ratios.rung]
+        source_by_row[places[rows]] = _SOURCES[ratios.answered_by]
     # A what-if before may have put a task into another format than its operator was recorded in.
     recorded = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in table] + [0])[called]
     same = (graph.dtype[ids] == recorded) | (graph.dtype[ids] == 0) | (recorded == 0)
@@ -212,7 +216,7 @@ def _device_name(graph: TaskGraph) -> str:
     return cpu_called(recorded.cpu, recorded.threads).name if recorded.cpu is not None else ""
 
 
-_SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung], dtype=np.int8)
+_SOURCES = np.array([DURATION_SOURCES.get(source, Source.ROOFLINE) for source in AnswerSource], dtype=np.int8)
 
 
 def _was_measured(side: Estimator) -> bool:

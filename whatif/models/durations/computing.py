@@ -79,7 +79,7 @@ def computing(
 
 
 def recorded_share(graph: TaskGraph, family: KernelFamily, dtype: str) -> Share | None:
-    """Give the share of the peak that the recorded kernels of a family and format reach, by their time.
+    """Return the share of the peak that the recorded kernels of a family and format reach, by their time.
 
     None where the device is not known, or fewer than three of them tell their operations.
     """

@@ -15,16 +15,19 @@ import numpy as np
 
 from whatif.graph.types import Bool, Float64, Int8
 from whatif.models.durations.estimator import Source
-from whatif.opdb.chain import Answers, Estimator, Rung
+from whatif.opdb.chain import Answers, AnswerSource, Estimator
 from whatif.opdb.default import estimator as default_estimator
 from whatif.opdb.location import default_database
 from whatif.opdb.rows import Operators
 
 # Who answers for a ratio of two estimates of a source.
-SOURCE_OF_RUNG = {
-    Rung.EXACT: Source.DATABASE, Rung.INTERPOLATED: Source.DATABASE, Rung.LEARNED: Source.LEARNED,
-    Rung.SAME_SHAPE: Source.OTHER_DEVICES, Rung.LEARNED_ACROSS: Source.OTHER_DEVICES,
-}  # fmt: skip
+DURATION_SOURCES = {
+    AnswerSource.EXACT: Source.DATABASE,
+    AnswerSource.INTERPOLATED: Source.DATABASE,
+    AnswerSource.LEARNED: Source.LEARNED,
+    AnswerSource.SAME_SHAPE: Source.OTHER_DEVICES,
+    AnswerSource.LEARNED_ACROSS: Source.OTHER_DEVICES,
+}
 # What was measured with its launch tells little of a kernel that is shorter than the launch: events around one kernel
 # read 24 us at the least (NeuSight's five GPUs).
 LEAST_WITH_LAUNCH_S = 20e-6
@@ -40,11 +43,11 @@ class Ratios:
     ratio: Float64
     low: Float64
     high: Float64
-    rung: Int8
+    answered_by: Int8
 
 
 def estimator_of(device: str) -> Estimator:
-    """Give the chain of a device, with the person's database and the shipped models; opened once a process."""
+    """Return the chain of a device, with the person's database and the shipped models; opened once a process."""
     return _opened(device, default_database())
 
 
@@ -53,27 +56,32 @@ def _opened(device: str, _database: Path) -> Estimator:
     return default_estimator(device)
 
 
-def same_rung_ratio(
-    before: Operators, after: Operators, old: Estimator, new: Estimator, *, worst: Rung = Rung.LEARNED_ACROSS
+def same_source_ratio(
+    before: Operators,
+    after: Operators,
+    old: Estimator,
+    new: Estimator,
+    *,
+    worst: AnswerSource = AnswerSource.LEARNED_ACROSS,
 ) -> Ratios:
-    """Give the time of ``after`` on the device of ``new`` over that of ``before`` on the device of ``old``.
+    """Return the time of ``after`` on the device of ``new`` over that of ``before`` on the device of ``old``.
 
     Both are n operators of one family, row by row the one that becomes the other. The best source
     up to ``worst`` that answers for both counts.
     """
     n = len(before)
     ratio, low, high = (np.full(n, np.nan) for _ in range(3))
-    rung = np.full(n, Rung.NONE, dtype=np.int8)
+    answered_by = np.full(n, AnswerSource.NONE, dtype=np.int8)
     allowed = np.zeros(n, dtype=np.int8)
     open_ = np.arange(n)
     # Each round at least one of the two answers moves down a source.
     while len(open_):
         floor = int(allowed[open_].min())
         rows = open_[allowed[open_] == floor]
-        rungs = [step for step in Rung if floor <= step <= worst]
-        first, second = (_asked(side, ops.take(rows), rungs) for side, ops in ((old, before), (new, after)))
-        answered = (first.rung <= worst) & (second.rung <= worst)
-        agreed = answered & (first.rung == second.rung)
+        sources = [step for step in AnswerSource if floor <= step <= worst]
+        first, second = (_asked(side, ops.take(rows), sources) for side, ops in ((old, before), (new, after)))
+        answered = (first.answered_by <= worst) & (second.answered_by <= worst)
+        agreed = answered & (first.answered_by == second.answered_by)
         little = _mostly_launch(first) | _mostly_launch(second)
         same = agreed & ~little
         done = rows[same]
@@ -83,24 +91,26 @@ def same_rung_ratio(
             down = np.hypot(np.log(second.t_s / second.low_s), np.log(first.high_s / first.t_s))[same]
             up = np.hypot(np.log(second.high_s / second.t_s), np.log(first.t_s / first.low_s))[same]
         low[done], high[done] = ratio[done] * np.exp(-down), ratio[done] * np.exp(up)
-        rung[done] = first.rung[same]
-        allowed[rows] = np.maximum(first.rung, second.rung) + (agreed & little)
+        answered_by[done] = first.answered_by[same]
+        allowed[rows] = np.maximum(first.answered_by, second.answered_by) + (agreed & little)
         finished = same | ~answered | (allowed[rows] > worst)
         open_ = np.setdiff1d(open_, rows[finished], assume_unique=True)
-    bad = ~np.isfinite(ratio) | ~np.isfinite(low) | ~np.isfinite(high) | (ratio <= 0) | (rung == Rung.NONE)
+    bad = (
+        ~np.isfinite(ratio) | ~np.isfinite(low) | ~np.isfinite(high) | (ratio <= 0) | (answered_by == AnswerSource.NONE)
+    )
     for column in (ratio, low, high):
         column[bad] = np.nan
-    rung[bad] = Rung.NONE
-    return Ratios(ratio, low, high, rung)
+    answered_by[bad] = AnswerSource.NONE
+    return Ratios(ratio, low, high, answered_by)
 
 
-def _asked(side: Estimator, ops: Operators, rungs: Sequence[Rung]) -> Answers:
+def _asked(side: Estimator, ops: Operators, sources: Sequence[AnswerSource]) -> Answers:
     """What one side says with some of its sources; what it has learned stays learned."""
-    whole, side.rungs = side.rungs, [step for step in rungs if step in side.rungs]
+    whole, side.sources = side.sources, [step for step in sources if step in side.sources]
     try:
         return side.estimate(ops)
     finally:
-        side.rungs = whole
+        side.sources = whole
 
 
 def _mostly_launch(answers: Answers) -> Bool:

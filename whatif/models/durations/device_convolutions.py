@@ -42,7 +42,7 @@ def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
 
 
 def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool = False) -> Float64:
-    """Give the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
+    """Return the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
 
     ``dtype`` counts, and not the format that the operators were recorded in.
     """

@@ -55,12 +55,12 @@ class Ratio:
 
 
 def floor_ns(gpu: Gpu) -> float:
-    """Give what the shortest kernels take on a device, ns."""
+    """Return what the shortest kernels take on a device, ns."""
     return AMD_FLOOR_NS if gpu.vendor == "amd" else float(KERNEL_FLOOR_NS)
 
 
 def reached_tflops(gpu: Gpu, dtype: str) -> float:
-    """Give the rate that good matrix products in ``dtype`` reach, TFLOP/s: measured, or the usual share of the peak."""
+    """Return the rate that good matrix products in ``dtype`` reach, TFLOP/s: measured, or a usual share of the peak."""
     peak = gpu.matrix_tflops(dtype)
     measured = {"fp8": gpu.fp8_sustained_tflops, "fp32": gpu.fp32_sustained_tflops}.get(dtype)
     if dtype in ("fp16", "bf16", "tf32") and gpu.bf16_sustained_tflops and gpu.bf16_tensor_tflops:
@@ -70,12 +70,12 @@ def reached_tflops(gpu: Gpu, dtype: str) -> float:
 
 
 def memory_bytes_per_ns(gpu: Gpu) -> float:
-    """Give the rate at which large kernels move bytes on a device; 1 GB/s is 1 byte/ns."""
+    """Return the rate at which large kernels move bytes on a device; 1 GB/s is 1 byte/ns."""
     return gpu.memory_gbyte_s * MEMORY_SHARE.get(gpu.vendor, MEMORY_SHARE["nvidia"])
 
 
 def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
-    """Give new over recorded time of kernels ``tasks`` (ids), computing in ``dtype`` and then in ``new_dtype``.
+    """Return new over recorded time of kernels ``tasks`` (ids), computing in ``dtype`` and then in ``new_dtype``.
 
     Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. What a kernel computes and moves counts where
     the recording tells it; else its family says what bounds it.
@@ -117,12 +117,12 @@ def _tier(old: Gpu, new: Gpu) -> int:
 
 
 def spread_between(old: Gpu, new: Gpu) -> float:
-    """Give the factor either way that a nominal 90 % range of a ratio of two laws is wide."""
+    """Return the factor either way that a nominal 90 % range of a ratio of two laws is wide."""
     return SPREADS[_tier(old, new)]
 
 
 def with_range(recorded_ns: Float64, ratio: npt.ArrayLike, spread: npt.ArrayLike, old: Gpu, new: Gpu) -> Ratio:
-    """Give new over recorded time where ``ratio``, within ``spread`` either way, is that of what is above the floor."""
+    """Return new over recorded time where ``ratio``, within ``spread`` either way, holds above the floor."""
     floor = FLOOR_SPREADS[_tier(old, new)]
     by = np.asarray(ratio)
     return Ratio(
@@ -133,7 +133,7 @@ def with_range(recorded_ns: Float64, ratio: npt.ArrayLike, spread: npt.ArrayLike
 
 
 def above_floor(recorded_ns: Float64, ratio: npt.ArrayLike, old: Gpu, new: Gpu, *, floor_by: float = 1.0) -> Float64:
-    """Give new over recorded time where only what is above the floor follows ``ratio``; shape of ``recorded_ns``.
+    """Return new over recorded time where only what is above the floor follows ``ratio``; shape of ``recorded_ns``.
 
     A kernel at half of the floor stays at half of the new one, which is ``floor_by`` times what it is known as.
     """
@@ -156,7 +156,7 @@ def _busy(share: Float64) -> Float64:
 
 
 def no_facts(n: int) -> Ratio:
-    """Give the ratio of ``n`` kernels where the recorded device is not known: anything from a T4's to an H100's."""
+    """Return the ratio of ``n`` kernels where the recorded device is not known: anything from a T4's to an H100's."""
     return Ratio(np.ones(n), np.full(n, 1 / NO_FACTS_SPREAD), np.full(n, NO_FACTS_SPREAD))
 
 
@@ -166,7 +166,7 @@ def has_units(gpu: Gpu, dtype: str) -> bool:
 
 
 def counts_as(gpu: Gpu, dtype: str) -> str:
-    """Give the format at whose rate a device multiplies ``dtype``: itself, or what PyTorch or we take instead."""
+    """Return the format at whose rate a device multiplies ``dtype``: itself, or what PyTorch or we take instead."""
     if dtype == "tf32":
         return dtype if gpu.tf32_by_default else "fp32"
     if dtype not in ("fp16", "bf16", "fp8") or has_units(gpu, dtype) or (dtype == "fp16" and gpu.fp16_vector_tflops):

@@ -9,14 +9,14 @@ import numpy as np
 
 from whatif.graph.types import Int64
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
-from whatif.models.durations.database import Ratios, estimator_of, same_rung_ratio
+from whatif.models.durations.database import Ratios, estimator_of, same_source_ratio
 from whatif.models.durations.device_law import (
     MATRIX_SHARE,
     has_units,
     reached_tflops,
     spread_between,
 )
-from whatif.opdb.chain import Estimator, Rung
+from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.roofline import compute_s, memory_s
 from whatif.opdb.rows import Operators, Texts
@@ -41,10 +41,10 @@ def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tupl
         if ops.family == "conv":
             ratios = _gradients_apart(asked, sides)
         elif ops.family == "matmul":
-            ratios = same_rung_ratio(asked, asked, *sides, worst=Rung.ANALYTIC)
+            ratios = same_source_ratio(asked, asked, *sides, worst=AnswerSource.ANALYTIC)
             ratios = _reached(ratios, asked, old, new)
         else:
-            ratios = same_rung_ratio(asked, asked, *sides)
+            ratios = same_source_ratio(asked, asked, *sides)
         yield place[rows], asked, ratios
 
 
@@ -55,12 +55,12 @@ def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Rati
     for phase in ("dgrad", "wgrad") if "bwd" in phases.table else ("",):
         table = tuple(phase if told == "bwd" else told for told in phases.table)
         one = Operators(ops.family, {**ops.texts, "phase": Texts(phases.codes, table)}, ops.integers)
-        parts.append(same_rung_ratio(one, one, *sides))
+        parts.append(same_source_ratio(one, one, *sides))
     if len(parts) == 1:
         return parts[0]
     first, second = parts
     ratio, low, high = (np.sqrt(getattr(first, name) * getattr(second, name)) for name in ("ratio", "low", "high"))
-    return Ratios(ratio, low, high, np.maximum(first.rung, second.rung))
+    return Ratios(ratio, low, high, np.maximum(first.answered_by, second.answered_by))
 
 
 def _reached(ratios: Ratios, ops: Operators, old: Gpu, new: Gpu) -> Ratios:
@@ -72,8 +72,8 @@ def _reached(ratios: Ratios, ops: Operators, old: Gpu, new: Gpu) -> Ratios:
         bound = compute_s(gpu, ops) > memory_s(gpu, ops)
         usual = MATRIX_SHARE["nvidia"]
         factor *= np.where(bound, (share[ops.texts["dtype"].codes] / usual) ** sign, 1.0)
-    sheets = ratios.rung == Rung.ANALYTIC
+    sheets = ratios.answered_by == AnswerSource.ANALYTIC
     ratio, spread = ratios.ratio * np.where(sheets, factor, 1.0), spread_between(old, new)
     # What one law misses on both devices cancels: the ratio's range is narrower than those of its two ends together.
     low, high = np.where(sheets, ratio / spread, ratios.low), np.where(sheets, ratio * spread, ratios.high)
-    return Ratios(ratio, low, high, ratios.rung)
+    return Ratios(ratio, low, high, ratios.answered_by)

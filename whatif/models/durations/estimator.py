@@ -63,7 +63,7 @@ class Estimates:
 
 
 def device(graph: TaskGraph) -> Gpu | None:
-    """Give the facts of the recorded GPU; None on a CPU, and where the device is not in ``whatif/hardware/gpus``."""
+    """Return the facts of the recorded GPU; None on a CPU, and where the device is not in ``whatif/hardware/gpus``."""
     return find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
 
 
@@ -92,7 +92,7 @@ def check_units(graph: TaskGraph, units: str, what_if: str, expected: str) -> No
 
 
 def put(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> TaskGraph:
-    """Give the graph in which ``tasks`` last what was estimated, ranges and sources included."""
+    """Return the graph in which ``tasks`` last what was estimated, ranges and sources included."""
     graph = graph.with_duration(tasks, estimates.duration_ns, low_ns=estimates.low_ns, high_ns=estimates.high_ns)
     return mark(graph, tasks, estimates.source)
 
@@ -109,7 +109,7 @@ def mark(graph: TaskGraph, tasks: Tasks, source: npt.ArrayLike) -> TaskGraph:
 
 
 def sources(graph: TaskGraph) -> Int8:
-    """Give the ``Source`` of each task's duration, shape (n_tasks,)."""
+    """Return the ``Source`` of each task's duration, shape (n_tasks,)."""
     found = graph.attached.get(ESTIMATED)
     return np.zeros(len(graph), dtype=np.int8) if found is None else np.asarray(found, dtype=np.int8)
 
@@ -181,7 +181,7 @@ def _link_gbyte_s(graph: TaskGraph) -> tuple[float, Source, float, float]:
 
 
 def described(graph: TaskGraph) -> dict[str, int]:
-    """Give how many tasks of ``graph`` take a duration from each source but the recording, best source first."""
+    """Return how many tasks of ``graph`` take a duration from each source but the recording, best source first."""
     codes = sources(graph)
     return {s.name.lower(): int((codes == s).sum()) for s in Source if s != Source.RECORDED and (codes == s).any()}
 

@@ -194,7 +194,7 @@ def matrix_ratios(
     duration: Float64,
     gpu: Gpu | None,
 ) -> tuple[Float64, Float64, Float64]:
-    """Give new over recorded time of matrix kernels of one family whose operands change their format, and its range.
+    """Return new over recorded time of matrix kernels of one family whose operands change their format, and its range.
 
     All arrays have shape (n,). Daydream's speedup; where the work is known and the device has faster units for the
     format, a roofline with the kernel's own efficiency. Never above 1.

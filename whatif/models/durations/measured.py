@@ -60,7 +60,7 @@ class OperatorTimes:
 
     @staticmethod
     def of(recorded: Recorded) -> OperatorTimes:
-        """Give the table of a recording; what is no positive number counts as not measured."""
+        """Return the table of a recording; what is no positive number counts as not measured."""
         rows = recorded.operator_times
         return OperatorTimes(
             tuple(row.op for row in rows), _columns([row.ns for row in rows]), _columns([row.spread for row in rows])
@@ -70,7 +70,7 @@ class OperatorTimes:
         return len(self.names)
 
     def ratio(self, form: str, to: str = RECORDED) -> Float64:
-        """Give time in ``form`` over time in ``to`` of each row, shape (n_rows,); NaN where one was not measured."""
+        """Return time in ``form`` over time in ``to`` of each row, shape (n_rows,); NaN where one was not measured."""
         if form not in self.ns or to not in self.ns:
             return np.full(len(self), np.nan)
         ratio = self.ns[form] / self.ns[to]
@@ -78,7 +78,7 @@ class OperatorTimes:
         return np.where(sane, ratio, np.nan)
 
     def batch_ratio(self, factor: float) -> Float64:
-        """Give time at ``factor`` times the batch over time as recorded, shape (n_rows,); NaN where not measured.
+        """Return time at ``factor`` times the batch over time as recorded, shape (n_rows,); NaN where not measured.
 
         Between and beyond the measured factors the time follows the power law of the nearest two; beyond them it grows
         with the batch, however noisy those two are.
@@ -122,7 +122,7 @@ def _is_batch(form: str) -> bool:
 
 
 def form_ratio(graph: TaskGraph, form: str) -> tuple[Float64, Float64]:
-    """Give the ratio that putting each task into ``form`` ("bf16", "channels_last", "eval") takes, and its spread.
+    """Return the ratio that putting each task into ``form`` ("bf16", "channels_last", "eval") takes, and its spread.
 
     Both have shape (n_tasks,), NaN where it was not measured. Forms that a transform before has put a task into
     (``with_form``) are respected: bf16 of a channels-last convolution is that over the channels-last one, a form that
@@ -164,12 +164,12 @@ def with_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
 
 
 def has_form(graph: TaskGraph, form: str) -> Bool:
-    """Give the mask, shape (n_tasks,), of the tasks that a transform has put into ``form`` already."""
+    """Return a mask, shape (n_tasks,), of the tasks that a transform has put into ``form`` already."""
     return np.asarray((_bits(graph) & _FORM_BITS[form]) != 0, dtype=np.bool_)
 
 
 def task_batch_ratio(graph: TaskGraph, factor: float) -> Float64:
-    """Give the time of each task at ``factor`` times the batch over now, shape (n_tasks,); NaN where not measured."""
+    """Return the time of each task at ``factor`` times the batch over now, shape (n_tasks,); NaN where not measured."""
     times = OperatorTimes.of(graph.info.recorded)
     ratio = np.full(len(graph), np.nan)
     if len(times):

@@ -12,7 +12,7 @@ CPU_COPY_GBYTE_S = 10.0
 
 
 def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
-    """Give the rate of memory, GB/s: on a GPU of all bytes moved, on a CPU of those that a copy writes."""
+    """Return the rate of memory, GB/s: on a GPU of all bytes moved, on a CPU of those that a copy writes."""
     if graph.on_gpu.any():
         return (gpu.memory_gbyte_s if gpu else 900.0) * BANDWIDTH_SHARE
     rates = graph.info.recorded.rates

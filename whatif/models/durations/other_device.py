@@ -20,7 +20,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.database import SOURCE_OF_RUNG
+from whatif.models.durations.database import DURATION_SOURCES
 from whatif.models.durations.device_convolutions import convolution_ns, on_tensor_cores
 from whatif.models.durations.device_law import (
     Ratio,
@@ -42,10 +42,10 @@ from whatif.models.durations.half_precision import SPEEDUP_EXPONENT, SPEEDUP_EXP
 from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.roofline import peaks_tflops
 from whatif.models.durations.work_done import work_times
-from whatif.opdb.chain import Rung
+from whatif.opdb.chain import AnswerSource
 from whatif.opdb.importers.described import operators_of
 
-_SOURCES = np.array([SOURCE_OF_RUNG.get(rung, Source.ROOFLINE) for rung in Rung], dtype=np.int8)
+_SOURCES = np.array([DURATION_SOURCES.get(source, Source.ROOFLINE) for source in AnswerSource], dtype=np.int8)
 # Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
 _SWITCH_SPREAD = 1.5
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
@@ -79,7 +79,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         good &= (dtype[at] == recorded) | (dtype[at] == 0) | (recorded == 0)
         at, which = at[good], which[good]
         found.put(at, Ratio(ratios.ratio[which], ratios.low[which], ratios.high[which]))
-        source[at] = _SOURCES[ratios.rung[which]]
+        source[at] = _SOURCES[ratios.answered_by[which]]
     return scaled(
         graph, tasks, found.centre, source, low=np.minimum(found.low, found.centre),
         high=np.maximum(found.high, found.centre),
@@ -93,7 +93,7 @@ def of_convolutions(graph: TaskGraph) -> Bool:
 
 
 def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
-    """Give the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
+    """Return the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
 
     ``convolution`` tells which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
     that have it, other products do not. One that could have used it on the recorded device and did not stays in fp32;
@@ -108,7 +108,7 @@ def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool
 
 
 def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
-    """Give the graph of which what-ifs that follow see device ``new``: formats, and nothing measured on the old one."""
+    """Return the graph as later what-ifs see it, on device ``new``: its formats, nothing measured on the old one."""
     old = device(graph)
     changed = graph.replace(measured=np.full(len(graph), -1, dtype=np.int32))
     if old is not None:
@@ -119,7 +119,7 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
 
 
 def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> list[str]:
-    """Give the sentences that say who answered for how many tasks and how much of their time, and what stays."""
+    """Return the sentences that say who answered for how many tasks and how much of their time, and what stays."""
     old = device(graph)
     time_ns = graph.duration_ns[tasks].astype(np.float64)
     total = max(float(time_ns.sum()), 1.0)

@@ -108,7 +108,7 @@ def _in_half(graph: TaskGraph, tasks: npt.NDArray[Any], gpu: Gpu | None, target:
 
 
 def matrix_dtype(graph: TaskGraph) -> Int8:
-    """Give the format in which each kernel multiplies, shape (n_tasks,), positions in `kernels.DTYPES`.
+    """Return the format in which each kernel multiplies, shape (n_tasks,), positions in `kernels.DTYPES`.
 
     On NVIDIA's devices with TF32 a convolution of fp32 tensors runs in it, unless the kernel's own name says fp32.
     """

@@ -31,17 +31,17 @@ RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES
 
 
 def peaks_tflops(gpu: Gpu) -> Float64:
-    """Give the peak of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
+    """Return the peak of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
     return np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES])
 
 
 def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float64:
-    """Give the peak of matrix products in each format, shape of ``dtype`` (positions in `kernels.DTYPES`), FLOP/ns."""
+    """Return peak matrix-product rates, FLOP/ns, in the shape of ``dtype`` (positions in `kernels.DTYPES`)."""
     return np.asarray(peaks_tflops(gpu)[dtype] * 1e3, dtype=np.float64)
 
 
 def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
-    """Give the least time of the known operations and bytes of ``tasks`` (ids), ns, their shape; 0 where none is known.
+    """Return the least time of the known operations and bytes of ``tasks`` (ids), ns, same shape; 0 if none is known.
 
     At ``BANDWIDTH_SHARE`` of the peaks, which is what the best kernels reach.
     """
@@ -54,7 +54,7 @@ def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
 
 
 def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
-    """Give the share of the device's places for warps that each of ``tasks`` (ids) fills; NaN where not known.
+    """Return the share of the device's places for warps that each of ``tasks`` (ids) fills; NaN where not known.
 
     Above 1 its blocks run in several waves. Registers limit the places; shared memory can leave fewer than counted.
     """
@@ -70,7 +70,7 @@ def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
 
 
 def latency_ns(graph: TaskGraph, gpu: Gpu | None) -> float:
-    """Give what a kernel of this recording takes that leaves the device nearly idle, ns: start, a wave, and its end.
+    """Return what a kernel of this recording takes that leaves the device nearly idle, ns: start, a wave, and its end.
 
     A GPU that idles between kernels, as a host-bound one does, takes two or three times as long as a busy one. Without
     ``IDLE_KERNELS`` such kernels it is the floor of all kernels.

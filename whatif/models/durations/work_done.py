@@ -32,6 +32,6 @@ def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = Fal
 
 
 def work_times(graph: TaskGraph) -> Float64:
-    """Give how many times the work of its recorded operator each task does, shape (n_tasks,)."""
+    """Return how many times the work of its recorded operator each task does, shape (n_tasks,)."""
     told = graph.attached.get(WORK)
     return np.ones(len(graph)) if told is None else np.where(told == 0, 1.0, told)  # 0: an inserted task

@@ -36,7 +36,7 @@ class StepGradients(NamedTuple):
 
 
 def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
-    """Give the gradients of every step by the recorder's list, else by layers, else ``gradient_mb`` of them.
+    """Return the gradients of every step by the recorder's list, else by layers, else ``gradient_mb`` of them.
 
     The latter, in million bytes, are spread evenly over the time of the backward pass. ``name`` is of the what-if that
     asks. Raises WhatifError where there is no backward pass, or where neither tells any gradient.
@@ -68,7 +68,7 @@ def _backward_work(graph: TaskGraph) -> Bool:
 
 
 def step_of(graph: TaskGraph) -> Int64:
-    """Give the step of each task, shape (n_tasks,); a recording without marks of steps is one step."""
+    """Return the step of each task, shape (n_tasks,); a recording without marks of steps is one step."""
     steps = graph.step.astype(np.int64)
     return steps if bool((steps >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
 
@@ -105,14 +105,14 @@ def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
 
 
 def at_share(duration_ns: Int64, share: Array) -> Int64:
-    """Give the positions of the tasks at whose ends those shares of the whole time are over."""
+    """Return the positions of the tasks at whose ends those shares of the whole time are over."""
     over = np.cumsum(duration_ns.astype(np.float64))
     place = np.searchsorted(over, share * over[-1] - 0.5, side="left")
     return np.asarray(np.minimum(place, len(over) - 1), dtype=np.int64)
 
 
 def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | None) -> Int64:
-    """Give the number of the bucket that each row's gradient is sent in, shape (n,), in the order of sending.
+    """Return the number of the bucket that each row's gradient is sent in, shape (n,), in the order of sending.
 
     The buckets that the recording tells, else DDP's rule: a bucket is full once it holds 25 MiB or more, the first one
     1 MiB; ``bucket_mb`` (MiB) is the limit of all of them, as ``bucket_cap_mb`` is. Raises WhatifError where it is not

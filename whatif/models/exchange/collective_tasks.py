@@ -42,12 +42,12 @@ CALL_LOW_NS = 20_000
 
 
 def estimated(cost: Cost, slowest: float = OVERLAPPED) -> Estimates:
-    """Give the durations of collectives: theory, and ``slowest`` times as much at the upper end."""
+    """Return the durations of collectives: theory, and ``slowest`` times as much at the upper end."""
     return Estimates.of(cost.total_ns, Source.PAPER, cost.total_ns, cost.total_ns * slowest)
 
 
 def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGraph, int]:
-    """Give the graph with a channel of that name, and its code; without a fixed order it takes what is ready first."""
+    """Return the graph with a channel of that name, and its code; without a fixed order it runs what is ready first."""
     return add_thread(graph, Thread(name, ThreadKind.CHANNEL, ordered=ordered))
 
 
@@ -67,12 +67,12 @@ def communicates(graph: TaskGraph) -> bool:
 
 
 def of_activations(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
+    """Return a mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
     return np.asarray(graph.attached.get(ACTIVATIONS, np.zeros(len(graph), dtype=np.bool_)), dtype=np.bool_)
 
 
 def recorded_workers(graph: TaskGraph) -> int | None:
-    """Give the number of workers of a recording of data parallel training; None where it does not tell."""
+    """Return the number of workers of a recording of data parallel training; None where it does not tell."""
     several = graph.info.workers if (graph.info.workers or 0) > 1 else None
     return _told_workers(graph) or several
 
@@ -83,6 +83,6 @@ def _told_workers(graph: TaskGraph) -> int | None:
 
 
 def all_reduces(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the all-reduces: recorded kernels, and those that ``distributed`` put in."""
+    """Return a mask, shape (n_tasks,), of the all-reduces: recorded kernels, and those that ``distributed`` put in."""
     named = np.array([collective_of(name, "") == "all_reduce" for name in graph.names], dtype=np.bool_)
     return np.asarray((graph.kind == TaskKind.COMMUNICATION) & named[graph.name], dtype=np.bool_)

@@ -44,7 +44,7 @@ def exchange_sparse(
     compress_kernels: int,
     entry_bytes: int,
 ) -> TaskGraph:
-    """Give the graph in which ring all-reduces ``tasks`` (ids, of known size) gather ``share`` of the values instead.
+    """Return the graph in which ring all-reduces ``tasks`` (ids, of known size) gather ``share`` of the values instead.
 
     Every worker sends its values with their places, ``entry_bytes`` each for a value of 4 bytes, to all the others.
     Before, ``compress_kernels`` kernels read and write ``compress_accesses`` times the bytes of the gradients; behind,
@@ -65,7 +65,7 @@ def exchange_sparse(
 
 
 def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
-    """Give the graph whose all-reduces, those of ``distributed`` on ``network``, send fp16 in place of fp32.
+    """Return the graph whose all-reduces, those of ``distributed`` on ``network``, send fp16 in place of fp32.
 
     Each bucket is cast before and behind it, as DDP's fp16_compress_hook does.
     """

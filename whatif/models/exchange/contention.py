@@ -157,7 +157,7 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
 
 
 def on_gpus(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the collectives that are kernels of a GPU: recorded ones and new ones.
+    """Return a mask, shape (n_tasks,), of the collectives that are kernels of a GPU: recorded ones and new ones.
 
     What a parameter server is sent goes by the CPU and is none.
     """
@@ -168,7 +168,7 @@ def on_gpus(graph: TaskGraph) -> Bool:
 
 
 def on_channels(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the transfers that a what-if put on channels."""
+    """Return a mask, shape (n_tasks,), of the transfers that a what-if put on channels."""
     channels = np.array([thread.kind == ThreadKind.CHANNEL for thread in graph.threads], dtype=np.bool_)
     return np.asarray(channels[graph.thread] & (graph.kind == TaskKind.COMMUNICATION), dtype=np.bool_)
 
@@ -237,7 +237,7 @@ def virtual_operations(
 
 
 def sm_share(graph: TaskGraph, sms: int, sm_count: int | None = None) -> float:
-    """Give the share of the recorded GPU that ``sms`` multiprocessors are. Raises WhatifError if it has no more."""
+    """Return the share of the recorded GPU that ``sms`` multiprocessors are. Raises WhatifError if it has no more."""
     gpu = device(graph)
     count = sm_count or (gpu.sm_count if gpu else UNKNOWN_SM_COUNT)
     if not 1 <= sms < count:

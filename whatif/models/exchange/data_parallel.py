@@ -91,7 +91,7 @@ def all_reduce_buckets(
     synchronised: bool = False,
     bucket_view: bool = False,
 ) -> TaskGraph:
-    """Give the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
+    """Return the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
 
     ``bucket`` (n,): of each row of ``gradients``, numbered in the order of sending. ``overlap``: a bucket is sent when
     it is full, else all of them behind the backward pass. ``synchronised``: the CPU waits for the stream before each
@@ -134,7 +134,7 @@ def all_reduce_buckets(
 
 
 def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view: bool = False) -> TaskGraph:
-    """Give the graph as that of one of ``workers``, whose memory holds DDP's buckets from step to step.
+    """Return the graph as that of one of ``workers``, whose memory holds DDP's buckets from step to step.
 
     With ``bucket_view`` a layer's gradient of its own lives until it is copied into its bucket.
     """

@@ -92,7 +92,7 @@ def exchange(
     graph: TaskGraph, exchanges: Sequence[Exchange], network: Network, channel: str, call: CallTime,
     *, activations: bool = False,
 ) -> TaskGraph:  # fmt: skip
-    """Give the graph with ``exchanges``, in the order of their calls, one at a time on a new channel.
+    """Return the graph with ``exchanges``, in the order of their calls, one at a time on a new channel.
 
     ``activations``: they pass between the parts of one model.
     """

@@ -35,7 +35,7 @@ SPREAD = 2.0
 def work_ns(
     graph: TaskGraph, size_bytes: npt.ArrayLike, workers: int, transfer_ns: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Give the CPU time of ring all-reduces of ``size_bytes`` on one worker, ns, shape (n,).
+    """Return the CPU time of ring all-reduces of ``size_bytes`` on one worker, ns, shape (n,).
 
     ``transfer_ns`` (n,): what the network needs for them; where that is longer, gloo waits in between.
     """
@@ -48,18 +48,18 @@ def work_ns(
 
 
 def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Give the CPU time of a worker that sends ``size_bytes`` and receives as much, ns, shape (n,)."""
+    """Return the CPU time of a worker that sends ``size_bytes`` and receives as much, ns, shape (n,)."""
     return np.atleast_1d(np.asarray(size_bytes, dtype=np.float64)) * COPIES / memory_gbyte_s(graph, None)
 
 
 def bounded_by_cpu(cost: Cost, work: npt.NDArray[np.float64]) -> Cost:
-    """Give the cost of exchanges that are no faster than the CPU time ``work``, ns: no bandwidth shortens that."""
+    """Return the cost of exchanges that are no faster than the CPU time ``work``, ns: no bandwidth shortens that."""
     excess_ns = np.maximum(work - cost.total_ns, 0)
     return Cost(cost.latency_ns + excess_ns, cost.transfer_ns)
 
 
 def buffers(graph: TaskGraph) -> tuple[int, int]:
-    """Give how many buffers DDP broadcasts before each forward pass, and their bytes: those of batch normalization.
+    """Return how many buffers DDP broadcasts before each forward pass, and their bytes: those of batch normalization.
 
     Running mean, running variance, and how many batches were seen; none where the recording does not tell its layers.
     """
@@ -78,7 +78,7 @@ _MOST = 1.25
 
 
 def slowest_of(graph: TaskGraph, workers: int) -> float:
-    """Give how many times as long the work of a step takes on the slowest of ``workers`` as on the median one.
+    """Return how many times as long the work of a step takes on the slowest of ``workers`` as on the median one.
 
     Their steps differ as those of the recording without the profiler do, each from the others; 1 where it does not tell
     their quartiles. The largest of n normal numbers is expected at the quantile (n - 3/8) / (n + 1/4) (Blom, 1958).

@@ -34,7 +34,7 @@ SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 
 def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwidth | None) -> Float64:
-    """Give the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
+    """Return the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
 
     Raises WhatifError where neither tells it.
     """
@@ -52,7 +52,7 @@ def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwid
 def decompose(
     graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
 ) -> TaskGraph:
-    """Give the graph in which each ring all-reduce of ``tasks`` (ids) goes through groups of ``factors`` workers.
+    """Return the graph in which each ring all-reduce of ``tasks`` (ids) goes through groups of ``factors`` workers.
 
     Stage i reduces and scatters what stage i - 1 left, 1 / p of it, among p workers on its own channel; then as many
     stages gather, in reverse. ``faster``: for each factor how many times the rate of the flat ring its links have, one

@@ -30,7 +30,7 @@ def network_of(
     algorithm: str = "auto",
     table: str | None = None,
 ) -> Network:
-    """Give the network that the options of the transform ``name`` describe; None is an option that nobody gave.
+    """Return the network that the options of the transform ``name`` describe; None is an option that nobody gave.
 
     ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
     there are has 8, where nobody tells it. Beside it ``workers`` takes the first so many of the cluster's, and

@@ -98,7 +98,7 @@ def _dealt(step: Int64) -> Int64:
 
 
 def without_update(graph: TaskGraph) -> TaskGraph:
-    """Give the graph whose steps leave the update of the weights to the servers."""
+    """Return the graph whose steps leave the update of the weights to the servers."""
     steps = step_of(graph)
     backward = np.flatnonzero((graph.phase == Phase.BACKWARD) & (steps >= 0))
     last = np.full(int(steps.max(initial=0)) + 2, len(graph), dtype=np.int64)
@@ -122,7 +122,7 @@ def push_and_pull(
     link_share: int = 0,
     waited_for: bool = True,
 ) -> TaskGraph:
-    """Give the graph in which every slice is pushed when its gradient is finished and pulled before its next use.
+    """Return the graph in which every slice is pushed when its gradient is finished and pulled before its next use.
 
     A pull follows its push, and the first forward work of the layer in the next step follows the pull. ``servers`` is
     None for one beside each worker. ``prioritised``: the layers that are used first go first; else all are equal.

@@ -14,7 +14,7 @@ PRIORITY = "priority"
 
 
 def by_priority(frontier: Frontier) -> int:
-    """Give the task that starts first; of those that a channel could start at that time the most urgent one.
+    """Return the task that starts first; of those that a channel could start at that time the most urgent one.
 
     Channels are the threads without a fixed order. Ties: tasks of ordered threads, then priority, ready time, id.
     """

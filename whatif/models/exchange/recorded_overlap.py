@@ -17,7 +17,7 @@ from whatif.simulation.sharing import USES, Role, Uses
 
 
 def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
-    """Give the graph with the column ``uses``, and recorded tasks at what they take alone (see above).
+    """Return the graph with the column ``uses``, and recorded tasks at what they take alone (see above).
 
     A graph that had the column was at other rates: only what these change is taken out. A duration that another
     what-if changed keeps its factor: its recorded end is then guessed from the new length.

@@ -23,7 +23,7 @@ def classes(
     high: Sequence[float] | None = None,
     what: str = "all",
 ) -> TaskGraph:
-    """Give the graph of one worker for each of ``factors``, whose compute takes so many times as long.
+    """Return the graph of one worker for each of ``factors``, whose compute takes so many times as long.
 
     All communicate with one another: a communication task begins when all classes have arrived at it. The first one is
     the worker whose steps are timed. ``low`` and ``high`` bound the factors, shape (n_classes,) all of them; ``what``:
@@ -41,7 +41,7 @@ def classes(
 
 
 def compute_tasks(graph: TaskGraph, what: str) -> Bool:
-    """Give the mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all`` of it; no communication."""
+    """Return a mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all`` of it; no communication."""
     if what not in WHAT:
         raise WhatifError(f"expected what to be one of {', '.join(WHAT)}, got {what!r}.")
     on_gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
@@ -49,7 +49,7 @@ def compute_tasks(graph: TaskGraph, what: str) -> Bool:
 
 
 def replicate(workers: Sequence[TaskGraph], matched: Bool) -> TaskGraph:
-    """Give one graph with the threads of all ``workers``, which have the same tasks and differ in times alone.
+    """Return one graph with the threads of all ``workers``, which have the same tasks and differ in times alone.
 
     The tasks of the mask ``matched`` (n_tasks,) are collectives: each begins when all workers have arrived at it. It is
     a graph of several ranks, as that of several recordings is (``whatif.ingest.ranks.merge``). Raises WhatifError where

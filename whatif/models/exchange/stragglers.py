@@ -27,7 +27,7 @@ class Slowest(NamedTuple):
 
 
 def slowest_of(workers: int, jitter_pct: float) -> Slowest:
-    """Give how long the slowest of ``workers`` takes whose times are lognormal and independent, mean 1.
+    """Return how long the slowest of ``workers`` takes whose times are lognormal and independent, mean 1.
 
     ``jitter_pct`` is the standard deviation of one worker's time, percent of its mean. With s² = ln(1 + cv²) and the
     normal quantile z, the q-quantile of the slowest of n is exp(s z(q^(1/n)) - s²/2), because all n lie below it with
@@ -49,7 +49,7 @@ def slowest_of(workers: int, jitter_pct: float) -> Slowest:
 
 
 def worker_classes(workers: int, count: int, slowdown: float, jitter_pct: float) -> list[Slowest]:
-    """Give the classes of workers that one of ``workers`` meets: itself, the slowest of its like, and of the others.
+    """Return the classes of workers that one of ``workers`` meets: itself, the slowest of its like, and of the others.
 
     ``count`` of the workers take ``slowdown`` times as long. Only the slowest of a class is waited for.
     """

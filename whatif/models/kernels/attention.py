@@ -53,7 +53,7 @@ class Attention(NamedTuple):
 
 
 def unfused_attention(graph: TaskGraph) -> list[Attention]:
-    """Give every attention of the GPU that runs as products around a softmax, in the order of its streams.
+    """Return every attention of the GPU that runs as products around a softmax, in the order of its streams.
 
     Forward a product, the softmax, a product; backward two products either side of it. Between them lie only kernels
     that work element by element: a router's softmax is followed by something else, a loss's by the other pass.
@@ -157,7 +157,7 @@ def _tensor_bytes(graph: TaskGraph, attention: Attention) -> float:
 
 
 def fuse(graph: TaskGraph, found: list[Attention], estimates: Estimates) -> TaskGraph:
-    """Give the graph in which the first kernel of each attention, with its launch, does it all; the others go."""
+    """Return the graph in which the first kernel of each attention, with its launch, does it all; the others go."""
     first = np.array([attention.kernels[0] for attention in found], dtype=np.int64)
     work = [graph.flops[attention.products] for attention in found]
     flops = [of.sum() if (of >= 0).all() else -1 for of in work]

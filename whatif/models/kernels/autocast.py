@@ -32,7 +32,7 @@ _STREAM = r"layer_norm|group_norm|rms_norm|::(add|sub|cat|stack|zeros|fill|zero|
 
 
 def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
-    """Give the graph of a CPU recording under bf16 autocast, casts included.
+    """Return the graph of a CPU recording under bf16 autocast, casts included.
 
     Operators that were measured alone take the ratio of their two times; the others follow the recorded, else a
     typical, ratio of bf16 to fp32 rates (``cpu_half_precision_ratio``). On a CPU that emulates bf16 what is left beside
@@ -63,7 +63,7 @@ def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
 
 
 def runs_in_bf16(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the forward and backward tasks that autocast would run in bf16."""
+    """Return a mask, shape (n_tasks,), of the forward and backward tasks that autocast would run in bf16."""
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
     measured = OperatorTimes.of(graph.info.recorded).names
     stays, look_up = _named(graph, measured, _LOSS), _named(graph, measured, _LOOK_UP)

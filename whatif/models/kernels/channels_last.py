@@ -28,7 +28,7 @@ _FAMILIES = (KernelFamily.CONVOLUTION, KernelFamily.NORMALIZATION, KernelFamily.
 
 
 def images(graph: TaskGraph) -> Bool:
-    """Give the mask (n_tasks,) of what works on images in the forward and the backward pass."""
+    """Return a mask (n_tasks,) of what works on images in the forward and the backward pass."""
     return _passes(graph) & among(graph.family, _FAMILIES)
 
 
@@ -38,7 +38,7 @@ def is_in_channels_last(graph: TaskGraph) -> bool:
 
 
 def in_channels_last(graph: TaskGraph, name: str) -> TaskGraph:
-    """Give the graph of the model in this layout; ``name`` is of the what-if that asks, for its note.
+    """Return the graph of the model in this layout; ``name`` is of the what-if that asks, for its note.
 
     Operators measured alone in both layouts take the ratio of the two times. Where none was, the time stays, the range
     tells what is not known, and the transposes around a GPU's convolutions go.

@@ -27,13 +27,13 @@ _UNKNOWN_HIGH = 10.0
 
 
 def operand_bytes(graph: TaskGraph) -> Int64:
-    """Give the bytes of one value of each task's operands, shape (n_tasks,); 2 where the format is not known."""
+    """Return the bytes of one value of each task's operands, shape (n_tasks,); 2 where the format is not known."""
     sizes = {"fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1}
     return np.array([sizes.get(name, 2) for name in DTYPES], dtype=np.int64)[graph.dtype]
 
 
 def linear_products(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of the GPU's products, forward and backward, but for those of an attention."""
+    """Return a mask, shape (n_tasks,), of the GPU's products, forward and backward, but for those of an attention."""
     products = graph.on_gpu & (graph.family == KernelFamily.GEMM) & ~graph.select(phase=Phase.UPDATE)
     mask: Bool = products.mask.copy()
     for attention in unfused_attention(graph):

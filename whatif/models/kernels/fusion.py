@@ -76,7 +76,7 @@ class Fused:
 
 
 def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
-    """Give the graph whose forward and backward pass are compiled, and what became of it.
+    """Return the graph whose forward and backward pass are compiled, and what became of it.
 
     Chains of element-wise work, casts, reductions and normalizations that follow one another on a stream become one
     kernel each, with one reduction at most; a wait of the CPU for the GPU, another stream, a change of size and all
@@ -147,7 +147,7 @@ def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
 
 
 def fused_ns(time_ns: npt.ArrayLike, starts: Array, floor_ns: int, kept: float) -> npt.NDArray[np.float64]:
-    """Give the time of the kernel that takes the place of each run of others, ns, shape (n,).
+    """Return the time of the kernel that takes the place of each run of others, ns, shape (n,).
 
     ``starts`` (n,) are the runs' first positions. Above the start-up floor it takes the time of the longest of them and
     the share ``kept`` of the others'; in all never more than they took.

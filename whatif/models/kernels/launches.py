@@ -65,13 +65,13 @@ class Captured:
 
 
 def waiting_tasks(graph: TaskGraph) -> Int64:
-    """Give the tasks at which a CPU thread waits for the GPU, by position or by a dependency of its own, in order."""
+    """Return the tasks at which a CPU thread waits for the GPU, by position or by a dependency of its own, in order."""
     synced = graph.dependencies.target[graph.dependencies.kind == DependencyKind.SYNC]
     return np.unique(np.concatenate([graph.waits.task, synced])).astype(np.int64)
 
 
 def launching_threads(graph: TaskGraph) -> Bool:
-    """Give the mask of the threads that launch GPU work, shape (n_threads,)."""
+    """Return a mask of the threads that launch GPU work, shape (n_threads,)."""
     launch = graph.launch_of
     mask = np.zeros(len(graph.threads), dtype=np.bool_)
     mask[graph.thread[launch[launch >= 0]]] = True
@@ -79,7 +79,7 @@ def launching_threads(graph: TaskGraph) -> Bool:
 
 
 def stays_outside(graph: TaskGraph) -> Bool:
-    """Give the mask of the CPU calls that no graph can hold, shape (n_tasks,).
+    """Return a mask of the CPU calls that no graph can hold, shape (n_tasks,).
 
     Those behind which the CPU waits, and those that copy a step's input from the host ahead of its first kernel.
     """
@@ -98,7 +98,7 @@ def stays_outside(graph: TaskGraph) -> Bool:
 
 
 def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
-    """Give those of the CPU ``tasks`` (a mask) that are start-up work, in steps that spend most of their time on it.
+    """Return those of the CPU ``tasks`` (a mask) that are start-up work, in steps that spend most of their time on it.
 
     A recording of the first steps holds it. Neither a compiler nor a CUDA graph takes the place of it.
     """
@@ -122,7 +122,7 @@ def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
 
 
 def counted_ns(graph: TaskGraph, staying: Bool) -> int:
-    """Give the time of the tasks of a mask in the steps that a report counts, ns: the steady ones, where there are."""
+    """Return the time of a mask's tasks in the steps that a report counts, ns: the steady ones, where there are any."""
     first, last = graph.info.steady
     counted = (graph.step >= first) & (graph.step < last) if graph.info.n_steps >= MIN_STEPS else staying
     return int(graph.duration_ns[staying & counted].sum())
@@ -147,7 +147,7 @@ def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
 
 
 def first_of(key: Array, tasks: Int64, n_keys: int, none: int) -> Int64:
-    """Give the first of ``tasks`` (ascending) with each key, shape (n_keys,); ``none`` where a key has no task."""
+    """Return the first of ``tasks`` (ascending) with each key, shape (n_keys,); ``none`` where a key has no task."""
     first = np.full(n_keys, none, dtype=np.int64)
     first[key[::-1]] = tasks[::-1]  # of several the last one written stays
     return first
@@ -210,7 +210,7 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
 
 
 def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -> tuple[Int64, int]:
-    """Give a number for each task's step and the waits (and ``breaks``) before it, and how many numbers there are.
+    """Return a number for each task's step and the waits (and ``breaks``) before it, and how many numbers there are.
 
     Within a stretch no thread waits for the GPU: while one captures, none may (torch.cuda.graph's global mode).
     ``by_phase``: a phase is a stretch of its own.

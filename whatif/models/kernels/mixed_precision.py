@@ -41,12 +41,12 @@ _FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.RE
 
 
 def parameters(graph: TaskGraph) -> int | None:
-    """Give the number of parameters of the model, from the recording's layer table; None where it has none."""
+    """Return the number of parameters of the model, from the recording's layer table; None where it has none."""
     return _total(layer.parameters for layer in graph.info.recorded.layers)
 
 
 def product_parameters(graph: TaskGraph) -> int | None:
-    """Give the number of parameters that products read, and autocast casts: not those of embeddings and norms.
+    """Return the number of parameters that products read, and autocast casts: not those of embeddings and norms.
 
     A linear layer without parameters of its own shares an embedding's (tied weights), which then counts.
     """
@@ -122,7 +122,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
 
 
 def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, Int64]:
-    """Give a task of ``backward`` for each of ``forward`` in a step that has both, and which of ``forward`` it is for.
+    """Return a task of ``backward`` for each of ``forward`` in steps that have both, and the one that it is for.
 
     They are spread evenly over those of their step, of which there are about two for each forward one, in their order.
     """
@@ -138,7 +138,7 @@ def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, I
 
 
 def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> list[Lot]:
-    """Give a new task before each of the tasks ``around``: a kernel with its launch, or one more of a CUDA graph's.
+    """Return a new task before each of the tasks ``around``: a kernel with its launch, or one more of a CUDA graph's.
 
     ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
     one. On a CPU recording it is an operator of its own.
@@ -186,7 +186,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
 
 
 def update_begins(graph: TaskGraph) -> Int64:
-    """Give the first CPU task of the update behind each backward pass, shape (n_updates,)."""
+    """Return the first CPU task of the update behind each backward pass, shape (n_updates,)."""
     backward = graph.phase == Phase.BACKWARD
     # A CUDA graph that holds both passes is a forward call.
     is_backward = (graph.on_cpu & backward).mask | launches_of(graph, graph.on_gpu & backward)
@@ -206,7 +206,7 @@ def update_begins(graph: TaskGraph) -> Int64:
 
 
 def first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
-    """Give the first task of each operator among the matrix tasks: one operator runs several kernels."""
+    """Return the first task of each operator among the matrix tasks: one operator runs several kernels."""
     tasks = np.flatnonzero(matrix)
     known = graph.operator[tasks] >= 0
     first = np.unique(graph.operator[tasks[known]], return_index=True)[1]
@@ -214,5 +214,5 @@ def first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
 
 
 def is_matrix(graph: TaskGraph) -> Bool:
-    """Give the mask, shape (n_tasks,), of products, convolutions, attention and recurrent layers."""
+    """Return a mask, shape (n_tasks,), of products, convolutions, attention and recurrent layers."""
     return among(graph.family, MATRIX_FAMILIES)

@@ -25,7 +25,7 @@ FUSED_NAME, FOREACH_NAME = "fused_adam (all parameters)", "multi_tensor_apply (o
 
 
 def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
-    """Give the time of the update alone as ``to`` over that as recorded; None where the recording did not measure it.
+    """Return the time of the update alone as ``to`` over that as recorded; None where the recording did not measure it.
 
     On a CPU only: on a GPU the time of an update alone is that of its launches or its kernels, whichever is longer.
     """
@@ -40,7 +40,7 @@ def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
 
 
 def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
-    """Give the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time.
+    """Return the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time.
 
     In a recording without marks, the operators of the update.
     """
@@ -52,14 +52,14 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
 
 
 def n_operations(graph: TaskGraph) -> int:
-    """Give the number of distinct kernels (or operators) of the update: one says that nothing is fused by fusing."""
+    """Return the number of distinct kernels (or operators) of the update: one says that nothing is fused by fusing."""
     return len(np.unique(graph.name[step_kernels(graph)]))
 
 
 def fuse_update(
     graph: TaskGraph, ratio: float, *, low: float, high: float, source: Source = Source.ROOFLINE
 ) -> TaskGraph:
-    """Give the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
+    """Return the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
 
     Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source``
     tells it: the kernels' own rate and the bytes that are left, where nobody says otherwise. Raises WhatifError where
@@ -91,7 +91,7 @@ def fuse_update(
 
 
 def batch_update(graph: TaskGraph) -> TaskGraph:
-    """Give the graph in which each operation of a GPU's update is one kernel for all parameters (foreach=True).
+    """Return the graph in which each operation of a GPU's update is one kernel for all parameters (foreach=True).
 
     They move what they moved. Raises WhatifError where there is no update; a foreach or fused one is left as it is.
     """
@@ -135,6 +135,6 @@ def _with_one_kernel_each(
 
 
 def _renamed(graph: TaskGraph, tasks: Array, new_name: str = FUSED_NAME) -> TaskGraph:
-    """Give the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
+    """Return the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
     form, optimizer = "fused" if new_name == FUSED_NAME else "foreach", graph.info.optimizer
     return change_memory(named(graph, {new_name: tasks}), lambda memory: updated_as(memory, optimizer, form))

@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 
 def pieces(ready: ReadyGradients, steps: Array) -> Piece:
-    """Give the pieces of the update of ``steps``, in the order of the tasks that end their gradients."""
+    """Return the pieces of the update of ``steps``, in the order of the tasks that end their gradients."""
     chosen = np.isin(ready.step, steps)
     task, step, size = ready.task[chosen], ready.step[chosen], ready.size_bytes[chosen].astype(np.float64)
     of_step = np.bincount(step, weights=size)

@@ -14,13 +14,13 @@ from whatif.models.durations.estimator import mark
 
 
 def task_before(graph: TaskGraph, tasks: Array) -> Int64:
-    """Give the task before each of ``tasks`` (ids) on its thread, shape (n,); the task itself where it is the first."""
+    """Return the task before each of ``tasks`` (ids) on its thread, shape (n,); a thread's first task is its own."""
     before = graph.neighbours[0][tasks]
     return np.where(before >= 0, before, tasks).astype(np.int64)
 
 
 def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
-    """Give the call that launched each of ``tasks`` (ids of GPU tasks), shape (n,).
+    """Return the call that launched each of ``tasks`` (ids of GPU tasks), shape (n,).
 
     Where none is known: the latest that launched a task ahead of it, else what the CPU did before, else its first task.
     Raises WhatifError where the recording has no CPU task.
@@ -37,7 +37,7 @@ def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
 
 
 def launches_of(graph: TaskGraph, tasks: Tasks) -> Bool:
-    """Give the mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
+    """Return a mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
     found = np.zeros(len(graph), dtype=np.bool_)
     launch = graph.launch_of[tasks]
     found[launch[launch >= 0]] = True
@@ -49,7 +49,7 @@ UNKNOWN_LAUNCH_NS = 5_000.0
 
 
 def usual_launch_ns(graph: TaskGraph, tasks: Tasks) -> float:
-    """Give the median time of the calls that launched ``tasks`` (ids or a mask)."""
+    """Return the median time of the calls that launched ``tasks`` (ids or a mask)."""
     times_ns = graph.duration_ns[launches_of(graph, tasks)]
     return float(np.median(times_ns)) if len(times_ns) else UNKNOWN_LAUNCH_NS
 
@@ -59,7 +59,7 @@ Lot = tuple[NewTasks, npt.ArrayLike]
 
 
 def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
-    """Give the graph with the new tasks of all ``lots``, which know their sources."""
+    """Return the graph with the new tasks of all ``lots``, which know their sources."""
     done = insert_all(graph, [tasks for tasks, _ in lots])
     if not done:
         return graph
@@ -70,7 +70,7 @@ def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
 
 
 def operator_cost_ns(graph: TaskGraph) -> int:
-    """Give the CPU time of one more small operator: the median launch and the lower quartile of the gaps, forward.
+    """Return the CPU time of one more small operator: the median launch and the lower quartile of the gaps, forward.
 
     Half of the gaps hold the Python of a layer, which a cast inside autocast does not run.
     """

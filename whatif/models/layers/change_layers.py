@@ -25,7 +25,7 @@ from whatif.models.layers.update_tasks import implementation, step_kernels
 
 
 def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
-    """Give the mask, shape (n_tasks,), of the work of ``layers`` (a mask over ``graph.layers``), forward and backward.
+    """Return a mask, shape (n_tasks,), of the work of ``layers`` (a mask over ``graph.layers``), forward and backward.
 
     GPU tasks but collectives, which belong to no layer; on a CPU operators.
     """

@@ -62,7 +62,7 @@ class Encoding(NamedTuple):
 def encodings(
     graph: TaskGraph, calls: Calls, size_bytes: Int64, keeps: Bool, *, sparsity: float, lossy_bytes: float | None
 ) -> Encoding:
-    """Give how each feature map is encoded that flows into a forward call, by Gist's rules.
+    """Return how each feature map is encoded that flows into a forward call, by Gist's rules.
 
     What a ReLU hands to pooling is kept as one bit a value (Binarize). What a ReLU, or pooling behind one, hands to a
     convolution is kept as its values above zero (SSDC), a share of 1 - ``sparsity``. The other maps that are kept take
@@ -98,7 +98,7 @@ def encodings(
 
 
 def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
-    """Give the graph that encodes each map behind its last forward use and decodes it before its backward use.
+    """Return the graph that encodes each map behind its last forward use and decodes it before its backward use.
 
     With the calls that launch the kernels; on a CPU these are operators.
     """

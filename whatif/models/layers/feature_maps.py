@@ -21,7 +21,7 @@ _SAME_SIZE = (CallRole.NORMALIZATION, CallRole.ACTIVATION)
 
 
 def input_bytes(graph: TaskGraph, calls: Calls) -> Int64:
-    """Give the bytes of the feature map that flows into each forward call, shape (n_calls,); -1 where nothing tells.
+    """Return the bytes of the feature map that flows into each forward call, shape (n_calls,); -1 where nothing tells.
 
     From the recording's memory (``graph.info.memory``) where that names the layer. Else from what is moved: a
     normalization or a ReLU reads one map and writes one, so that each is half of its bytes; any other call reads what
@@ -33,7 +33,7 @@ def input_bytes(graph: TaskGraph, calls: Calls) -> Int64:
 
 
 def memory_rows(graph: TaskGraph, calls: Calls) -> Int64:
-    """Give the row of ``graph.info.memory.layers`` of each forward call, shape (n_calls,); -1 where there is none.
+    """Return the row of ``graph.info.memory.layers`` of each forward call, shape (n_calls,); -1 where there is none.
 
     By the layer's name; a layer that is called several times in a pass has as many rows, and where the numbers differ
     the first one counts. In a recording that names no layers rows are named after operators: those of one role
@@ -94,7 +94,7 @@ def _from_traffic(graph: TaskGraph, calls: Calls) -> Int64:
 
 
 def keeps_input(graph: TaskGraph, calls: Calls) -> Bool:
-    """Give the mask of the forward calls that keep their input for their backward work, shape (n_calls,).
+    """Return a mask of the forward calls that keep their input for their backward work, shape (n_calls,).
 
     Convolutions, normalizations, pooling and products, and what the recording's memory tells of other layers.
     """
@@ -107,7 +107,7 @@ def keeps_input(graph: TaskGraph, calls: Calls) -> Bool:
 def keep_less(
     graph: TaskGraph, calls: Calls, call: Int64, size_bytes: Int64, left_bytes: Int64, back_with: Int64
 ) -> TaskGraph:
-    """Give the graph whose memory (where it is known) keeps ``left_bytes`` of the maps that flow into some calls.
+    """Return the graph whose memory (where it is known) keeps ``left_bytes`` of the maps that flow into some calls.
 
     ``call`` are their rows. A whole map is there in the forward pass from the layer that keeps it to the one that reads
     it, and in the backward pass from the work of the rows ``back_with`` on. Shapes (n,) all of them.

@@ -47,7 +47,7 @@ class ReadyGradients(NamedTuple):
 
 
 def ready_gradients(graph: TaskGraph) -> ReadyGradients:
-    """Give when each parameter's gradient is finished: with the last backward work of the layer that owns it.
+    """Return when each parameter's gradient is finished: with the last backward work of the layer that owns it.
 
     A gradient whose layer has no backward work of its own in a step is ready with the one before it in the recorder's
     list. Empty where the recording has no such list (``whatif collect`` records it) or no backward work.

@@ -113,7 +113,7 @@ class Calls:
         return np.where(self.backward, 0.0, own_ns), backward_ns.astype(np.float64)
 
     def tasks(self, chosen: Bool) -> Bool:
-        """Give the mask, shape (n_tasks,), of the tasks of the ``chosen`` forward calls and of their backward calls.
+        """Return a mask, shape (n_tasks,), of the tasks of the ``chosen`` forward calls and of their backward calls.
 
         Backward calls that cannot be told apart are taken where all forward calls of their layer and step are.
         """
@@ -257,7 +257,7 @@ def _is_activation_kernel(name: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def role_of_operator(name: str) -> CallRole:
-    """Give what an operator ("aten::conv2d") does."""
+    """Return what an operator ("aten::conv2d") does."""
     if _ACTIVATION_OPERATOR.search(name):
         return CallRole.ACTIVATION
     return _OF_FAMILY.get(classify_operator(name), CallRole.OTHER)

@@ -15,12 +15,12 @@ _CLASS_AND_NUMBER = re.compile(r"([A-Za-z_]\w*?)_\d+")
 
 
 def layer_rows(graph: TaskGraph) -> dict[str, Layer]:
-    """Give the recorder's facts of each layer by name; empty where the recording has none."""
+    """Return the recorder's facts of each layer by name; empty where the recording has none."""
     return {layer.name: layer for layer in graph.info.recorded.layers if layer.name}
 
 
 def layer_types(graph: TaskGraph) -> tuple[str, ...]:
-    """Give the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where nothing tells it."""
+    """Return the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where nothing tells it."""
     rows = layer_rows(graph)
 
     def type_of(layer: str) -> str:

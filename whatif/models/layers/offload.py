@@ -79,7 +79,7 @@ def plan(graph: TaskGraph, calls: Calls, chosen: Bool, size_bytes: Int64) -> Pla
 
 
 def find_prefetch_layer(current: int, waiting: Sequence[bool], is_convolution: Sequence[bool]) -> int:
-    """Give the nearest layer before ``current`` whose feature map still waits in host memory, -1 where none does.
+    """Return the nearest layer before ``current`` whose feature map still waits in host memory, -1 where none does.
 
     The search ends at the first convolution, so that nothing returns much too early (vDNN §3.3, findPrefetchLayer).
     """
@@ -92,7 +92,7 @@ def find_prefetch_layer(current: int, waiting: Sequence[bool], is_convolution: S
 
 
 def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGraph:
-    """Give the graph with the copies of ``plan`` on a stream of their own, each with the call that launches it.
+    """Return the graph with the copies of ``plan`` on a stream of their own, each with the call that launches it.
 
     A copy to the host starts with the forward work of its call, which only reads what is copied. A copy back starts
     when ``held_back`` lets it go, and the backward work of its call waits for it. With ``wait`` the work behind a layer
@@ -140,7 +140,7 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
 
 
 def held_back(frontier: Frontier) -> tuple[int, int]:
-    """Give the task that starts first, and the copy that returns with it: -1 where it fetches none.
+    """Return the task that starts first, and the copy that returns with it: -1 where it fetches none.
 
     Copies that return wait for the task that fetches them, whenever they were launched. Where nothing else is ready
     (another what-if removed that task) they no longer wait.

@@ -36,7 +36,7 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*_\d+")
 
 
 def repeated_blocks(layers: Sequence[str]) -> list[str]:
-    """Give the outermost layers that have layers of their own and a number at the end, as "encoder.layer.3" has.
+    """Return the outermost layers that have layers of their own and a number at the end, as "encoder.layer.3" has.
 
     These are what people checkpoint: blocks of a transformer, residual blocks of a network of stages.
     """
@@ -48,13 +48,13 @@ def repeated_blocks(layers: Sequence[str]) -> list[str]:
 
 
 def prefixes(layer: str) -> list[str]:
-    """Give the layers that ``layer`` lies in, outermost first, and ``layer`` itself."""
+    """Return the layers that ``layer`` lies in, outermost first, and ``layer`` itself."""
     parts = layer.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def places_within(layers: Sequence[str], chosen: Sequence[str]) -> Int64:
-    """Give the position in ``chosen`` of each of ``layers`` or of the outermost that it lies in; -1 for none."""
+    """Return the position in ``chosen`` of each of ``layers`` or of the outermost that it lies in; -1 for none."""
     position = {layer: number for number, layer in enumerate(chosen)}
     found = [next((position[part] for part in prefixes(layer) if part in position), -1) for layer in layers]
     return np.array(found, dtype=np.int64)

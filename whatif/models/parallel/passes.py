@@ -38,7 +38,7 @@ class Use(NamedTuple):
 
 
 def passes(graph: TaskGraph) -> Passes:
-    """Give the passes: a new one begins with each step, and where forward work follows backward work.
+    """Return the passes: a new one begins with each step, and where forward work follows backward work.
 
     Work is what GPU streams run, but for collectives; on a CPU its operators.
     """
@@ -62,7 +62,7 @@ def passes(graph: TaskGraph) -> Passes:
 
 
 def uses(graph: TaskGraph, found: Passes, part_of: Int64) -> list[Use]:
-    """Give when each part of the model works, in the order of the tasks.
+    """Return when each part of the model works, in the order of the tasks.
 
     ``part_of`` (n_tasks,): the part that each task works for, -1 for none of interest.
     """

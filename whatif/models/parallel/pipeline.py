@@ -102,7 +102,7 @@ class _Step:
 def pipelined(
     graph: TaskGraph, work: Work, orders: list[list[Pass]], shares: Float64, boundary_bytes: Int64, network: Network
 ) -> TaskGraph:
-    """Give the graph of a pipeline whose stages work through ``orders``, one list of passes for each stage.
+    """Return the graph of a pipeline whose stages work through ``orders``, one list of passes for each stage.
 
     Each stage has a CPU thread and, where the recording has a GPU, a stream of its own, and is a rank; the first one's
     steps are timed. ``shares`` (n_stages,): of the update. ``boundary_bytes`` (n_parts - 1,): what a micro-batch sends

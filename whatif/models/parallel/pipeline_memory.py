@@ -23,7 +23,7 @@ def stage_memories(
     *,
     recompute: bool,
 ) -> list[Memory]:
-    """Give the memory of each stage, whose parts of the model keep what is in flight between their passes.
+    """Return the memory of each stage, whose parts of the model keep what is in flight between their passes.
 
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
     parameters. The first stage has the whole batch. ``recompute``: of each micro-batch a part keeps its input alone and

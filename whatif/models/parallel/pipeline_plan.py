@@ -53,7 +53,7 @@ class Plan:
 
 
 def by_stage(values: Float64, stages: int) -> Float64:
-    """Give the sums over the parts of each stage, shape (n_stages,); part j is on stage j modulo the stages."""
+    """Return the sums over the parts of each stage, shape (n_stages,); part j is on stage j modulo the stages."""
     return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
 
 
@@ -122,7 +122,7 @@ def _recomputed(work: Work, *, recompute: bool) -> Work:
 
 
 def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None) -> Int64:
-    """Give the bytes of a micro-batch that flow into each call of the model, shape (n_calls,).
+    """Return the bytes of a micro-batch that flow into each call of the model, shape (n_calls,).
 
     Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither tells.
     """
@@ -144,7 +144,7 @@ def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None
 
 
 def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], micro_batches: int) -> TaskGraph:
-    """Give the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
+    """Return the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
     memory = graph.info.memory
     if memory is None:
         return graph

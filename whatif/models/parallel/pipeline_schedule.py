@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
 
 def order(schedule: str, stages: int, micro_batches: int, chunks: int) -> list[list[Pass]]:
-    """Give the passes of each stage in their order; each stage has ``chunks`` parts of the model.
+    """Return the passes of each stage in their order; each stage has ``chunks`` parts of the model.
 
     ``gpipe`` (Huang et al., GPipe, NeurIPS 2019, figure 2c): all forward passes, then all backward passes, the last
     micro-batch first. ``1f1b`` (Narayanan et al., PipeDream, SOSP 2019, with the flush of its SC 2021 paper, figure 4):
@@ -75,7 +75,7 @@ def _in_turn(forward: list[Pass], backward: list[Pass], ahead: int) -> list[Pass
 
 
 def most_in_flight(passes: list[Pass]) -> dict[int, int]:
-    """Give how many micro-batches of each part are between their forward and their backward pass, when most are."""
+    """Return how many micro-batches of each part are between their forward and their backward pass, when most are."""
     now = dict.fromkeys((one.part for one in passes), 0)
     most = dict(now)
     for one in passes:
@@ -86,7 +86,7 @@ def most_in_flight(passes: list[Pass]) -> dict[int, int]:
 
 
 def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
-    """Give the passes of all stages one behind the other, each behind those whose result it needs.
+    """Return the passes of all stages one behind the other, each behind those whose result it needs.
 
     A forward pass needs that of the part before, a backward pass that of the part behind, the last part's its own
     forward pass. Raises WhatifError where the stages wait for one another for ever.
@@ -108,7 +108,7 @@ def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
 
 
 def needed(one: Pass, last: int) -> Pass | None:
-    """Give the pass whose result ``one`` needs; None for the forward pass of the first part."""
+    """Return the pass whose result ``one`` needs; None for the forward pass of the first part."""
     if one.backward:
         return Pass(True, one.part + 1, one.micro_batch) if one.part < last else Pass(False, last, one.micro_batch)
     return Pass(False, one.part - 1, one.micro_batch) if one.part else None

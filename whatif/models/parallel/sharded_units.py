@@ -33,7 +33,7 @@ class Units(NamedTuple):
 def units_of(
     graph: TaskGraph, name: str, gradients: StepGradients, found: Passes, unit: str | None, unit_bytes: int | None
 ) -> Units:
-    """Give the units: the layers that ``unit`` matches, or those of ``unit_bytes`` or more, or the repeated blocks.
+    """Return the units: the layers that ``unit`` matches, or those of ``unit_bytes`` or more, or the repeated blocks.
 
     A gradient is as large as its parameter. In a recording that names no layers the passes are cut into equal times.
     Raises WhatifError where ``unit`` matches no layer.

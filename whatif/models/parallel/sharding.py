@@ -53,7 +53,7 @@ def fully_sharded(
     graph: TaskGraph, name: str, gradients: StepGradients, network: Network, how: FullSharding,
     unit: str | None = None, unit_bytes: int | None = None,
 ) -> TaskGraph:  # fmt: skip
-    """Give the graph of one of many workers that keep a part of the parameters each, its memory included.
+    """Return the graph of one of many workers that keep a part of the parameters each, its memory included.
 
     ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is of the what-if that asks.
     """
@@ -76,7 +76,7 @@ def fully_sharded(
 
 
 def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: FullSharding) -> TaskGraph:
-    """Give the graph whose units are gathered before their forward and backward work and reduced and scattered behind.
+    """Return a graph that gathers each unit before its forward and backward work, then reduce-scatters its gradients.
 
     The root's parameters are gathered once a pass. A gathering waits until ``how.limit`` units before it are let go;
     the gradients' buffer of a unit waits for the reduce-scatter of the one before.
@@ -219,7 +219,7 @@ def _behind_pass(graph: TaskGraph, ends: _Ends) -> tuple[int, ...]:
 def sharded_gradients(
     graph: TaskGraph, gradients: StepGradients, bucket_bytes: int, network: Network, *, stage: int, overlap: bool
 ) -> TaskGraph:
-    """Give the graph whose buckets are reduced and scattered, whose workers update a part, and gather the parameters.
+    """Return the graph whose buckets are reduced and scattered, whose workers update a part, and gather the parameters.
 
     A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, beside the backward pass; else behind
     that pass. ``stage`` 1 keeps whole gradients, 2 only the worker's part.
@@ -278,7 +278,7 @@ def _gather_updated(graph: TaskGraph, size_bytes: int, step: int, ends: _Ends, f
 
 
 def update_share(graph: TaskGraph, share: float) -> TaskGraph:
-    """Give the graph whose update works on ``share`` of its bytes, in as many kernels (on a CPU operators)."""
+    """Return the graph whose update works on ``share`` of its bytes, in as many kernels (on a CPU operators)."""
     update = np.flatnonzero(step_kernels(graph))
     if not len(update):
         return graph

@@ -102,7 +102,7 @@ class Times(NamedTuple):
 
 
 def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Times) -> Work:
-    """Give the work of the parts of ``model``; ``part`` (n_tasks,) is that of each task of a pass, -1 for others.
+    """Return the work of the parts of ``model``; ``part`` (n_tasks,) is that of each task of a pass, -1 for others.
 
     ``times`` is what ``at_micro_batch`` gave. Waiting is not work, so that synchronisations inside of a pass cost
     nothing; neither do threads that do not train.
@@ -136,7 +136,7 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
 
 
 def at_micro_batch(graph: TaskGraph, model: Model, micro_batches: int) -> Times:
-    """Give what each task takes in the pass of a micro-batch, by the law of ``whatif.models.kernels.batch``."""
+    """Return what each task takes in the pass of a micro-batch, by the law of ``whatif.models.kernels.batch``."""
     duration_ns, low_ns, high_ns = (
         column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )

@@ -53,7 +53,7 @@ class Model:
 
 
 def model_of(graph: TaskGraph, name: str) -> Model:
-    """Give the calls of the model that was recorded; ``name`` is of the what-if that asks.
+    """Return the calls of the model that was recorded; ``name`` is of the what-if that asks.
 
     Steps with another number of calls are stretched to the most usual one. A part is a call, or a block of layers
     that comes again (an encoder layer, a residual block): inside of one, more than one tensor may flow. Raises
@@ -154,7 +154,7 @@ def _gradient_bytes(graph: TaskGraph, layer: Int64, memory_row: Int64) -> Int64:
 
 
 def balanced(time_ns: Sequence[Float64], parts: Int64, stages: int, message_ns: Float64) -> Int64:
-    """Give the calls with which stages 1 to ``stages`` - 1 begin, such that the slowest stage is as fast as can be.
+    """Return the calls with which stages 1 to ``stages`` - 1 begin, such that the slowest stage is as fast as can be.
 
     ``time_ns``: of each call (n,), once for each resource that works beside the others (CPU and GPU); a stage takes as
     long as its busiest one, or as the message to its first call, ``message_ns`` (n,), where that takes longer (as in
@@ -194,13 +194,13 @@ def _best(cost: Float64, stages: int, join: np.ufunc) -> tuple[float, list[int]]
 
 
 def stage_of(model: Model, begins: Int64) -> Int64:
-    """Give the stage of each task, shape (n_tasks,), -1 outside of the passes; ``begins`` is what ``balanced`` gave."""
+    """Return the stage of each task, shape (n_tasks,), -1 outside of the passes; ``begins`` comes from ``balanced``."""
     stage = np.searchsorted(begins, model.position, side="right")
     return np.where(model.position >= 0, stage, -1).astype(np.int64)
 
 
 def working_threads(graph: TaskGraph, model: Model) -> Bool:
-    """Give the mask (n_threads,) of the CPU threads that train: the main one, and those that launch or run a pass."""
+    """Return a mask (n_threads,) of the CPU threads that train: the main one, and those that launch or run a pass."""
     chosen = np.zeros(len(graph.threads), dtype=np.bool_)
     chosen[0] = True
     launches = graph.launch_of[graph.launch_of >= 0]

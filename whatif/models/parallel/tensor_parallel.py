@@ -63,7 +63,7 @@ def is_split(graph: TaskGraph) -> bool:
 
 
 def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Split:
-    """Give the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are not told."""
+    """Return the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are not told."""
     found = passes(graph)
     every = uses(graph, found, np.where(graph.layer > 0, graph.layer, -1).astype(np.int64))
     fullest = _fullest(found)
@@ -146,7 +146,7 @@ def check_divides(parts: list[Part], workers: int) -> None:
 
 
 def split_blocks(graph: TaskGraph, split: Split, network: Network) -> TaskGraph:
-    """Give the graph of one of the workers of ``network``, which does its part of each block and sums up with them."""
+    """Return the graph of one worker of ``network``, which does its part of each block and sums with the others."""
     workers = network.workers
     mine = _inside(graph, split) & batch_tasks(graph)
     exchanges = _sums(graph, split)

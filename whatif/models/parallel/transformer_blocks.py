@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 def split_parts(graph: TaskGraph, forward: list[Use], layers: str | None) -> list[Part]:
-    """Give the attentions and the two-layer networks of the blocks of a transformer, in the order of the pass.
+    """Return the attentions and the two-layer networks of the blocks of a transformer, in the order of the pass.
 
     ``forward``: when layers (numbered as in ``graph.layers``) work in one forward pass. Blocks are the layers that
     repeat, or those that ``layers`` matches. Within one, products that read the block's stream open a part, and the
@@ -83,7 +83,7 @@ def _is_attention(opened: list[Product], width: int) -> bool:
 
 
 def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) -> list[Part]:
-    """Give the largest embedding as a part cut by rows, and the product with as many outputs as it has words."""
+    """Return the largest embedding as a part cut by rows, and the product with as many outputs as it has words."""
     width = parts[0].columns[0].inputs
     rows = layer_rows(graph)
     called = [graph.layers[use.part] for use in sorted(forward, key=lambda use: use.first)]

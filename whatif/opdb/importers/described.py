@@ -25,7 +25,7 @@ class Timed:
 
 
 def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
-    """Give the operators of each family that occurs: their places in ``table``, and themselves, shape (n,) both."""
+    """Return the operators of each family that occurs: their places in ``table``, and themselves, shape (n,) both."""
     by_family: dict[str, list[int]] = {}
     for place, what in enumerate(table):
         by_family.setdefault(what.family, []).append(place)
@@ -43,7 +43,7 @@ def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
 
 
 def rows_of(timed: Sequence[Timed]) -> list[Rows]:
-    """Give the rows of each family that occurs."""
+    """Return the rows of each family that occurs."""
     found = []
     for places, ops in operators_of([t.what for t in timed]):
         part = [timed[place] for place in places.tolist()]

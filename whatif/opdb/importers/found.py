@@ -55,14 +55,14 @@ def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.
 
 
 def numbers(table: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
-    """Give a column as numbers, shape (n,); NaN where there is none: such rows are counted and left out."""
+    """Return a column as numbers, shape (n,); NaN where there is none: such rows are counted and left out."""
     if column not in table:
         return np.full(len(table), np.nan)
     return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
 
 
 def integers(table: pd.DataFrame, column: str) -> Int64:
-    """Give a column as integers, shape (n,); -1 where it says nothing sensible: no operator has such a size."""
+    """Return a column as integers, shape (n,); -1 where it says nothing sensible: no operator has such a size."""
     values = numbers(table, column)
     sane = np.isfinite(values) & (np.abs(values) <= LARGEST_ATTRIBUTE) & (values == np.rint(values))
     return np.where(sane, values, -1).astype(np.int64)
@@ -77,6 +77,6 @@ def read_text(path: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Give the SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,7 +26,7 @@ _MOST_ORDER = 0.1
 
 
 def growing_overhead(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Float64:
-    """Give what each of n rows, in the order of measuring, took longer than it had at the top, seconds, shape (n,).
+    """Return what each of n rows, in the order of measuring, took longer than it had at the top, seconds, shape (n,).
 
     Fitted with the law time = floor + FLOPs / rate + bytes / rate + overhead(row), least absolute log error, where the
     overhead never falls. It leaves no row less than what the shortest of the first part took. All zeros where nothing

@@ -113,7 +113,7 @@ def _table(file: io.BytesIO | Path, where: str, found: Found) -> pd.DataFrame | 
 
 
 def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float | None]]:
-    """Give each family's rows, and by how many ms their times were corrected at the end of the table, if they were."""
+    """Return each family's rows, and by how many ms the times at the end of the table were corrected, if any."""
     named = table["OPName"].astype(str)
     known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
     if (~known).any():

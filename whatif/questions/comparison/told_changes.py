@@ -60,7 +60,7 @@ def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
 
 
 def what_ifs_of(info: GraphInfo) -> str:
-    """Give the what-ifs of a graph that is a prediction; "" of any other."""
+    """Return the what-ifs of a graph that is a prediction; "" of any other."""
     simulated = info.recorded.simulated
     return "" if simulated is None else simulated.what_ifs
 

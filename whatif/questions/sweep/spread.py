@@ -57,7 +57,7 @@ def spread(
 def predicted(
     facts: Callable[[Prediction], dict[str, Any]], baseline: Baseline, transforms: Sequence[Transform]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Give the step under the what-ifs with its range and ``facts``, or why there is none, and the what-ifs' notes."""
+    """Return the step under the what-ifs with range and ``facts``, or why there is none, and the what-ifs' notes."""
     try:
         prediction = apply(baseline, *transforms)
     except WhatifError as error:
