@@ -3,7 +3,6 @@
     python -m tests.trust.random_graphs [COUNT] [FIRST SEED]
 
 The brute-force simulator derives waits and the launch queue from their definitions, not with the library's code.
-Seen today: `remove` refuses about 2 % of the random selections, because the edited graph has a cycle (seed 24).
 """
 
 from __future__ import annotations

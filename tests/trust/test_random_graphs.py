@@ -1,8 +1,4 @@
-"""Simulators and edits give what a brute-force simulator gives, on random graphs.
-
-``remove`` is left out of what must not be refused: about 2 % of its selections give a cycle (random_graphs.py shows
-them). What it does not refuse must simulate as brute force does.
-"""
+"""Simulators and edits give what a brute-force simulator gives, on random graphs; no edit is refused."""
 
 from __future__ import annotations
 
@@ -15,17 +11,20 @@ def check(count: int, first_seed: int) -> None:
     found, n_cases = [], 0
     for case in cases(first_seed, count):
         n_cases += 1
-        found += [(case.seed, *fault) for fault in faults(case) if not is_known(*fault)]
+        found += [(case.seed, *fault) for fault in faults(case)]
     assert n_cases > count / 2
     assert not found
 
 
-def is_known(what: str, how: str) -> bool:
-    return what == "remove" and "form a cycle" in how
-
-
 def test_random_graphs() -> None:
     check(150, 0)
+
+
+# Removing made a cycle here: through the launch queue (23, 719), an unlaunched task (974, 1630), a new order (10570).
+@pytest.mark.parametrize("seed", [23, 719, 974, 1630, 10_570])
+def test_what_once_made_a_cycle(seed: int) -> None:
+    (case,) = cases(seed, 1)
+    assert not list(faults(case))
 
 
 @pytest.mark.slow

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # Thirteen days: sums over 8,000 such tasks still fit in an int64.
 MAX_DURATION_NS = 2**50
 
+# Random graphs settle after two orders, where any does.
+MAX_ORDERS = 4
+
 Columns = dict[str, Array]
 
 
@@ -128,14 +131,21 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
 
     The order of each ordered thread stays. Raises WhatifError on a cycle.
     """
-    every = (graph.dependencies, graph.derived)
-    if all(bool(np.all(d.source < d.target)) for d in every):
-        return graph, np.arange(len(graph), dtype=np.int32)
-    order = topological_order(len(graph), graph.all_dependencies())
-    if len(order) < len(graph):
-        raise WhatifError(
-            "graph: the dependencies form a cycle, so no order can run these tasks; see what was added last."
-        )
+    place = np.arange(len(graph), dtype=np.int32)
+    # Which tasks a wait waits for depends on the order: a new one is looked at again.
+    for _ in range(MAX_ORDERS):
+        if all(bool(np.all(d.source < d.target)) for d in (graph.dependencies, graph.derived)):
+            return graph, place
+        order = topological_order(len(graph), graph.all_dependencies())
+        if len(order) < len(graph):
+            break
+        graph, moved = _in_order(graph, order)
+        place = moved[place]
+    raise WhatifError("graph: the dependencies form a cycle, so no order can run these tasks; see what was added last.")
+
+
+def _in_order(graph: TaskGraph, order: Int32) -> tuple[TaskGraph, Int32]:
+    """Return the graph whose i-th task is task ``order[i]`` of ``graph``, and each old task's new id."""
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     by = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type

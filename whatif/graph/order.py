@@ -86,8 +86,8 @@ def derived_dependencies(graph: TaskGraph) -> Dependencies:
     """
     if not len(graph.waits.task) and not graph.info.queue_depth:
         return Dependencies.concatenate([])
-    streams = _streams(graph)
-    return Dependencies.concatenate([_waits(graph, streams), _back_pressure(graph, streams)])
+    queues = streams(graph)
+    return Dependencies.concatenate([_waits(graph, queues), _back_pressure(graph, queues)])
 
 
 def thread_dependencies(graph: TaskGraph) -> Dependencies:
@@ -100,27 +100,27 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
     return Dependencies.of(order[:-1][same], order[1:][same], DependencyKind.THREAD, lag_ns[thread[1:][same]])
 
 
-def _streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
+def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the position from which on it counts as launched."""
     by_thread = graph.by_thread
     gpu = by_thread[graph.on_gpu[by_thread]].astype(np.int32)
     thread = graph.thread[gpu]
     bounds = np.flatnonzero(np.diff(thread)) + 1
-    streams = []
+    found = []
     for tasks in np.split(gpu, bounds):
         if not len(tasks) or graph.threads[graph.thread[tasks[0]]].kind != ThreadKind.STREAM:
             continue
         # A task without a known launch was launched with or before the one that precedes it on its stream.
         launched = np.maximum.accumulate(graph.launch_of[tasks].astype(np.int64))
-        streams.append((int(graph.thread[tasks[0]]), tasks, launched))
-    return streams
+        found.append((int(graph.thread[tasks[0]]), tasks, launched))
+    return found
 
 
-def _waits(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+def _waits(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> Dependencies:
     parts = []
     waits = graph.waits
     rank = np.array([thread.rank for thread in graph.threads], dtype=np.int32)
-    for stream, tasks, launched in streams:
+    for stream, tasks, launched in queues:
         own = rank[graph.thread[waits.task]] == rank[stream]  # all streams of a machine, not of others
         concerned = ((waits.scope == ALL_STREAMS) & own) | (waits.scope == stream)
         wait = waits.task[concerned]
@@ -133,13 +133,13 @@ def _waits(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Depende
     return Dependencies.concatenate(parts)
 
 
-def _back_pressure(graph: TaskGraph, streams: list[tuple[int, Int32, Int64]]) -> Dependencies:
+def _back_pressure(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> Dependencies:
     """The call that launches the k-th task of a stream waits until task k - queue_depth has started."""
     depth = graph.info.queue_depth
     if not depth:
         return Dependencies.concatenate([])
     parts = []
-    for _, tasks, _ in streams:
+    for _, tasks, _ in queues:
         launch = graph.launch_of[tasks]
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
         first = launch < 0

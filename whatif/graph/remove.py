@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph.edit import as_mask, columns_of, reorder
+from whatif.graph.order import streams
 from whatif.graph.selection import Tasks
 from whatif.graph.types import (
     Anchor,
@@ -35,6 +37,27 @@ def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
         return graph
     gone = _with_launches(graph, gone)
     gone = _with_gaps(graph, gone)
+    try:
+        return _without(graph, gone)
+    except WhatifError:
+        # What loses its launch counts as launched earlier, and can then be waited for by what it waits for itself.
+        graph = _with_all_launches(graph)
+        calls = gone & _launches_any(graph, ~gone)
+        return _without(graph.with_duration(calls, 0), gone & ~calls)
+
+
+def _with_all_launches(graph: TaskGraph) -> TaskGraph:
+    """Return the graph in which a stream's tasks without a launch are launched with the one before them."""
+    launched = np.full(len(graph), -1, dtype=np.int32)
+    for _, tasks, launch in streams(graph):
+        launched[tasks] = launch
+    rows = np.flatnonzero((graph.launch_of < 0) & (launched >= 0))
+    new = Dependencies.of(launched[rows], rows, DependencyKind.LAUNCH, anchor=Anchor.START)
+    return graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new]))
+
+
+def _without(graph: TaskGraph, gone: Bool) -> TaskGraph:
+    """Return the graph without the tasks of a mask. Raises WhatifError where no order of the others is left."""
     kept = ~gone
     new_id = np.cumsum(kept, dtype=np.int32) - 1
     dependencies = _bridged(graph, gone)
@@ -53,14 +76,17 @@ def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
     return reorder(graph.replace(**columns, dependencies=moved, waits=waits, attached=attached))[0]
 
 
+def _launches_any(graph: TaskGraph, tasks: Bool) -> Bool:
+    """Return a mask of the calls that launch any of ``tasks``."""
+    launch = graph.launch_of
+    calls = np.zeros(len(graph), dtype=np.bool_)
+    calls[launch[(launch >= 0) & tasks]] = True
+    return calls
+
+
 def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the CPU calls that launch nothing any more."""
-    launch = graph.launch_of
-    launches = launch >= 0
-    removed = np.zeros(len(graph), dtype=np.bool_)
-    removed[launch[launches & gone]] = True
-    still_needed = np.zeros(len(graph), dtype=np.bool_)
-    still_needed[launch[launches & ~gone]] = True
+    removed, still_needed = _launches_any(graph, gone), _launches_any(graph, ~gone)
     # A blocking copy's call goes with its copy, but never one that other waits hang on.
     return np.asarray(gone | (removed & ~still_needed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)
 
