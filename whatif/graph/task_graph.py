@@ -386,7 +386,7 @@ class TaskGraph:
         if n and int(self.duration_ns.min()) < 0:
             worst = int(self.duration_ns.argmin())
             raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
-        if float(self.high_ns.sum(dtype=np.float64)) > 2**62:
+        if _longest_ns(self) > 2**62:
             raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
         if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
             raise WhatifError("graph: a duration lies outside its low and high bounds.")
@@ -439,3 +439,12 @@ def matching(table: tuple[str, ...], pattern: str) -> Bool:
     except re.error as error:
         raise WhatifError(f"expected a regular expression, got {pattern!r}: {error}.") from None
     return np.fromiter((expression.search(text) is not None for text in table), dtype=np.bool_, count=len(table))
+
+
+def _longest_ns(graph: TaskGraph) -> float:
+    """Return a bound of what the tasks of any path add up to: it holds one task, at most, that nothing comes before."""
+    time_ns = graph.high_ns.astype(np.float64)
+    first = np.zeros(len(graph), dtype=np.bool_)
+    first[np.unique(graph.thread, return_index=True)[1]] = True
+    first[graph.dependencies.target] = False
+    return float(time_ns[~first].sum() + time_ns[first].max(initial=0))

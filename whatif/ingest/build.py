@@ -16,8 +16,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.cpu_side import (
     CpuTasks,
-    count_profiler_events,
-    cut_thread,
+    Cutter,
     find_all_handoffs,
     find_cpu_tracks,
     idle_between,
@@ -74,7 +73,7 @@ def find_parts(events: Events, *, is_amd: bool) -> Parts:
 def cpu_rows(parts: Parts) -> Rows:
     """Return the tasks of all CPU threads, each thread's in its order: pieces, calls, and the waits behind calls."""
     blocks = []
-    by_operator = not len(parts.gpu.event)
+    cutter = Cutter(parts.events, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
     handoff_of = {h.track: h for h in parts.handoffs}
     for code, track in enumerate(parts.tracks):
         if code == 0:
@@ -92,10 +91,10 @@ def cpu_rows(parts: Parts) -> Rows:
             extent = None
             worker = bool(handoffs and len(handoffs.start_ns))
             edges = np.concatenate([handoffs.start_ns, handoffs.end_ns]) if handoffs else edges
-        pieces = cut_thread(parts.events, parts.calls, track, parts.marks, by_operator=by_operator, edges_ns=edges,
-                            extent_ns=extent, left_out=left_out)  # fmt: skip
+        pieces = cutter.cut(track, edges_ns=edges, extent_ns=extent, left_out=left_out)
         labels = parts.labeller.label(track, pieces.start_ns, worker=worker)
-        rows = _thread_rows(parts, code, pieces, labels, left_out if code == 0 else None)
+        profiler_events = cutter.profiler_events(track, pieces)
+        rows = _thread_rows(parts, code, pieces, labels, profiler_events, left_out if code == 0 else None)
         if code:
             _mark_idle(rows.columns, handoff_of.get(track))
         blocks.append(rows)
@@ -123,7 +122,12 @@ def _merged(intervals: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
 
 
 def _thread_rows(
-    parts: Parts, code: int, pieces: CpuTasks, labels: Labels, handoffs: tuple[Int64, Int64] | None
+    parts: Parts,
+    code: int,
+    pieces: CpuTasks,
+    labels: Labels,
+    profiler_events: Int64,
+    handoffs: tuple[Int64, Int64] | None,
 ) -> Rows:
     """One thread's tasks: its pieces, a wait behind every call that can wait, a wait for every hand-off."""
     events, calls, times = parts.events, parts.calls, parts.call_times
@@ -156,7 +160,7 @@ def _thread_rows(
         "phase": labels.phase,
         "landmark": labels.landmark,
         "in_optimizer": labels.in_optimizer,
-        "profiler_events": count_profiler_events(events, parts.tracks[code], pieces),
+        "profiler_events": profiler_events,
         "call": pieces.call,
         "operator": operator,
         "event": np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING),

@@ -14,7 +14,8 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.handoff import Handoffs, find_handoffs
+from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.handoff import Handoffs, activity, find_handoffs
 from whatif.ingest.marks import NameMarks
 from whatif.simulation.intervals import interval_of
 
@@ -56,74 +57,90 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
 def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: NameMarks) -> list[Handoffs]:
     """Return the hand-offs from the main thread to each thread that runs autograd, by its operators.
 
-    In a trace without operators any thread that launches is taken for one.
+    In a trace without operators any thread that launches is taken for one. Operators of autograd that run on the main
+    thread are ignored: parameters on the CPU are accumulated by the caller while it waits.
     """
     operators = events.category == EventCategory.CPU_OP
     autograd = np.zeros(len(events.tracks), dtype=np.bool_)
     autograd[events.track[operators & marks.autograd[events.name]]] = True
     if not operators.any():
         autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
-    return [find_handoffs(events, calls, tracks[0], track, marks.autograd) for track in tracks[1:] if autograd[track]]
-
-
-def cut_thread(
-    events: Events,
-    calls: Calls,
-    track: int,
-    marks: NameMarks,
-    *,
-    by_operator: bool,
-    edges_ns: Int64,
-    extent_ns: tuple[int, int] | None,
-    left_out: tuple[Int64, Int64],
-) -> CpuTasks:
-    """Cut a thread at its calls, marks and layers (and its operators where ``by_operator``).
-
-    ``edges_ns`` are further cuts; ``left_out`` are starts and ends of disjoint intervals, sorted, in which the thread
-    only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
-    """
-    on_track = events.track == track
-    cutting = on_track & (
-        ((events.category == EventCategory.ANNOTATION) & _cuts(events, marks))
-        | (events.category == EventCategory.MODULE)
-        | ((events.category == EventCategory.CPU_OP) & (by_operator | (marks.autograd[events.name])))
+    if not tracks:
+        return []
+    calls_of = Grouped(np.arange(len(calls.track)), calls.track)
+    main = activity(
+        events, calls, by_track(events, operators & ~marks.autograd[events.name])[tracks[0]], calls_of[tracks[0]]
     )
-    mine = np.flatnonzero(calls.track == track)
-    call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
-    starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
-    whole = on_track & among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME])
-    bounds = [*(extent_ns or ())]
-    if whole.any():
-        bounds += [int(events.start_ns[whole].min()), int((events.start_ns[whole] + events.duration_ns[whole]).max())]
-    low, high = min(bounds), max(bounds)
-    cuts = np.concatenate([starts, ends, edges_ns, *left_out])
-    cuts = np.clip(_outside_calls(cuts, call_start_ns, call_end_ns), low, high)
-    # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
-    points = np.sort(np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64), kind="stable")
-    points = points[np.append(True, points[1:] != points[:-1])]
-    piece_start_ns, piece_end_ns = points[:-1], points[1:]
-    between = interval_of(piece_start_ns, call_start_ns, call_end_ns) < 0
-    between &= interval_of(piece_start_ns, *left_out) < 0
-    piece_start_ns, piece_end_ns = piece_start_ns[between], piece_end_ns[between]
-    start_ns = np.concatenate([call_start_ns, piece_start_ns])
-    end_ns = np.concatenate([call_end_ns, piece_end_ns])
-    call = np.concatenate([mine, np.full(len(piece_start_ns), MISSING)])
-    # An empty call comes before the piece that starts with it.
-    order = np.lexsort((end_ns, start_ns))
-    return CpuTasks(start_ns[order], end_ns[order], call[order])
+    operators_of = by_track(events, operators)
+    return [
+        find_handoffs(track, main, activity(events, calls, operators_of[track], calls_of[track]))
+        for track in tracks[1:]
+        if autograd[track]
+    ]
 
 
-def count_profiler_events(events: Events, track: int, pieces: CpuTasks) -> Int64:
-    """Return how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
+class Cutter:
+    """Cuts threads at their calls, marks and layers (and at their operators where ``by_operator``)."""
 
-    torch stamps an event's start behind its own work on it and the end ahead of the rest, so that what an event costs
-    lies outside it: nine tenths before the start (measured on empty nested events, torch 2.13), wherefore the piece
-    that ends with the start counts it. A CUDA call is taken to cost CUPTI as much, inside the call: our estimate.
-    """
-    recorded = (events.track == track) & among(events.category, (EventCategory.CPU_OP, EventCategory.ANNOTATION))
-    begins_ns = events.start_ns[recorded]  # sorted, as all events are
-    before_end = np.searchsorted(begins_ns, pieces.end_ns, side="right")
-    return before_end - np.searchsorted(begins_ns, pieces.start_ns, side="right") + (pieces.call >= 0)
+    def __init__(self, events: Events, calls: Calls, marks: NameMarks, *, by_operator: bool) -> None:
+        self._events, self._calls = events, calls
+        cutting = (
+            ((events.category == EventCategory.ANNOTATION) & _cuts(events, marks))
+            | (events.category == EventCategory.MODULE)
+            | ((events.category == EventCategory.CPU_OP) & (by_operator | marks.autograd[events.name]))
+        )
+        self._cutting = by_track(events, cutting)
+        self._working = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME]))
+        self._recorded = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]))
+        self._calls_of = Grouped(np.arange(len(calls.track)), calls.track)
+
+    def cut(
+        self, track: int, *, edges_ns: Int64, extent_ns: tuple[int, int] | None, left_out: tuple[Int64, Int64]
+    ) -> CpuTasks:
+        """Cut a thread into pieces.
+
+        ``edges_ns`` are further cuts; ``left_out`` are starts and ends of disjoint intervals, sorted, in which the
+        thread only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
+        """
+        events, calls = self._events, self._calls
+        mine = self._calls_of[track]
+        call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
+        cutting, working = self._cutting[track], self._working[track]
+        starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
+        bounds = [*(extent_ns or ())]
+        if len(working):
+            whole_ns = events.start_ns[working]
+            bounds += [int(whole_ns.min()), int((whole_ns + events.duration_ns[working]).max())]
+        low, high = min(bounds), max(bounds)
+        cuts = np.concatenate([starts, ends, edges_ns, *left_out])
+        cuts = _outside_calls(cuts, call_start_ns, call_end_ns).clip(low, high)
+        # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
+        points = np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64, copy=False)
+        points.sort(kind="stable")
+        points = points[np.append(True, points[1:] != points[:-1])]
+        start_ns, end_ns = points[:-1], points[1:]
+        if not len(mine) and not len(left_out[0]):
+            return CpuTasks(start_ns, end_ns, np.full(len(start_ns), MISSING))
+        between = interval_of(start_ns, call_start_ns, call_end_ns) < 0
+        between &= interval_of(start_ns, *left_out) < 0
+        start_ns = np.concatenate([call_start_ns, start_ns[between]])
+        end_ns = np.concatenate([call_end_ns, end_ns[between]])
+        call = np.concatenate([mine, np.full(len(start_ns) - len(mine), MISSING)])
+        # An empty call comes before the piece that starts with it.
+        order = np.lexsort((end_ns, start_ns))
+        return CpuTasks(start_ns[order], end_ns[order], call[order])
+
+    def profiler_events(self, track: int, pieces: CpuTasks) -> Int64:
+        """Return how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
+
+        torch stamps an event's start behind its own work on it and the end ahead of the rest, so that what an event
+        costs lies outside it: nine tenths before the start (measured on empty nested events, torch 2.13), wherefore
+        the piece that ends with the start counts it. A CUDA call is taken to cost CUPTI as much, inside the call: our
+        estimate.
+        """
+        begins_ns = self._events.start_ns[self._recorded[track]]  # sorted, as all events are
+        before_end = begins_ns.searchsorted(pieces.end_ns, side="right")
+        return before_end - begins_ns.searchsorted(pieces.start_ns, side="right") + (pieces.call >= 0)
 
 
 def _cuts(events: Events, marks: NameMarks) -> Bool:

@@ -11,6 +11,7 @@ from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.grouped import Grouped, by_track
 from whatif.simulation.intervals import interval_of, union
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
@@ -84,9 +85,10 @@ def _launched_inside(parts: Parts, by_compiler: Bool) -> Bool:
     """Which GPU tasks were launched while compiled code ran on the launching thread."""
     events, calls = parts.events, parts.calls
     inside = np.zeros(len(calls.event), dtype=np.bool_)
-    for track in np.unique(events.track[by_compiler]).tolist():
-        mine = np.flatnonzero(calls.track == track)
-        start_ns, end_ns = _union(events, by_compiler & (events.track == track))
+    calls_of = Grouped(np.arange(len(calls.track)), calls.track)
+    for track, rows in by_track(events, by_compiler).items():
+        mine = calls_of[track]
+        start_ns, end_ns = _union(events, rows)
         inside[mine] = interval_of(calls.start_ns[mine], start_ns, end_ns) >= 0
     return _of_calls(parts, inside)
 
@@ -115,7 +117,7 @@ def _union(events: Events, chosen: Array) -> tuple[Int64, Int64]:
 def _union_ns(events: Events, chosen: Bool) -> int:
     """The time in which any chosen event runs on its thread, summed over the threads."""
     total_ns = 0
-    for track in np.unique(events.track[chosen]).tolist():
-        start_ns, end_ns = _union(events, chosen & (events.track == track))
+    for rows in by_track(events, chosen).values():
+        start_ns, end_ns = _union(events, rows)
         total_ns += int((end_ns - start_ns).sum())
     return total_ns

@@ -84,10 +84,7 @@ def find_calls(events: Events) -> Calls:
     kinds = call_kinds(events.names)
     rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
     rows = rows[np.argsort(events.track[rows], kind="stable")]
-    track, start_ns = events.track[rows], events.start_ns[rows]
-    # Shift each thread to a place of its own so that calls of two threads never overlap.
-    shift = _shift(track, events)
-    group, end_ns = group_overlapping(start_ns + shift, start_ns + shift + events.duration_ns[rows])
+    group, end_ns = _grouped(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
     first = np.searchsorted(group, np.arange(len(end_ns)))
     outer = rows[first]
     inner_kind = np.zeros(len(outer), dtype=np.int8)
@@ -99,19 +96,22 @@ def find_calls(events: Events) -> Calls:
         event=outer,
         track=events.track[outer],
         start_ns=events.start_ns[outer],
-        end_ns=end_ns - shift[first],
+        end_ns=end_ns,
         kind=np.where(outer_kind == CallKind.OTHER, inner_kind, outer_kind).astype(np.int8),
         name=events.name[outer],
         of_event=of_event,
     )
 
 
-def _shift(track: Int32, events: Events) -> Int64:
-    if not len(events):
-        return np.zeros(len(track), dtype=np.int64)
-    extent = int((events.start_ns + events.duration_ns).max()) - int(events.start_ns.min()) + 1
-    # Fewer than a hundred threads call CUDA; sums stay far below 2**63 ns.
-    return np.searchsorted(np.unique(track), track).astype(np.int64) * extent
+def _grouped(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Int64, Int64]:
+    """Number the overlapping calls of each thread, sorted by (track, start): the group of each, the end of each."""
+    groups, ends_ns, n_groups = [], [np.empty(0, dtype=np.int64)], 0
+    for own in np.split(np.arange(len(track)), np.flatnonzero(np.diff(track)) + 1):
+        group, end_ns = group_overlapping(start_ns[own], start_ns[own] + duration_ns[own])
+        groups.append(group + n_groups)
+        ends_ns.append(end_ns)
+        n_groups += len(end_ns)
+    return np.concatenate(groups), np.concatenate(ends_ns)
 
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.graph.types import Bool, Int64
-from whatif.ingest.events import EventCategory, Events
+from whatif.graph.types import Int64
+from whatif.ingest.events import Events
 from whatif.ingest.gpu_side import Calls
 from whatif.simulation.intervals import union
 
@@ -29,29 +29,24 @@ class Handoffs:
     busy_end_ns: Int64
 
 
-def activity(events: Events, calls: Calls, track: int, *, without: Bool | None = None) -> tuple[Int64, Int64]:
-    """Return the disjoint intervals in which a thread runs operators or calls; ``without`` masks names to ignore."""
-    operators = (events.category == EventCategory.CPU_OP) & (events.track == track)
-    if without is not None:
-        operators &= ~without[events.name]
-    mine = calls.track == track
+def activity(events: Events, calls: Calls, operators: Int64, mine: Int64) -> tuple[Int64, Int64]:
+    """Return the disjoint intervals in which a thread's ``operators`` (rows) or calls ``mine`` (rows) run."""
     start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[mine]])
-    end_ns = np.concatenate([start_ns[: operators.sum()] + events.duration_ns[operators], calls.end_ns[mine]])
+    end_ns = np.concatenate([events.start_ns[operators] + events.duration_ns[operators], calls.end_ns[mine]])
     order = np.argsort(start_ns, kind="stable")
     return union(start_ns[order], end_ns[order])
 
 
-def find_handoffs(events: Events, calls: Calls, main: int, other: int, autograd: Bool) -> Handoffs:
-    """Find the bursts of ``other`` that lie wholly inside a pause of ``main``.
+def find_handoffs(track: int, main: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> Handoffs:
+    """Find the bursts of thread ``track`` that lie wholly inside a pause of the main thread.
 
-    Operators of autograd that run on the main thread itself are ignored there: parameters on the CPU are accumulated
-    by the caller while it waits.
+    ``main`` and ``other`` are the starts and ends of what the two run (see ``activity``).
     """
-    main_start_ns, main_end_ns = activity(events, calls, main, without=autograd)
-    busy_start_ns, busy_end_ns = activity(events, calls, other)
+    main_start_ns, main_end_ns = main
+    busy_start_ns, busy_end_ns = other
     none = np.empty(0, dtype=np.int64)
     if not len(busy_start_ns) or len(main_start_ns) < 2:
-        return Handoffs(other, none, none, busy_start_ns, busy_end_ns)
+        return Handoffs(track, none, none, busy_start_ns, busy_end_ns)
     pause_start_ns, pause_end_ns = main_end_ns[:-1], main_start_ns[1:]
     first = np.searchsorted(busy_start_ns, pause_start_ns - TOLERANCE_NS, side="left")
     last = np.searchsorted(busy_end_ns, pause_end_ns + TOLERANCE_NS, side="right") - 1
@@ -63,7 +58,7 @@ def find_handoffs(events: Events, calls: Calls, main: int, other: int, autograd:
     inside &= work_ns >= MIN_SHARE * (pause_end_ns - pause_start_ns)
     first, last = first[inside], last[inside]
     return Handoffs(
-        other,
+        track,
         np.maximum(busy_start_ns[first], pause_start_ns[inside]),
         np.minimum(busy_end_ns[last], pause_end_ns[inside]),
         busy_start_ns,

@@ -20,6 +20,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest
 
@@ -49,6 +50,9 @@ class Labeller:
         self._layer_of_name = _add_layers(self.layers, events, marks.layer)
         self._region_of_name = _add_layers(self.layers, events, marks.region)
         self._operator = events.category == EventCategory.CPU_OP
+        kinds = among(events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
+        self._layer_rows = by_track(events, marks.is_layer[events.name] & kinds)
+        self._region_rows = by_track(events, (self._region_of_name > 0)[events.name])
         self.is_backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
@@ -58,6 +62,14 @@ class Labeller:
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers()
         self.has_backward = bool(self.is_backward.any())
+        annotation = events.category == EventCategory.ANNOTATION
+        self._operators, self._backward, self._building = (
+            by_track(events, chosen) for chosen in (self._operator, self.is_backward, self.is_building)
+        )
+        self._updating, self._loading, self._stepping = (
+            by_track(events, annotation & named[events.name])
+            for named in (marks.update, marks.loading, marks.optimizer)
+        )
 
     def _operators_that_build(self) -> Bool:
         """Which operators build the autograd graph, shape (n_events,): forward ones with a sequence number.
@@ -83,15 +95,12 @@ class Labeller:
         start_ns = self._events.start_ns[rows]
         return Nest(start_ns, start_ns + self._events.duration_ns[rows])
 
-    def _layer_rows(self, track: int) -> Array:
-        named = self._marks.is_layer[self._events.name]
-        kinds = among(self._events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
-        return np.flatnonzero(named & kinds & (self._events.track == track))
-
     def enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
         """Return the innermost module at each time; where there is none, the innermost compiled region."""
-        regions = np.flatnonzero((self._region_of_name > 0)[self._events.name] & (self._events.track == track))
-        layer = self._innermost(self._layer_rows(track), self._layer_of_name, time_ns)
+        layer = self._innermost(self._layer_rows[track], self._layer_of_name, time_ns)
+        regions = self._region_rows[track]
+        if not len(regions):
+            return layer
         return np.where(layer > 0, layer, self._innermost(regions, self._region_of_name, time_ns)).astype(np.int32)
 
     def _innermost(self, rows: Array, code_of_name: Int32, time_ns: Int64) -> Int32:
@@ -105,9 +114,8 @@ class Labeller:
         events = self._events
         rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self.is_backward)
         layer = np.zeros(len(rows), dtype=np.int32)
-        for track in np.unique(events.track[rows]):
-            mine = events.track[rows] == track
-            layer[mine] = self.enclosing_layers(int(track), events.start_ns[rows[mine]])
+        for track, mine in Grouped(np.arange(len(rows)), events.track[rows]).items():
+            layer[mine] = self.enclosing_layers(track, events.start_ns[rows[mine]])
         # Several operators share a number: the last in time created the backward node.
         order = np.lexsort((events.start_ns[rows], events.sequence[rows]))
         sequence = events.sequence[rows][order]
@@ -146,14 +154,13 @@ class Labeller:
 
         ``worker``: the thread works for the main thread (autograd), so all that it does is backward.
         """
-        events, marks = self._events, self._marks
-        on_track = events.track == track
-        operators = np.flatnonzero(self._operator & on_track)
+        events = self._events
+        operators = self._operators[track]
         found = self._nest(operators).innermost(time_ns)
         operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
         layer = self.enclosing_layers(track, time_ns)
         in_layer = layer > 0
-        backward_rows = np.flatnonzero(self.is_backward & on_track)
+        backward_rows = self._backward[track]
         backward = np.zeros(len(time_ns), dtype=np.bool_)
         if len(backward_rows):
             inner = self._nest(backward_rows).innermost(time_ns)
@@ -172,12 +179,11 @@ class Labeller:
             ends = backward & unlabelled
             own = _carried_forward(own, passing, ends)
             layer = np.where(passing, own, layer).astype(np.int32)
-        annotation = (events.category == EventCategory.ANNOTATION) & on_track
-        update = _inside(events, annotation & marks.update[events.name], time_ns)
-        loading = _inside(events, annotation & marks.loading[events.name], time_ns)
+        update = _inside(events, self._updating[track], time_ns)
+        loading = _inside(events, self._loading[track], time_ns)
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
-        building = np.flatnonzero(on_track & self.is_building)
+        building = self._building[track]
         # A recording without operators has the layers' forward calls alone to tell it.
         forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
@@ -186,7 +192,7 @@ class Labeller:
         phase[forward & ~loading] = Phase.FORWARD
         phase[backward | worker] = Phase.BACKWARD
         # Gradients are zeroed anywhere between an update and the next backward pass, so that tells nothing.
-        stepping = _inside(events, annotation & marks.optimizer[events.name], time_ns) & (phase == Phase.UPDATE)
+        stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
         return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping)
 
@@ -220,8 +226,9 @@ def _between(chosen: Bool, empty: Bool) -> Bool:
     return enclosed
 
 
-def _inside(events: Events, chosen: Bool, time_ns: Int64) -> Bool:
-    rows = np.flatnonzero(chosen)
+def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:
+    if not len(rows):
+        return np.zeros(len(time_ns), dtype=np.bool_)
     start_ns = np.sort(events.start_ns[rows])
     end_ns = np.sort(events.start_ns[rows] + events.duration_ns[rows])
     return np.searchsorted(start_ns, time_ns, side="right") > np.searchsorted(end_ns, time_ns, side="right")

@@ -47,6 +47,8 @@ def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array
 
 def joined(blocks: Sequence[Rows]) -> Rows:
     """Return the rows of all blocks, which have the same columns."""
+    if len(blocks) == 1:
+        return blocks[0]
     return Rows({name: np.concatenate([b.columns[name] for b in blocks]) for name in blocks[0].columns})
 
 

@@ -25,6 +25,9 @@ from whatif.report.layout import (
 # Families below the eighth take a percent or less.
 SHOWN_FAMILIES = 8
 
+# More do not fit on a screen; eight ranks with their streams do.
+SHOWN_THREADS = 100
+
 
 def print_summary(summary: Summary) -> None:
     """Print what ``whatif info`` reports."""
@@ -36,7 +39,10 @@ def print_summary(summary: Summary) -> None:
         print_table(out, ["", ""], [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()])
         print_title(out, "Execution threads")
         ms = ms_format(max((t.busy_ms for t in summary.threads), default=0.0))
-        print_table(out, ["", "tasks", "busy ms"], [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in summary.threads])
+        shown = summary.threads[:SHOWN_THREADS]
+        print_table(out, ["", "tasks", "busy ms"], [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in shown])
+        if len(summary.threads) > len(shown):
+            out.print(plain(f"  and {len(summary.threads) - len(shown):,} others: see --json", "dim"))
         _print_shares(out, summary)
         if summary.warnings:
             print_title(out, "Quirks met")
