@@ -386,8 +386,6 @@ class TaskGraph:
         if n and int(self.duration_ns.min()) < 0:
             worst = int(self.duration_ns.argmin())
             raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
-        if _longest_ns(self) > 2**62:
-            raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
         if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
             raise WhatifError("graph: a duration lies outside its low and high bounds.")
         for dependencies in (self.dependencies, self.derived):
@@ -403,6 +401,8 @@ class TaskGraph:
                     f"graph: task {dependencies.target[first]} waits for task {dependencies.source[first]}, "
                     "which does not come before it; add it with add_dependencies, which re-orders."
                 )
+        if _longest_ns(self) > 2**62:
+            raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
         return self
 
     # -- exploration -------------------------------------------------------------------------------------------
