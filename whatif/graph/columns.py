@@ -57,6 +57,7 @@ COLUMNS = (
     Column("in_optimizer", np.bool_, 0),
     Column("measured", np.int32),
     Column("called", np.int32, codes="operators", across_ranks="table"),
+    Column("profiler_ns", np.int32, 0, divides=True),
     Column("profiler_events", np.int32, 0, divides=True),
 )
 TASK_COLUMNS = tuple(column.name for column in COLUMNS)

@@ -103,6 +103,20 @@ class ProfilerCost:
     other: Other = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ProfilerEstimate:
+    """What the profiler cost by an estimate from the trace; tasks hold it in ``profiler_ns``.
+
+    ``low`` and ``high`` are the ends of its range over that column. ``operator_us`` is the mean cost of an operator,
+    ``read_from_trace`` whether the trace itself told it; else it is a constant.
+    """
+
+    low: float
+    high: float
+    operator_us: float
+    read_from_trace: bool
+
+
 @dataclass(frozen=True)
 class Rates:
     """What the recorder measured on the machine: products, copies in memory, copies between host and GPU."""

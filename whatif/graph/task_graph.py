@@ -19,7 +19,7 @@ from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.memory import Memory
 from whatif.graph.notebook_view import notebook_view
 from whatif.graph.order import derived_dependencies, incoming, thread_dependencies
-from whatif.graph.recorded import Recorded
+from whatif.graph.recorded import ProfilerEstimate, Recorded
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
 from whatif.graph.structure_cache import freeze, share, shared_property
@@ -81,6 +81,7 @@ class GraphInfo:
     origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
     ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
     recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
+    profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None where nothing tells
 
     @property
     def samples(self) -> int | None:
@@ -119,6 +120,7 @@ class TaskGraph:
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
     measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 where there is none
     called: Int32  # row of its operator in `info.operators`; -1 where none is known
+    profiler_ns: Int32  # estimated cost of the profiler that the duration still holds
     profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
 
     dependencies: Dependencies

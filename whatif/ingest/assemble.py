@@ -79,7 +79,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     )  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
     given = {
-        **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "profiler_events")},
+        **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer")},
+        **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": parts.steps.of(launch_time_ns),
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called,
@@ -95,7 +96,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
 def _no_rows() -> Rows:
     names = ("key_ns", "start_ns", "duration_ns", "thread", "name", "kind", "layer", "phase", "landmark", "call",
-             "operator", "event", "role", "sequence", "in_optimizer", "profiler_events")  # fmt: skip
+             "operator", "event", "role", "sequence", "in_optimizer", "profiler_events", "profiler_ns")  # fmt: skip
     return Rows({name: np.empty(0, dtype=np.int64) for name in names})
 
 
@@ -128,7 +129,8 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
     begin_ns = np.full(len(at), origin_ns)
     return wait_rows(
         cpu.columns, at, Role.LEAD_IN, duration_ns=cpu.columns["start_ns"][at] - origin_ns, start_ns=begin_ns,
-        key_ns=begin_ns, profiler_events=np.zeros(len(at), dtype=np.int64), sequence=cpu.columns["sequence"][at] - 0.5,
+        key_ns=begin_ns, profiler_events=np.zeros(len(at), dtype=np.int64),
+        profiler_ns=np.zeros(len(at), dtype=np.int64), sequence=cpu.columns["sequence"][at] - 0.5,
     )  # fmt: skip
 
 

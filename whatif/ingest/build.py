@@ -27,6 +27,7 @@ from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
+from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
 from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
@@ -45,6 +46,7 @@ class Parts:
     steps: Steps
     labeller: Labeller
     call_times: CallTimes
+    profiler: ProfilerCost | None
     threads: list[Thread] = field(default_factory=list)
 
 
@@ -66,8 +68,13 @@ def find_parts(events: Events, *, is_amd: bool) -> Parts:
     ]
     return Parts(
         events, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, marks),
-        call_times(events, calls, gpu), threads,
+        call_times(events, calls, gpu), _profiler_cost(events, calls, tracks), threads,
     )  # fmt: skip
+
+
+def _profiler_cost(events: Events, calls: Calls, tracks: list[int]) -> ProfilerCost | None:
+    """What the profiler cost in a trace of others; our recorder measures it, and a predicted step has none."""
+    return None if "whatif" in events.header else find_profiler_cost(events, tracks, len(calls.event))
 
 
 def cpu_rows(parts: Parts) -> Rows:
@@ -93,8 +100,10 @@ def cpu_rows(parts: Parts) -> Rows:
             edges = np.concatenate([handoffs.start_ns, handoffs.end_ns]) if handoffs else edges
         pieces = cutter.cut(track, edges_ns=edges, extent_ns=extent, left_out=left_out)
         labels = parts.labeller.label(track, pieces.start_ns, worker=worker)
-        profiler_events = cutter.profiler_events(track, pieces)
-        rows = _thread_rows(parts, code, pieces, labels, profiler_events, left_out if code == 0 else None)
+        held = {"profiler_events": cutter.profiler_events(track, pieces)}
+        cost_ns = parts.profiler.of_pieces(track, pieces) if parts.profiler else np.zeros(len(pieces.start_ns))
+        held["profiler_ns"] = np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int64)
+        rows = _thread_rows(parts, code, pieces, labels, held, left_out if code == 0 else None)
         if code:
             _mark_idle(rows.columns, handoff_of.get(track))
         blocks.append(rows)
@@ -126,7 +135,7 @@ def _thread_rows(
     code: int,
     pieces: CpuTasks,
     labels: Labels,
-    profiler_events: Int64,
+    held: dict[str, Int64],
     handoffs: tuple[Int64, Int64] | None,
 ) -> Rows:
     """One thread's tasks: its pieces, a wait behind every call that can wait, a wait for every hand-off."""
@@ -160,7 +169,7 @@ def _thread_rows(
         "phase": labels.phase,
         "landmark": labels.landmark,
         "in_optimizer": labels.in_optimizer,
-        "profiler_events": profiler_events,
+        **held,
         "call": pieces.call,
         "operator": operator,
         "event": np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING),
@@ -187,6 +196,7 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
     return wait_rows(
         columns, at, role, key_ns=time_ns, start_ns=time_ns, duration_ns=duration_ns,
         landmark=np.zeros(n, dtype=np.bool_), profiler_events=np.zeros(n, dtype=np.int64),
+        profiler_ns=np.zeros(n, dtype=np.int64),
         sequence=columns["sequence"][at] + 0.5,
     )  # fmt: skip
 
@@ -224,6 +234,7 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "landmark": np.zeros(n, dtype=np.bool_),
         "in_optimizer": inherit("in_optimizer", 0).astype(np.bool_),
         "profiler_events": np.zeros(n, dtype=np.int64),
+        "profiler_ns": np.zeros(n, dtype=np.int64),
         "call": gpu.call,
         "operator": inherit("operator", -1),
         "event": gpu.event,

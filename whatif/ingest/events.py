@@ -55,6 +55,21 @@ class Allocations:
 
 
 @dataclass(frozen=True, slots=True)
+class Stamps:
+    """Events of which only their place is kept, sorted by time; columns of shape (n_stamps,)."""
+
+    time_ns: Int64
+    track: Int32
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    @staticmethod
+    def none() -> Stamps:
+        return Stamps(np.empty(0, np.int64), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
 
@@ -80,6 +95,7 @@ class Events:
     detail: Int32  # into `details`: the collective's name, the kind of a synchronisation
     wait_stream: Int32  # SYNC: the stream whose event is waited for
     wait_correlation: Int64  # SYNC: correlation id of the event record that is waited for
+    frames: Int32  # operators: frames of the call stack that was written with them
 
     names: list[str]
     tracks: list[tuple[str, str]]  # (pid, tid) as the trace spells them; a GPU stream is a track as well
@@ -89,6 +105,7 @@ class Events:
     header: dict[str, Any]  # every top-level field but traceEvents
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
     allocations: Allocations | None = None  # None: not recorded
+    python: Stamps = field(default_factory=Stamps.none)  # Python functions, modules included
     group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
 
     def __len__(self) -> int:

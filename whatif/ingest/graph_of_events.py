@@ -42,6 +42,7 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
+        profiler=parts.profiler.estimate if parts.profiler else None,
         quirks=(*info.quirks, *told),
     )
     info = replace(info, memory=find_memory(parts, info))

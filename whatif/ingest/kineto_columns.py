@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from whatif.graph.types import Int64
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
-from whatif.ingest.events import COLUMN_DTYPES, MISSING, Allocations, EventCategory, Events, Flows, put_in_order
+from whatif.ingest.events import COLUMN_DTYPES, MISSING, Allocations, EventCategory, Events, Flows, Stamps, put_in_order
 from whatif.ingest.json_chunks import decoded
 from whatif.ingest.kineto_fields import (
     ALLOCATION,
@@ -67,10 +67,14 @@ class ColumnBuilder:
         self._chunks: dict[str, list[npt.NDArray[Any]]] = {}
         self._flow_ends: dict[str, dict[Hashable, tuple[int, int]]] = {"s": {}, "f": {}}
         self._allocations: list[npt.NDArray[Any]] = []
+        self._python: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
     def add(self, events: list[RawEvent]) -> None:
         """Keep the duration events of known categories and the ends of forward-to-backward flows."""
-        rows, codes, flow_ends, allocations = self._select(events)
+        python: list[RawEvent] = []
+        rows, codes, flow_ends, allocations = self._select(events, python)
+        if python:
+            self._add_python(python)
         self._add_flows(flow_ends)
         if allocations:
             self._add_allocations(allocations)
@@ -85,7 +89,9 @@ class ColumnBuilder:
             category, start_ns, duration_ns = category[kept], start_ns[kept], duration_ns[kept]
         self._keep(rows, category, start_ns, duration_ns)
 
-    def _select(self, events: list[RawEvent]) -> tuple[list[RawEvent], list[int], list[RawEvent], list[RawEvent]]:
+    def _select(
+        self, events: list[RawEvent], python: list[RawEvent]
+    ) -> tuple[list[RawEvent], list[int], list[RawEvent], list[RawEvent]]:
         categories = self._categories
         rows: list[RawEvent] = []
         codes: list[int] = []
@@ -99,7 +105,10 @@ class ColumnBuilder:
                     name = event.name if isinstance(event.name, str) else ""
                     if code == Special.OLD_OPERATOR:
                         code = EventCategory.ANNOTATION if OLD_ANNOTATION.match(name) else EventCategory.CPU_OP
-                    elif code == Special.PYTHON and name.startswith(MODULE_PREFIX):
+                    elif code == Special.PYTHON:
+                        python.append(event)
+                        if not name.startswith(MODULE_PREFIX):
+                            continue
                         code = EventCategory.MODULE
                     else:
                         if code == Special.FOREIGN:
@@ -155,6 +164,9 @@ class ColumnBuilder:
             n_rows, cpu, np.where(forward_thread == 0, MISSING, forward_thread), np.int32
         )
         columns["shape"] = _scatter(n_rows, cpu, self._shape_codes(cpu_args), np.int32)
+        frames = np.array([_frames(a.call_stack) for a in cpu_args], np.int32)
+        columns["frames"] = np.zeros(n_rows, np.int32)
+        columns["frames"][cpu] = frames
 
         gpu = np.flatnonzero(np.isin(category, _GPU))
         gpu_rows = [rows[i] for i in gpu.tolist()]
@@ -226,6 +238,11 @@ class ColumnBuilder:
             if not bad and event.id is not None:
                 self._flow_ends[str(event.ph)].setdefault(event.id, (time_ns, self._tracks[event.pid, event.tid]))
 
+    def _add_python(self, events: list[RawEvent]) -> None:
+        time_ns, status = parse_us_as_ns([event.ts for event in events])
+        track = np.fromiter((self._tracks[event.pid, event.tid] for event in events), np.int32, len(events))
+        self._python.append((time_ns[status == 0], track[status == 0]))
+
     def _add_allocations(self, events: list[RawEvent]) -> None:
         """Keep what was allocated and given back; old profilers told no address, and then nobody knows what lives."""
         args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
@@ -259,7 +276,15 @@ class ColumnBuilder:
             header=header,
             dropped=self._dropped,
             allocations=self._build_allocations(),
+            python=self._build_python(),
         )
+
+    def _build_python(self) -> Stamps:
+        if not self._python:
+            return Stamps.none()
+        time_ns, track = (np.concatenate(part) for part in zip(*self._python, strict=True))
+        order = np.argsort(time_ns, kind="stable")
+        return Stamps(time_ns[order], track[order])
 
     def _build_allocations(self) -> Allocations | None:
         if not self._allocations:
@@ -276,6 +301,12 @@ class ColumnBuilder:
         arrows = sorted(sources[key] + targets[key] for key in sources.keys() & targets.keys())
         table = np.array(arrows, np.int64).reshape(-1, 4)
         return Flows(table[:, 0].copy(), table[:, 1].astype(np.int32), table[:, 2].copy(), table[:, 3].astype(np.int32))
+
+
+def _frames(call_stack: msgspec.Raw) -> int:
+    """The frames of a call stack, "train.py(7): main;model.py(3): forward"; 0 where none was written."""
+    text = bytes(call_stack)
+    return text.count(b";") + 1 if len(text) > 2 else 0
 
 
 class _Codes(dict[str, int]):

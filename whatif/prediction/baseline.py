@@ -46,7 +46,9 @@ class Baseline:
         if not calibrated:
             return Baseline(graph, simulate(graph), chosen)
         found = calibrate(graph, chosen)
-        return Baseline(found.graph, found.timeline, chosen, found if found.untraced or found.reason else None)
+        return Baseline(
+            found.graph, found.timeline, chosen, found if found.untraced or found.estimate or found.reason else None
+        )
 
     @property
     def step_ns(self) -> float:

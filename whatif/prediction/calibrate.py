@@ -3,6 +3,9 @@
 First the task that holds an event of the profiler gives back what taking it down cost. What is left of the difference
 (colder caches, hooks, another pace of the machine while it recorded) is one factor on all CPU work, found on the
 simulator. GPU tasks and waits keep their times.
+
+Where nobody measured the untraced step, as in a trace of torch's own profiler, what the profiler cost is estimated from
+the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its range.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64
 from whatif.prediction.untraced import Untraced, event_cost_ns, untraced_step
@@ -54,6 +58,7 @@ class Calibration:
     cost_measured: bool = False  # by the recorder, on the machine of the recording
     removed_ns: float = 0.0  # CPU time taken out of a step for the events, all threads together
     pace: float = 1.0  # factor on what is left of all CPU work
+    estimate: ProfilerEstimate | None = None  # what was taken out, where no step without the profiler was measured
     reason: str = ""  # why nothing was corrected, or why the untraced step is not met; "" where it is
 
     @property
@@ -89,6 +94,8 @@ class Calibration:
     @property
     def sentence(self) -> str:
         """Explain the correction in one sentence."""
+        if self.estimate is not None:
+            return self._estimated
         if self.untraced is None:
             return f"nothing is corrected: {self.reason}."
         parts = []
@@ -107,6 +114,17 @@ class Calibration:
         done = ", and ".join(parts) or "nothing had to be corrected"
         return f"{done}; {self.reason}." if self.reason else f"{done}."
 
+    @property
+    def _estimated(self) -> str:
+        estimate, ms = self.estimate, self.removed_ns / 1e6
+        assert estimate is not None
+        source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not tell it"
+        return (
+            f"the step without the profiler was not measured; about {ms:.2f} ms of CPU time a step "
+            f"({ms * estimate.low:.2f} to {ms * estimate.high:.2f}) are estimated to be the profiler's "
+            f"({estimate.operator_us:.2f} µs an operator, {source}) and are removed."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return what was done as a JSON object."""
         low, high = self.spread
@@ -114,7 +132,8 @@ class Calibration:
             "untraced_ms": self.untraced.median_ns / 1e6 if self.untraced else None,
             "untraced_clock": self.untraced.clock if self.untraced else None,
             "replayed_ms": self.replayed_ns / 1e6,
-            "calibrated_ms": self.corrected_ns / 1e6 if self.untraced else None,
+            "calibrated_ms": self.corrected_ns / 1e6 if self.untraced or self.estimate else None,
+            "estimated": self.estimate is not None,
             "missed_pct": 100 * self.missed if self.untraced else None,
             "spread_pct": [100 * low, 100 * high],
             "event_cost_us": self.event_cost_ns / 1e3,
@@ -137,6 +156,8 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     replayed_ns = step_ns(timeline.step_times_ns(clock), graph, clock)
     clock = _clock_of_steps(graph, clock)
     untraced, reason = untraced_step(graph, clock)
+    if untraced is None and graph.info.profiler is not None:
+        return _estimated(graph, clock, graph.info.profiler, replayed_ns)
     if untraced is None:
         return Calibration(graph, timeline, replayed_ns, reason=reason)
     search = _Search(graph, clock, untraced.median_ns, untraced.running)
@@ -155,6 +176,43 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
         pace=pace,
         reason="; ".join(sentence for sentence in (reason, missed) if sentence),
     )
+
+
+def _estimated(graph: TaskGraph, clock: str, estimate: ProfilerEstimate, replayed_ns: float) -> Calibration:
+    """The graph without the estimated cost of the profiler, whose range goes into the bounds of CPU tasks."""
+    mid, least, most = (_left_ns(graph, factor) for factor in (1.0, estimate.high, estimate.low))
+    without = graph.replace(
+        duration_ns=mid,
+        low_ns=np.minimum(graph.low_ns, least),
+        high_ns=np.maximum(graph.high_ns - graph.duration_ns, 0) + np.maximum(most, mid),
+        profiler_ns=np.zeros_like(graph.profiler_ns),
+        profiler_events=np.where(graph.on_cpu, 0, graph.profiler_events),
+    )
+    timeline = simulate(without)
+    in_step = graph.step >= 0
+    removed_ns = float((graph.duration_ns - mid)[in_step].sum()) / max(graph.info.n_steps, 1)
+    return Calibration(
+        without, timeline, replayed_ns, corrected_ns=step_ns(timeline.step_times_ns(clock), without, clock),
+        removed_ns=removed_ns, estimate=estimate,
+    )  # fmt: skip
+
+
+def _left_ns(graph: TaskGraph, factor: float) -> Int64:
+    """Return what is left of each task without ``factor`` of its estimated cost, ns, shape (n_tasks,).
+
+    What a task of the CPU is too short for is taken from the tasks behind it on its thread: where stamps are close,
+    a part of an event's cost lies in its neighbours.
+    """
+    left_ns, cost_ns = graph.duration_ns.copy(), factor * graph.profiler_ns.astype(np.float64)
+    work = graph.by_thread[graph.on_cpu[graph.by_thread]]
+    for tasks in np.split(work, np.flatnonzero(np.diff(graph.thread[work])) + 1):
+        time_ns = graph.duration_ns[tasks].astype(np.float64)
+        # What is owed behind each task: all costs less all times, above the lowest that this ever was.
+        balance_ns = np.cumsum(cost_ns[tasks] - time_ns)
+        owed_ns = balance_ns - np.minimum.accumulate(np.minimum(balance_ns, 0))
+        taken_ns = np.diff(np.append(0.0, np.cumsum(cost_ns[tasks]) - owed_ns))
+        left_ns[tasks] = np.rint(np.clip(time_ns - taken_ns, 0, time_ns)).astype(np.int64)
+    return left_ns
 
 
 def _clock_of_steps(graph: TaskGraph, clock: str) -> str:
@@ -266,6 +324,7 @@ def corrected(graph: TaskGraph, cost_ns: float, pace: float) -> TaskGraph:
         duration_ns=without_cost(graph.duration_ns),
         low_ns=without_cost(graph.low_ns),
         high_ns=without_cost(graph.high_ns),
+        profiler_ns=np.zeros_like(graph.profiler_ns),
         profiler_events=np.where(work, 0, graph.profiler_events).astype(np.int32),
     )
 

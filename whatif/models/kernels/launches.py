@@ -241,7 +241,9 @@ def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
 
 def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
     """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
-    graph = with_values(named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, kind=TaskKind.RUNTIME, profiler_events=0)
+    graph = with_values(
+        named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, kind=TaskKind.RUNTIME, profiler_events=0, profiler_ns=0
+    )
     return put(graph, heads, graph_launches(n_nodes))
 
 

@@ -1,0 +1,177 @@
+"""What the profiler cost the host, read from the trace alone, and where in the trace it lies.
+
+Operators that do nothing but call another one ("aten::t" calls "aten::transpose") last as long as the profiler takes to
+write an event down. Their mean exclusive time A, thread by thread, times ``KAPPA`` is what an operator cost; it adapts
+to the host, the version of torch and the options of the profiler, which constants do not. Constants and ranges were
+fitted on recordings with and without the profiler (benchmarks/profiler_cost.py; docs/limits.md has the errors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from whatif.graph.recorded import ProfilerEstimate
+from whatif.graph.types import Bool, Float64, Int64
+from whatif.ingest.cpu_side import CpuTasks
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.grouped import Grouped, by_track
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A cost with its range."""
+
+    low: float
+    mid: float
+    high: float
+
+
+# Cost of an operator over A.
+KAPPA = Rate(1.0, 1.3, 1.6)
+# us an event: a Python function, an allocation, a call of CUDA (no clean figure is published for the last).
+PYTHON_US, MEMORY_US, CALL_US = Rate(0.25, 0.55, 0.9), Rate(0.15, 0.3, 0.5), Rate(0.2, 0.6, 1.5)
+# us a call stack and us a frame of it, where torch (1.8 to 1.11) walked it when an operator began: equal operators with
+# and without one in the V100 recording of 2021-06 differ by so much.
+STACK_US, FRAME_US, STACK_RANGE = 1.0, 1.09, Rate(0.85, 1.0, 1.15)
+# us an operator, and us an input of it that was written down, where A cannot be read (torch 1.12 to 2.13, CPU).
+OPERATOR_US, INPUT_US, CONSTANT_RANGE = 0.60, 0.128, Rate(0.6, 1.3, 2.2)
+
+# The largest quarter of the wrappers' times is left out (they do some work of their own), and the first tenth of each
+# thread's time, which is cold.
+KEPT_SHARE, COLD_SHARE = 0.75, 0.1
+# Fewer wrappers tell no time.
+LEAST_WRAPPERS = 20
+# Where times are whole microseconds, a mean below this is biased low.
+LEAST_OF_WHOLE_US = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """The profiler's cost by event; ``operator_ns`` has the shape of ``operators`` (rows of events, by track)."""
+
+    estimate: ProfilerEstimate
+    _events: Events
+    _operators: Grouped
+    _before_ns: Float64  # shape (n_events,): lies before the event's start
+    _inside_ns: Float64  # shape (n_events,): lies inside, right behind the start
+    _python: Grouped
+    _python_ns: float
+    _call_ns: float
+
+    def of_pieces(self, track: int, pieces: CpuTasks) -> Float64:
+        """Return what each piece of a thread holds of the profiler's cost, ns, shape (n_pieces,)."""
+        rows = self._operators[track]
+        at_ns = self._events.start_ns[rows]
+        # An event's start is the end of the piece before it.
+        cost_ns = _between(at_ns, self._before_ns[rows], pieces, side="right")
+        cost_ns += _between(at_ns, self._inside_ns[rows], pieces, side="left")
+        python_at_ns = self._events.python.time_ns[self._python[track]]
+        cost_ns += _between(python_at_ns, np.full(len(python_at_ns), self._python_ns), pieces, side="left")
+        return cost_ns + np.where(pieces.call >= 0, self._call_ns, 0.0)
+
+
+def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal["left", "right"]) -> Float64:
+    """Return the sum of the costs that lie in each piece: (start, end] with ``side`` right, [start, end) left."""
+    total = np.append(0.0, np.cumsum(cost_ns))
+    first, last = (np.searchsorted(at_ns, edges_ns, side=side) for edges_ns in (pieces.start_ns, pieces.end_ns))
+    return np.asarray(total[last] - total[first])
+
+
+def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> ProfilerCost | None:
+    """Return the profiler's cost of a trace that torch wrote; None without operators on its threads."""
+    is_operator = events.category == EventCategory.CPU_OP
+    operators = by_track(events, is_operator)
+    n_operators = sum(len(operators[track]) for track in tracks)
+    if not n_operators:
+        return None
+    stacks = (events.frames > 0) & is_operator if not len(events.python) else np.zeros(len(events), dtype=np.bool_)
+    wrapped_ns = {track: wrapper_ns(events, track, stacks) for track in tracks if len(operators[track])}
+    by_wrappers = _by_thread(wrapped_ns, events, stacks, operators)
+    before_ns, inside_ns = np.zeros(len(events)), np.zeros(len(events))
+    kappa = KAPPA if by_wrappers else CONSTANT_RANGE
+    for track in wrapped_ns:
+        rows = operators[track]
+        before_ns[rows] = kappa.mid * (by_wrappers[track] if by_wrappers else _constant_ns(events, rows))
+    own_ns = float(before_ns.sum())
+    n_memory = len(events.allocations) if events.allocations is not None else 0
+    memory_ns = MEMORY_US.mid * 1e3 * n_memory
+    before_ns[is_operator] += memory_ns / max(int(is_operator.sum()), 1)
+    inside_ns[stacks] = 1e3 * (STACK_US + FRAME_US * events.frames[stacks])
+    parts = [
+        (own_ns, kappa),
+        (memory_ns, MEMORY_US),
+        (float(inside_ns.sum()), STACK_RANGE),
+        (1e3 * PYTHON_US.mid * len(events.python), PYTHON_US),
+        (1e3 * CALL_US.mid * n_calls, CALL_US),
+    ]
+    total_ns = sum(time_ns for time_ns, _ in parts)
+    low, high = (
+        sum(time_ns * getattr(rate, end) / rate.mid for time_ns, rate in parts) / total_ns for end in ("low", "high")
+    )
+    estimate = ProfilerEstimate(low, high, own_ns / n_operators / 1e3, read_from_trace=bool(by_wrappers))
+    python = Grouped(np.arange(len(events.python)), events.python.track)
+    return ProfilerCost(
+        estimate, events, operators, before_ns, inside_ns, python, 1e3 * PYTHON_US.mid, 1e3 * CALL_US.mid
+    )
+
+
+def _constant_ns(events: Events, rows: Int64) -> Float64:
+    """The cost of operators whose trace does not tell it, ns, before the range's factors."""
+    inputs = np.array([len(dims) if isinstance(dims, list) else 0 for dims, _, _ in events.shapes] + [0])
+    return 1e3 * (OPERATOR_US + INPUT_US * inputs[events.shape[rows]])
+
+
+def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, operators: Grouped) -> dict[int, float]:
+    """Return A of each thread, ns; of all threads where one has too few wrappers; empty where no time can be read."""
+    # Where stacks were walked inside operators, wrappers hold that too: a thread without any tells the rest.
+    without = {t: times for t, times in wrapped_ns.items() if not stacks[operators[t]].any()}
+    told = without or wrapped_ns
+    pooled = np.concatenate(list(told.values()))
+    whole_us = not (events.start_ns % 1000).any()
+    if len(pooled) < LEAST_WRAPPERS or (whole_us and _mean_ns(pooled) < 1e3 * LEAST_OF_WHOLE_US):
+        return {}
+    every_ns = _mean_ns(pooled)
+    return {
+        track: _mean_ns(times) if track in told and len(times) >= LEAST_WRAPPERS else every_ns
+        for track, times in wrapped_ns.items()
+    }
+
+
+def _mean_ns(times_ns: Float64) -> float:
+    kept = np.sort(times_ns)[: max(int(KEPT_SHARE * len(times_ns)), 1)]
+    return float(kept.mean())
+
+
+def wrapper_ns(events: Events, track: int, stacks: Bool) -> Float64:
+    """Return the exclusive times of a thread's operators whose only child is another operator, ns."""
+    rows = np.flatnonzero(events.track == track)
+    start_ns = events.start_ns[rows]
+    # An event without a duration is inside of what it lies in, and has an inside of its own.
+    end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end_ns), start_ns, side="right")
+    parent = _parents(depth)
+    has = parent >= 0
+    n_children = np.bincount(parent[has], minlength=len(rows))
+    inner_ns = np.bincount(parent[has], weights=events.duration_ns[rows][has], minlength=len(rows))
+    is_operator = events.category[rows] == EventCategory.CPU_OP
+    operators = np.bincount(parent[has], weights=is_operator[has], minlength=len(rows))
+    cold_ns = start_ns[0] + COLD_SHARE * (end_ns.max() - start_ns[0])
+    chosen = is_operator & (n_children == 1) & (operators == 1) & (start_ns >= cold_ns)
+    return np.asarray(np.maximum(events.duration_ns[rows] - inner_ns, 0)[chosen], dtype=np.float64)
+
+
+def _parents(depth: Int64) -> Int64:
+    """Return each event's parent: the last event before it that is one level up; -1 for none."""
+    parent = np.full(len(depth), -1, dtype=np.int64)
+    level = np.flatnonzero(depth <= 0)
+    for deeper in range(1, int(depth.max(initial=0)) + 1):
+        here = np.flatnonzero(depth == deeper)
+        if not len(here) or not len(level):
+            level = here
+            continue
+        parent[here] = level[np.searchsorted(level, here) - 1]
+        level = here
+    return parent
