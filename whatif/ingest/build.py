@@ -14,6 +14,7 @@ from whatif.graph.types import (
     Thread,
     ThreadKind,
 )
+from whatif.ingest.calls import CallKind
 from whatif.ingest.cpu_side import (
     CpuTasks,
     Cutter,
@@ -22,7 +23,7 @@ from whatif.ingest.cpu_side import (
     idle_between,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.find_steps import Steps, find_steps
+from whatif.ingest.find_steps import Launched, StepRule, Steps, find_steps
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
@@ -50,8 +51,8 @@ class Parts:
     threads: list[Thread] = field(default_factory=list)
 
 
-def find_parts(events: Events, *, is_amd: bool) -> Parts:
-    """Look at a trace from every side that the graph needs."""
+def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
+    """Look at a trace from every side that the graph needs; ``rule`` is what its user says of the steps."""
     marks = name_marks(events.names)
     calls = find_calls(events)
     gpu = find_gpu_side(events, calls, is_amd=is_amd)
@@ -59,8 +60,9 @@ def find_parts(events: Events, *, is_amd: bool) -> Parts:
     handoffs = find_all_handoffs(events, calls, tracks, marks) if len(gpu.event) else []
     launched_ns = of_calls(calls.start_ns, gpu.call, gpu.start_ns)
     order = np.argsort(launched_ns, kind="stable")
-    steps = find_steps(events, marks, tracks[0] if tracks else -1, launched_ns[order],
-                       events.name[gpu.event[order]].astype(np.int64))  # fmt: skip
+    launched = Launched(launched_ns[order], gpu.call[order], events.name[gpu.event[order]].astype(np.int64))
+    by_graph = calls.kind == CallKind.GRAPH_LAUNCH
+    steps = find_steps(events, marks, tracks[0] if tracks else -1, launched, by_graph, rule)
     threads = [Thread(f"CPU thread {events.tracks[t][1]}", ThreadKind.CPU) for t in tracks]
     threads += [
         Thread(f"GPU {device} stream {stream}", ThreadKind.STREAM, device, stream, int(gpu.stream_lag_ns[code]))

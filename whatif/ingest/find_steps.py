@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.graph.types import Bool, Int64
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import matching
+from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks
 
@@ -14,6 +16,13 @@ from whatif.ingest.marks import NameMarks
 REPEATS = 0.97
 # And when this share of its distinct kernels comes about once a period.
 KERNELS_IN_STEP = 0.9
+# Of two periods the shorter one is the step where it misses no more than this share of kernels beyond twice what the
+# best one misses: a layer repeats as well, but misses what lies around the layers.
+MISSED_BEYOND = 0.002
+# A handful of kernels in a row is a loop inside a step, not a step.
+LEAST_KERNELS = 8
+# Distances at which a sequence agrees with itself that are looked at one by one.
+CANDIDATES = 48
 # A mark that holds less than this share of the usual one is a stub at the end of a recording.
 STUB_SHARE = 0.05
 
@@ -24,6 +33,7 @@ class Steps:
 
     edges_ns: Int64
     source: str
+    doubt: str = ""  # a sentence where other steps are as likely
 
     def of(self, time_ns: Int64) -> Int64:
         """Return the step of each time, -1 outside all steps."""
@@ -33,12 +43,35 @@ class Steps:
         return np.where(step < len(self.edges_ns) - 1, step, -1)
 
 
-def find_steps(events: Events, marks: NameMarks, main: int, launch_ns: Int64, kernel: Int64) -> Steps:
-    """Find the steps of a trace.
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """What the user says of the steps: how many the recording holds, or what marks their beginnings."""
 
-    ``launch_ns`` and ``kernel`` tell when each GPU task was launched and its name, in launch order, for traces without
-    any mark.
+    count: int | None = None
+    mark: str | None = None  # a regular expression of names of annotations or operators
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """GPU tasks in the order of their launches, shape (n_gpu,): when, by which call (-1 unknown), and what."""
+
+    time_ns: Int64
+    call: Int64
+    name: Int64
+
+
+def find_steps(
+    events: Events, marks: NameMarks, main: int, launched: Launched, graph_launch: Bool, rule: StepRule
+) -> Steps:
+    """Find the steps of a trace: as the rule of its user says, else by marks, else where the kernels repeat.
+
+    ``graph_launch`` says which calls launch CUDA graphs, shape (n_calls,). Raises WhatifError where nothing in the
+    trace fits the rule.
     """
+    if rule.mark is not None:
+        return _by_mark(events, rule.mark)
+    if rule.count is not None:
+        return _by_count(events, main, launched, rule.count)
     profiler = _marks(events, marks.step[events.name] & (events.track == main))
     if len(profiler[0]):
         start_ns, end_ns = _without_stubs(*profiler)
@@ -51,13 +84,38 @@ def find_steps(events: Events, marks: NameMarks, main: int, launch_ns: Int64, ke
         if _first_is_whole(first_ns, edges_ns):
             edges_ns = np.append(first_ns, edges_ns)
         return Steps(edges_ns, "optimizer marks")
-    edges_ns = _repetition(launch_ns, kernel)
-    return Steps(edges_ns, "repetition" if len(edges_ns) else "none")
+    return _repetition(launched, graph_launch)
+
+
+def _by_mark(events: Events, pattern: str) -> Steps:
+    named = matching(tuple(events.names), pattern)
+    own = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
+    rows = np.flatnonzero(named[events.name] & own)
+    if len(rows) < 2:
+        found = "none" if not len(rows) else "one"
+        raise WhatifError(f"--step-mark {pattern!r}: expected annotations or operators of that name, found {found}.")
+    start_ns, end_ns = _outermost(events, rows)
+    return Steps(np.append(start_ns, end_ns[-1]), f"marks like {pattern!r}")
+
+
+def _by_count(events: Events, main: int, launched: Launched, count: int) -> Steps:
+    """Steps of equally many kernels, or of operators on the main thread where there is no kernel."""
+    time_ns = launched.time_ns
+    if not len(time_ns):
+        time_ns = events.start_ns[(events.track == main) & (events.category == EventCategory.CPU_OP)]
+    if not 1 <= count <= len(time_ns):
+        raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, one for each kernel at the most.")
+    first = np.round(np.arange(count) * len(time_ns) / count).astype(np.int64)
+    edges_ns = np.append(time_ns[first], max(int(time_ns[-1]), int(events.start_ns[-1])) + 1)
+    return Steps(np.maximum.accumulate(edges_ns), f"{count} steps, as asked for")
 
 
 def _marks(events: Events, chosen: Bool) -> tuple[Int64, Int64]:
     """Starts and ends of the outermost marks: some are recorded twice, one inside the other."""
-    rows = np.flatnonzero(chosen & (events.category == EventCategory.ANNOTATION))
+    return _outermost(events, np.flatnonzero(chosen & (events.category == EventCategory.ANNOTATION)))
+
+
+def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:
     start_ns = events.start_ns[rows]
     end_ns = start_ns + events.duration_ns[rows]
     if not len(rows):
@@ -77,18 +135,56 @@ def _first_is_whole(first_ns: int, edges_ns: Int64) -> bool:
     return bool(edges_ns[0] - first_ns >= 0.5 * np.median(np.diff(edges_ns)))
 
 
-def _repetition(launch_ns: Int64, kernel: Int64) -> Int64:
-    """Edges at the launches that begin each period of the kernel sequence; none where nothing repeats."""
-    n = len(kernel)
-    # The period is the distance to a later occurrence of the rarest repeated kernels: try those distances only.
-    for period in _candidate_periods(kernel):
-        if n < 2 * period:
-            continue
-        if np.mean(kernel[:-period] == kernel[period:]) >= REPEATS and _holds_all(kernel, n // period):
-            edges = np.append(launch_ns[::period][: n // period], launch_ns[-1] + 1 if n % period == 0 else
-                              launch_ns[(n // period) * period])  # fmt: skip
-            return np.maximum.accumulate(edges)
-    return np.empty(0, dtype=np.int64)
+def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
+    """Steps that begin where the sequence of kernels does again; none where nothing repeats."""
+    # A CUDA graph holds a step or a part of one: what it launches counts as one.
+    of_graph = (np.append(graph_launch, False)[launched.call] & (launched.call >= 0)).astype(np.bool_)
+    same = (launched.call[1:] == launched.call[:-1]) & of_graph[1:]
+    begins = np.flatnonzero(np.append(True, ~same)) if len(of_graph) else np.empty(0, dtype=np.int64)
+    units = _sequence_codes(launched.name, begins) if same.any() else launched.name
+    scores = {period: score for period, score in _periods(units).items() if score >= REPEATS}
+    most_missed = 2 * (1 - max(scores.values(), default=1.0)) + MISSED_BEYOND
+    period = min((p for p, score in scores.items() if 1 - score <= most_missed), default=0)
+    none = np.empty(0, dtype=np.int64)
+    if not period or not _holds_all(units, len(units) // period):
+        return Steps(none, "none")
+    whole = len(units) // period
+    if period < LEAST_KERNELS and not of_graph.any():
+        return Steps(none, "none", _SHORT_LOOP.format(period, whole))
+    first = begins[::period]
+    end_ns = launched.time_ns[first[whole]] if len(first) > whole else launched.time_ns[-1] + 1
+    return Steps(np.maximum.accumulate(np.append(launched.time_ns[first[:whole]], end_ns)), "repetition")
+
+
+_SHORT_LOOP = (
+    "{} GPU tasks repeat {:,} times, too few for a step: how many of these a step has is not recorded "
+    "(--step-count or --step-mark tells it)"
+)
+
+
+def _sequence_codes(kernel: Int64, begins: Int64) -> Int64:
+    """A code for each group of kernels: groups of the same kernels in the same order share one."""
+    groups = [group.tobytes() for group in np.split(kernel, begins[1:])]
+    codes = {group: code for code, group in enumerate(dict.fromkeys(groups))}
+    return np.array([codes[group] for group in groups], dtype=np.int64)
+
+
+def _periods(sequence: Int64) -> dict[int, float]:
+    """Return the distances at which a sequence agrees with itself most, and the share of elements that do.
+
+    Each distinct element is one of two numbers, by chance: the autocorrelation of these, one Fourier transform, has
+    its peaks where the elements agree, and only those distances are counted one by one.
+    """
+    n = len(sequence)
+    if n < 2:
+        return {}
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(2, int(sequence.max()) + 1))
+    agreement = np.zeros(n // 2 + 1)
+    for sign in signs:
+        spectrum = np.fft.rfft(sign[sequence], 2 * n)
+        agreement += np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[: n // 2 + 1] / (n - np.arange(n // 2 + 1))
+    best = np.argsort(-agreement[1:].round(4), kind="stable")[:CANDIDATES] + 1
+    return {int(p): float(np.mean(sequence[:-p] == sequence[p:])) for p in sorted(best.tolist())}
 
 
 def _holds_all(kernel: Int64, n_steps: int) -> bool:
@@ -105,18 +201,6 @@ def _of_one_step_each(events: Events, marks: NameMarks, start_ns: Int64, end_ns:
         return end_ns
     passed = np.searchsorted(begins_ns, start_ns[1:]) > np.searchsorted(begins_ns, end_ns[:-1])
     return np.asarray(end_ns[np.append(passed, True)], dtype=np.int64)
-
-
-def _candidate_periods(kernel: Int64) -> list[int]:
-    count = np.bincount(kernel) if len(kernel) else np.empty(0, dtype=np.int64)
-    periods: set[int] = set()
-    repeated = np.flatnonzero(count >= 2)
-    for name in repeated[np.argsort(count[repeated], kind="stable")][:8]:
-        positions = np.flatnonzero(kernel == name)
-        periods.update(int(d) for d in np.unique(np.diff(positions))[-4:])
-        periods.add(round(float(np.median(np.diff(positions)))))
-    # A handful of kernels in a row is a loop inside a step, not a step.
-    return sorted(p for p in periods if p >= 8)
 
 
 def steady_range(n_steps: int, edges_known: bool) -> tuple[int, int]:

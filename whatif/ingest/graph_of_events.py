@@ -14,22 +14,27 @@ from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
-from whatif.ingest.find_steps import steady_range
+from whatif.ingest.find_steps import StepRule, steady_range
 from whatif.ingest.memory import find_memory
 from whatif.ingest.ranks.files import told_by
 from whatif.ingest.recorded import recorded_of
 from whatif.ingest.saved_graph import with_ranges
 from whatif.simulation.steps import step_times_ns
 
+FOUND = StepRule()
+
 # In the name of the annotation with which torch's loader marks a batch that other processes prepare.
 WORKER_LOADER = "_MultiProcessingDataLoaderIter"
 
 
-def graph_of_events(events: Events, path: str) -> TaskGraph:
-    """Return the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of."""
+def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGraph:
+    """Return the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of.
+
+    ``rule`` is what the user says of the steps; else they are found.
+    """
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
-    parts = find_parts(events, is_amd=_is_amd(info, events))
+    parts = find_parts(events, is_amd=_is_amd(info, events), rule=rule)
     execution, told = find_execution(parts, info.recorded)
     edges_ns = parts.steps.edges_ns
     n_steps = max(len(edges_ns) - 1, 0)
@@ -43,7 +48,7 @@ def graph_of_events(events: Events, path: str) -> TaskGraph:
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
         profiler=parts.profiler.estimate if parts.profiler else None,
-        quirks=(*info.quirks, *told),
+        quirks=(*info.quirks, *told, *filter(None, [parts.steps.doubt])),
     )
     info = replace(info, memory=find_memory(parts, info))
     graph = assemble(parts, info).check()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.exported import is_exported, read_exported
+from whatif.ingest.find_steps import StepRule
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.ranks.read import read_ranks
 from whatif.ingest.read_events import read_events
@@ -14,17 +15,21 @@ from whatif.ingest.read_events import read_events
 Progress = Callable[[int, int], None]
 
 
-def read(path: str | Path, *, progress: Progress | None = None) -> TaskGraph:
+def read(
+    path: str | Path, *, progress: Progress | None = None, step_count: int | None = None, step_mark: str | None = None
+) -> TaskGraph:
     """Return the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
     For a timeline that ``whatif export`` wrote, return the graph of its prediction, or of its baseline without one.
     For a folder with the recordings of a run's ranks, return one graph of all ranks (``whatif.ingest.ranks``).
-    ``progress(done_bytes, total_bytes)`` is called periodically. Raises WhatifError, one sentence, if the file
+    ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
+    ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
+    operators begin them (both only for a single trace). Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
-    path = Path(path)
+    path, rule = Path(path), StepRule(step_count, step_mark)
     if path.is_dir():
         return read_ranks([path]).graph
     if is_exported(path):
         return read_exported(path, progress)
-    return graph_of_events(read_events(path, progress), str(path))
+    return graph_of_events(read_events(path, progress), str(path), rule)
