@@ -182,7 +182,10 @@ class Prediction:
         if self.baseline.calibration:
             result["calibration"] = self.baseline.calibration.to_dict()
         samples, changed_samples = info.samples, self.graph.info.samples
-        if samples and changed_samples and self.baseline_ms and self.predicted_ms:
+        # A span holds an unknown part of a step, or several: it tells no rate.
+        if samples and self.baseline.clock == "span":
+            result["samples_per_s"] = None
+        elif samples and changed_samples and self.baseline_ms and self.predicted_ms:
             result["samples_per_s"] = {
                 "baseline": 1e3 * samples / self.baseline_ms,
                 "predicted": 1e3 * changed_samples / self.predicted_ms,

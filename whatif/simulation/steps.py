@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 # Fewer steps leave too few between the first, which CPU run-ahead shrinks, and the last, which the profiler flushes.
 MIN_STEPS = 4
+# On a CPU nothing runs ahead and nothing is flushed: two marks tell a step.
+MIN_MARKED = 2
+# Our choice: steps that differ by more than this share are looked at by the other clock as well.
+UNEVEN = 0.25
 # What the times are of, by the clock: fewer steps are not told apart.
 CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
 RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
@@ -110,10 +114,26 @@ def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
 
 
 def default_clock(graph: TaskGraph) -> str:
-    """Name the clock that a report uses unless told otherwise."""
-    if graph.info.n_steps < MIN_STEPS:
+    """Name the clock that a report uses unless told otherwise, among those that the recording has.
+
+    The GPU's, or on a CPU the marks', where enough steps are known; of the two the marks' where the steps differ by the
+    GPU's clock and much less by the marks' (a GPU that waits for others ends its steps when they let it).
+    """
+    times_ns = graph.info.measured_step_ns
+    has_gpu = bool(graph.on_gpu.any())
+    if graph.info.n_steps < (MIN_STEPS if has_gpu else MIN_MARKED) or not {"gpu", "mark"} & times_ns.keys():
         return "span"
-    return "gpu" if graph.on_gpu.any() else "mark"
+    if not has_gpu or "gpu" not in times_ns:
+        return "mark" if "mark" in times_ns else "span"
+    if "mark" not in times_ns:
+        return "gpu"
+    by_gpu, by_mark = (_spread(steady(times_ns[clock], graph, clock)) for clock in ("gpu", "mark"))
+    return "mark" if by_gpu > UNEVEN and by_mark < by_gpu / 2 else "gpu"
+
+
+def _spread(times_ns: tuple[int, ...]) -> float:
+    """The longest step over the shortest one, less one; infinite where a step takes no time."""
+    return max(times_ns) / min(times_ns) - 1 if times_ns and min(times_ns) > 0 else float("inf")
 
 
 def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
