@@ -1,14 +1,13 @@
 """Learned models as files: NAME.json says what a model knows and from what data, NAME.npz holds its arrays.
 
-Nothing is unpickled, and every array is checked before it is used. Two kinds exist: "trees" (``whatif.opdb.trees``) and
-"network" (``whatif.opdb.network_model``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder
-``models`` of a database.
+Nothing is unpickled, and every array is checked before it is used. A model is of the kind "trees"
+(``whatif.opdb.trees``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder ``models`` of a
+database.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import zipfile
 from collections.abc import Callable, Mapping
@@ -40,9 +39,7 @@ LogTime = Callable[[Operators, Gpu | None], Float64]
 
 MODEL_VERSION = 1
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
-# Other kinds than trees: the module whose ``log_time_of(facts, arrays, where)`` gives a ``LogTime``.
 _AGAIN = "; fit or fetch it again"
-_OTHER_KINDS = {"network": "whatif.opdb.network_model"}
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,9 +153,6 @@ class LearnedModel:
 
 
 def _log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> LogTime:
-    if facts.kind in _OTHER_KINDS:
-        made: LogTime = importlib.import_module(_OTHER_KINDS[facts.kind]).log_time_of(facts, arrays, where)
-        return made
     forest = forest_of(arrays, len(facts.features), where)
     launch = facts.measured_as.launch == "with launch"
 
@@ -194,7 +188,7 @@ def _check(facts: ModelFacts) -> None:
     """Raise ValueError where the parts of a model do not fit one another."""
     if (facts.version, facts.features_version) != (MODEL_VERSION, FEATURES_VERSION):
         raise ValueError(f"version {facts.version}.{facts.features_version}")
-    if facts.family not in LEARNABLE or facts.kind not in ("trees", *_OTHER_KINDS):
+    if facts.family not in LEARNABLE or facts.kind != "trees":
         raise ValueError(f"a model of {facts.family[:40]!r} by {facts.kind[:40]!r}")
     attributes = set(FAMILIES[facts.family].attributes)
     if set(facts.low) != attributes or set(facts.high) != attributes:
@@ -202,7 +196,7 @@ def _check(facts: ModelFacts) -> None:
     numbers = [*facts.half.values(), facts.growth, *facts.launch_s.values()]
     if not facts.names or set(facts.half) != set(facts.names) or not all(0 <= n < 1e3 for n in numbers):
         raise ValueError("widths that are none")
-    if not facts.across and facts.kind == "trees" and facts.sheet is None:
+    if not facts.across and facts.sheet is None:
         raise ValueError("no facts of its device")
 
 

@@ -88,7 +88,7 @@ def ask_model(
         told_enough &= t - held > held
         t, low, high = (np.maximum(c - held, FLOOR_S) for c in (t, low, high))
         launch = False
-    near = np.isfinite(t)  # a model may have no word for some mode of an operator
+    near = np.ones(len(ops), dtype=np.bool_)
     if gpu is not None:
         bound = bound_s(gpu, ops, cold=False)
         t = np.maximum(t, bound)
