@@ -217,7 +217,10 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
 
 def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write NAME.npz and NAME.json (last: without it there is no model); gives the latter's path."""
-    content = packed(arrays)
+    packed = io.BytesIO()  # its entries have no date: the same arrays give the same bytes
+    named: dict[str, Any] = dict(sorted(arrays.items()))
+    np.savez_compressed(packed, **named)
+    content = packed.getvalue()
     facts = msgspec.structs.replace(facts, arrays_sha256=hashlib.sha256(content).hexdigest())
     with replacing(folder / f"{name}.npz") as part:
         part.write_bytes(content)
@@ -225,19 +228,6 @@ def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str,
     with replacing(folder / f"{name}.json") as part:
         part.write_bytes(text + b"\n")
     return folder / f"{name}.json"
-
-
-def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return arrays as the bytes of a compressed .npz; the same arrays give the same bytes."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(arrays):
-            one = io.BytesIO()
-            np.lib.format.write_array(one, arrays[name], allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{name}.npy")  # its date is that of the format's beginning
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, one.getvalue(), compresslevel=9)
-    return whole.getvalue()
 
 
 def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:

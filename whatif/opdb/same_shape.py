@@ -16,6 +16,7 @@ import numpy as np
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.opdb.exact import lower_medians
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
@@ -86,9 +87,7 @@ def _ratios(like: Operators, told: FamilyIndex, number: int, gpu: Gpu, *, launch
     rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
     law, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(told.log_sizes[rows])), launch=launch)
     keys, ratio = np.asarray(told.keys[rows]), np.log(told.t_s[rows] / law)
-    order = np.lexsort((ratio, keys))
-    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
-    return distinct, ratio[order][first + (count - 1) // 2]
+    return lower_medians(keys, ratio)
 
 
 def of_sizes(like: Operators, log_sizes: Float64) -> Operators:

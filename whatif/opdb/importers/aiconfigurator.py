@@ -75,8 +75,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
         return
     library = "version" if is_nccl else "framework"
     nameless = table[["device", library]].isna().any(axis=1)
-    if nameless.any():
-        found.dropped["no device, or no framework or version, is named"] += int(nameless.sum())
+    found.drop(nameless.sum(), "no device, or no framework or version, is named")
     version = file.parent.name
     for told, part in table.groupby("device", sort=True):
         for named, rows in part.groupby(library, sort=True):
@@ -196,9 +195,8 @@ def _known(
     """The rows whose operator and number format the database has words for, and those formats; others are counted."""
     told = table[dtype_column].astype(str)
     known = told.isin(list(_DTYPES)) & wanted
-    if (~known).any():
-        # Block-scaled fp8 and quantized weights are other operators than a product of that format.
-        found.dropped["quantized products and operators that the database has no word for"] += int((~known).sum())
+    # Block-scaled fp8 and quantized weights are other operators than a product of that format.
+    found.drop((~known).sum(), "quantized products and operators that the database has no word for")
     return table[known], [_DTYPES[name] for name in told[known]]
 
 

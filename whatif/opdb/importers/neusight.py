@@ -51,9 +51,8 @@ def read_neusight(path: Path, *, author: str | None = None) -> Found:
         raise WhatifError(f"{path}: expected NeuSight's tables OPERATOR/VERSION/DEVICE.csv, got none.")
     everything = pd.concat(tables, ignore_index=True)
     nameless = everything["Device"].isna()
-    if nameless.any():
-        found.dropped["no device is named"] += int(nameless.sum())
-        everything = everything[~nameless].copy()
+    found.drop(nameless.sum(), "no device is named")
+    everything = everything[~nameless].copy()
     for column in ("Torch Version", "CUDNN Version", "CUDA Version"):
         everything[column] = everything[column].astype(str) if column in everything else ""
     sha256 = file_sha256(path) if path.is_file() else None
@@ -116,8 +115,7 @@ def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float |
     """Return each family's rows, and by how many ms the times at the end of the table were corrected, if any."""
     named = table["OPName"].astype(str)
     known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
-    if (~known).any():
-        found.dropped["operators that are not known"] += int((~known).sum())
+    found.drop((~known).sum(), "operators that are not known")
     for chosen, build in (
         (named.isin(_MATMUL), _matmul),
         (named == "conv", _conv),
