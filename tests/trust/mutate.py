@@ -284,7 +284,7 @@ MUTANTS = [
         "ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])",
         "ordered = dict.fromkeys([*_in_order(others), *_in_order(own)])",
     ),
-    Mutant("ch2", "chain", "good = (rank >= 0) & (told.aside[row] == Aside.SOUND)", "good = rank >= 0"),
+    Mutant("ch2", "chain", "good = (rank >= 0) & (measured.aside[row] == Aside.SOUND)", "good = rank >= 0"),
     Mutant(
         "ch3",
         "chain",
