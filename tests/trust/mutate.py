@@ -171,7 +171,7 @@ MUTANTS = [
         "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
     ),
     Mutant("in1", "insert", "rank.append(place_in_turn + 2)", "rank.append(-(place_in_turn + 2))"),
-    Mutant("in2", "insert", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
+    Mutant("in2", "edit", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
     Mutant(
         "in3",
         "insert",
