@@ -89,21 +89,19 @@ def process_of(global_id: Int64) -> Int64:
 def timed(rows: dict[str, Int64], dropped: Counter[str], *, both_zero_is_unknown: bool = False) -> dict[str, Int64]:
     """Return the rows whose ``start`` and ``end`` are sound; count the others by reason."""
     start_ns, end_ns = rows["start"], rows["end"]
-    bad_start = start_ns == ABSENT
-    if both_zero_is_unknown:
-        bad_start |= (start_ns == 0) & (end_ns == 0)
-    far = ~bad_start & ((np.abs(start_ns) > _LATEST_NS) | ((end_ns != ABSENT) & (np.abs(end_ns) > _LATEST_NS)))
-    no_end = ~bad_start & ~far & (end_ns == ABSENT)
-    negative = ~bad_start & ~far & ~no_end & (end_ns < start_ns)
-    for is_bad, reason in (
-        (bad_start, DROPPED_TIMESTAMP[TimeStatus.ABSENT]),
-        (far, DROPPED_TIMESTAMP[TimeStatus.OUT_OF_RANGE]),
-        (no_end, DROPPED_DURATION[TimeStatus.ABSENT]),
-        (negative, DROPPED_NEGATIVE),
-    ):
-        if n_bad := int(is_bad.sum()):
+    unknown = both_zero_is_unknown & (start_ns == 0) & (end_ns == 0)
+    wrong = {  # the first that holds is the reason
+        DROPPED_TIMESTAMP[TimeStatus.ABSENT]: (start_ns == ABSENT) | unknown,
+        DROPPED_TIMESTAMP[TimeStatus.OUT_OF_RANGE]:
+            (np.abs(start_ns) > _LATEST_NS) | ((end_ns != ABSENT) & (np.abs(end_ns) > _LATEST_NS)),
+        DROPPED_DURATION[TimeStatus.ABSENT]: end_ns == ABSENT,
+        DROPPED_NEGATIVE: end_ns < start_ns,
+    }  # fmt: skip
+    which = np.select(list(wrong.values()), range(len(wrong)), default=len(wrong))
+    for number, reason in enumerate(wrong):
+        if n_bad := int((which == number).sum()):
             dropped[reason] += n_bad
-    sound = ~(bad_start | far | no_end | negative)
+    sound = which == len(wrong)
     return rows if sound.all() else {name: column[sound] for name, column in rows.items()}
 
 

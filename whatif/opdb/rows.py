@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.columns import one_table
 from whatif.graph.described import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_TEXT
 from whatif.graph.types import (
     Array,
@@ -226,9 +227,8 @@ def joined(parts: Sequence[Operators]) -> Operators:
     texts = {}
     for name in TEXTS:
         columns = [part.texts[name] for part in parts]
-        table = {text: code for code, text in enumerate(dict.fromkeys(t for c in columns for t in c.table))}
-        codes = [np.array([table[t] for t in c.table] or [0], dtype=np.int32)[c.codes] for c in columns]
-        texts[name] = Texts(np.concatenate(codes), tuple(table))
+        table, where = one_table(column.table for column in columns)
+        texts[name] = Texts(np.concatenate([to[c.codes] for to, c in zip(where, columns, strict=True)]), table)
     family = parts[0].family
     integers = {name: np.concatenate([p.integers[name] for p in parts]) for name in FAMILIES[family].attributes}
     return Operators(family, texts, integers)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
-from whatif.graph.columns import COLUMNS, filled
+from whatif.graph.columns import COLUMNS, filled, one_table
 from whatif.graph.edit import columns_of, permuted, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import GraphInfo, TaskGraph
@@ -39,8 +39,6 @@ from whatif.ingest.ranks.clocks import MEETING
 from whatif.simulation.sharing import USES
 from whatif.simulation.transfers import workers_of
 
-_T = TypeVar("_T")
-
 # Attached: 1 + the collective that a task is one rank's part of, 0 for all others; negative for a rank that has left
 # before the others come, whom they wait for and who waits for nobody.
 COLLECTIVE = "collective"
@@ -56,9 +54,9 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     ``info`` is what is known of all; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
     """
     blocks = [_with_arrivals(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
-    names, name_codes = _tables([block.names for block in blocks])
-    layers, layer_codes = _tables([block.layers for block in blocks])
-    operators, operator_codes = _tables([block.info.operators for block in blocks])
+    names, name_codes = one_table(block.names for block in blocks)
+    layers, layer_codes = one_table(block.layers for block in blocks)
+    operators, operator_codes = one_table(block.info.operators for block in blocks)
     sizes = np.cumsum([0, *(len(block) for block in blocks)])
     first_thread = np.cumsum([0, *(len(block.threads) for block in blocks)])
     first_number = {
@@ -120,13 +118,6 @@ def _uses(column: Array, new_thread: Array) -> Array:
 
 def _prefix(number: int) -> str:
     return f"rank {number}: "
-
-
-def _tables(tables: Sequence[tuple[_T, ...]]) -> tuple[tuple[_T, ...], list[Int32]]:
-    """One table of all entries, and for each table where its entries stand in it."""
-    code: dict[_T, int] = {}
-    where = [np.array([code.setdefault(text, len(code)) for text in table], dtype=np.int32) for table in tables]
-    return tuple(code), where
 
 
 def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
