@@ -219,7 +219,8 @@ class Estimator:
             known, spoken, extra = model.covers(part)
             if better_only:
                 known &= model.of_name(spoken, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
-                known &= ~self._measured_better(part, rank)
+                # Not those whose like were measured here in a way that comes before the model's.
+                known &= ~np.isin(part.group_keys, _keys(self._measured(asked.family, range(rank))))
             if known.any():
                 estimates, near = self._ask(model, spoken.take(known), extra[known])
                 answers.fill(rows[known][near], estimates.take(near), AnswerSource.LEARNED, rank, model.facts.rows)
@@ -287,10 +288,6 @@ class Estimator:
                 ops = of_sizes(like, np.asarray(family.log_sizes[rows]))
                 self._anchored[place] = anchors_of(model, ops, np.asarray(family.t_s[rows]), self.gpu)
         return self._anchored[place]
-
-    def _measured_better(self, asked: Operators, rank: int) -> Bool:
-        """Mask, shape (n,), of the operators whose like were measured here in a way that comes before ``rank``."""
-        return np.isin(asked.group_keys, _keys(self._measured(asked.family, range(rank))))
 
     def _analytic(self, asked: Operators, answers: Answers) -> None:
         rows = np.flatnonzero(

@@ -37,9 +37,8 @@ class Texts:
     @staticmethod
     def of(values: Sequence[str]) -> Texts:
         """Encode texts; the table is sorted."""
-        table = sorted(set(values))
-        place = {text: code for code, text in enumerate(table)}
-        return Texts(np.array([place[text] for text in values], dtype=np.int32), tuple(table))
+        table, (_, codes) = one_table([sorted(set(values)), values])
+        return Texts(codes, table)
 
     @staticmethod
     def same(text: str, size: int) -> Texts:

@@ -46,7 +46,7 @@ def load_cluster(name: str) -> Cluster:
     Raises WhatifError with the place in the file where something is unknown, missing or impossible.
     """
     if name in _preset_texts():
-        return _preset(name)
+        return parse_cluster(_preset_texts()[name], f"{name}.toml")
     path = Path(name)
     if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
         close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
@@ -238,8 +238,3 @@ def _preset_texts() -> dict[str, str]:
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     }
-
-
-@lru_cache(maxsize=64)
-def _preset(name: str) -> Cluster:
-    return parse_cluster(_preset_texts()[name], f"{name}.toml")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.columns import one_table
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -110,10 +111,9 @@ def _with_channels(graph: TaskGraph, track: Array) -> tuple[TaskGraph, Array]:
 
 
 def _named(graph: TaskGraph, ids: Array, names: list[str]) -> TaskGraph:
-    table = tuple(dict.fromkeys((*graph.names, *names)))
-    code = {name: i for i, name in enumerate(table)}
+    table, (_, codes) = one_table([graph.names, names])
     column = graph.name.copy()
-    column[ids] = [code[name] for name in names]
+    column[ids] = codes
     return graph.replace(names=table, name=column)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.ranks.clocks import Clock, find_clocks
@@ -175,8 +176,7 @@ def _without_waiting(
 ) -> list[TaskGraph]:
     """Each rank's graph with its matched collectives as long as their transfers, and told apart."""
     size_bytes = matched.column([c.size_bytes for c in collectives])
-    operations: dict[str, int] = {}
-    kinds = [np.array([operations.setdefault(o, len(operations)) for o in c.operation], np.int64) for c in collectives]
+    _, kinds = one_table(c.operation for c in collectives)
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
     kind = matched.column(kinds) * (len(graphs) + 1) + members
     latency = latency_ns(size_bytes, waits.transfer_ns, kind)
