@@ -46,9 +46,9 @@ def check(store: Store, *, progress: Progress = None) -> Check:
 
 def _set_aside(index: Index) -> list[SetAside]:
     counted: dict[tuple[str, str], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-    for family, told in index.families.items():
+    for family, rows in index.families.items():
         for group in index.groups[family]:
-            counts = np.bincount(told.aside[told.rows_of(group.number)], minlength=len(Aside))
+            counts = np.bincount(rows.aside[rows.rows_of(group.number)], minlength=len(Aside))
             place = (group.device, group.name)
             counted[place] = counted.get(place, np.zeros(len(Aside), dtype=np.int64)) + counts
     return [

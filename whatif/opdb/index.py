@@ -155,9 +155,9 @@ def _is_being_written(folder: Path) -> bool:
 
 
 def _write(index: Index, folder: Path) -> None:
-    for family, told in index.families.items():
+    for family, rows in index.families.items():
         for name in _COLUMNS:
-            np.save(folder / f"{family}.{name}.npy", getattr(told, name), allow_pickle=False)
+            np.save(folder / f"{family}.{name}.npy", getattr(rows, name), allow_pickle=False)
     catalogue = _Catalogue(index.groups, index.contributions, index.warnings)
     (folder / CATALOGUE).write_bytes(msgspec.json.encode(catalogue))
 

@@ -125,12 +125,12 @@ def operators(
 ) -> Operators:
     """Operators from arrays and texts that fit one another; one text stands for all rows."""
     names = FAMILIES[family].attributes
-    told = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
+    named = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
     size = max(
-        len(np.atleast_1d(c)) for c in (*integers.values(), *([t] if isinstance(t, str) else t for t in told.values()))
+        len(np.atleast_1d(c)) for c in (*integers.values(), *([t] if isinstance(t, str) else t for t in named.values()))
     )
     columns = [np.broadcast_to(np.asarray(integers[a], dtype=np.int64), size) for a in names]
-    texts = {k: Texts.same(v, size) if isinstance(v, str) else Texts.of(v) for k, v in told.items()}
+    texts = {k: Texts.same(v, size) if isinstance(v, str) else Texts.of(v) for k, v in named.items()}
     return Operators(family, texts, dict(zip(names, map(np.ascontiguousarray, columns), strict=True)))
 
 

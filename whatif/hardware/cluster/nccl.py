@@ -83,9 +83,9 @@ def _fastest(size_bytes: Float64, tried: list[tuple[float, Float64]]) -> Cost:
 
 def _correction(protocol: str, size_bytes: Float64) -> Float64:
     """What of a tree's rate a size reaches; 1 beyond the table."""
-    told = np.array([*_facts()["tree_correction"][protocol], 1.0])
+    shares = np.array([*_facts()["tree_correction"][protocol], 1.0])
     place = np.floor(np.log2(np.maximum(size_bytes, 64.0) / 64.0)).astype(np.int64)
-    return np.asarray(told[np.minimum(place, len(told) - 1)], dtype=np.float64)
+    return np.asarray(shares[np.minimum(place, len(shares) - 1)], dtype=np.float64)
 
 
 # NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.

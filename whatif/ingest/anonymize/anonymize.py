@@ -134,11 +134,9 @@ def _target(source: Path, output: str | Path | None) -> Path:
 @contextmanager
 def _writing(path: Path, compressed: bool) -> Iterator[IO[bytes]]:
     with path.open("wb") as raw:
-        if not compressed:
-            yield raw
-            return
         # No name and no time inside.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) if compressed else raw
+        with packed:
             yield packed  # type: ignore[misc]
 
 

@@ -72,10 +72,10 @@ def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
     task = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION).astype(np.int32)
     event = _events_of(graph, events, task)
     known = event >= 0
-    told = np.maximum(event, 0)
+    at = np.maximum(event, 0)
 
     def column(values: Array | None) -> Int64:
-        return np.where(known, values[told], -1).astype(np.int64) if values is not None and len(values) else _none(task)
+        return np.where(known, values[at], -1).astype(np.int64) if values is not None and len(values) else _none(task)
 
     size_bytes, group_size, detail, group = (
         column(values) for values in (events.size_bytes, events.group_size, events.detail, events.group)

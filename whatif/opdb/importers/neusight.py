@@ -16,6 +16,7 @@ import pandas as pd
 from msgspec.structs import replace
 
 from whatif.errors import WhatifError
+from whatif.graph.described import LONGEST_TEXT
 from whatif.graph.types import Float64
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
@@ -181,7 +182,5 @@ def _normalization(table: pd.DataFrame) -> Operators:
 
 def _kernels(table: pd.DataFrame) -> list[str]:
     """The kernels of each call; longer lists than a cell may hold are cut."""
-    from whatif.graph.described import LONGEST_TEXT
-
     named = table["Kernels"] if "Kernels" in table else table.get("Kernel Name", pd.Series("", index=table.index))
     return [str(text).strip(";")[:LONGEST_TEXT] if isinstance(text, str) else "" for text in named]
