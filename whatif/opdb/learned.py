@@ -31,11 +31,8 @@ from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, r
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
 from whatif.opdb.stand_ins import stand_ins
-from whatif.opdb.trees import forest_of
+from whatif.opdb.trees import Forest, forest_of
 from whatif.output_file import replacing
-
-# What a model gives for n operators on a device: log of seconds, shape (n,).
-LogTime = Callable[[Operators, Gpu | None], Float64]
 
 MODEL_VERSION = 1
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
@@ -111,7 +108,7 @@ class LearnedModel:
     facts: ModelFacts
     read_arrays: Callable[[], Mapping[str, npt.NDArray[Any]]]
     shipped: bool = False
-    _log_time: LogTime | None = field(default=None, repr=False)
+    _forest: Forest | None = field(default=None, repr=False)
 
     def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
         """Return the log of the time in seconds of n operators that it ``covers``, shape (n,).
@@ -119,9 +116,17 @@ class LearnedModel:
         ``gpu`` is the device that is asked about; a model of one device needs none. Raises WhatifError where the
         model's arrays are damaged.
         """
-        if self._log_time is None:
-            self._log_time = _log_time_of(self.facts, self.read_arrays(), self.name)
-        return self._log_time(ops, gpu)
+        facts = self.facts
+        if self._forest is None:
+            self._forest = forest_of(self.read_arrays(), len(facts.features), self.name)
+        sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
+        if sheet is None:
+            raise WhatifError(f"{self.name}: expected a device with a data sheet, got one without.")
+        x, called = features(ops, sheet, facts.names, across=facts.across)
+        if called != facts.features:
+            raise WhatifError(f"{self.name}: expected a model of this version's features, got others; fit it again.")
+        launch = facts.measured_as.launch == "with launch"
+        return np.asarray(self._forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
 
     def covers(self, ops: Operators) -> tuple[Bool, Operators, Float64]:
         """Tell which of n operators it can answer for, as which of its own, and how much wider their range is.
@@ -150,22 +155,6 @@ class LearnedModel:
         """Return what ``values`` says of each operator's name, shape (n,)."""
         column = ops.texts["name"]
         return np.array([values.get(name, default) for name in column.table] or [default])[column.codes]
-
-
-def _log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> LogTime:
-    forest = forest_of(arrays, len(facts.features), where)
-    launch = facts.measured_as.launch == "with launch"
-
-    def log_time(ops: Operators, gpu: Gpu | None) -> Float64:
-        sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
-        if sheet is None:
-            raise WhatifError(f"{where}: expected a device with a data sheet, got one without.")
-        x, called = features(ops, sheet, facts.names, across=facts.across)
-        if called != facts.features:
-            raise WhatifError(f"{where}: expected a model of this version's features, got others; fit it again.")
-        return np.asarray(forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
-
-    return log_time
 
 
 def read_model(

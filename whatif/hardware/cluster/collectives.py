@@ -35,6 +35,12 @@ class Cost(NamedTuple):
         return np.asarray(self.latency_ns + self.transfer_ns, dtype=np.float64)
 
 
+def fastest(costs: list[Cost]) -> Cost:
+    """Return of each size the parts of the one whose total is least, the first of equal ones."""
+    best = np.argmin([cost.total_ns for cost in costs], axis=0)[None]
+    return Cost(*(np.take_along_axis(np.stack(part), best, 0)[0] for part in zip(*costs, strict=True)))
+
+
 def bus_factor(operation: str, workers: int) -> float:
     """Return nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
     if operation not in OPERATIONS:

@@ -47,19 +47,19 @@ def _in_order(path: Path) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class RankTold:
+class RankFacts:
     """What a recording says of its place in the run; None where it does not tell."""
 
     rank: int | None
     world_size: int | None
 
 
-def told_by(header: dict[str, Any]) -> RankTold:
+def rank_facts(header: dict[str, Any]) -> RankFacts:
     """Return the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, size = info.get("rank"), info.get("world_size")
-    return RankTold(
+    return RankFacts(
         rank if type(rank) is int and 0 <= rank < 10**6 else None,
         size if type(size) is int and 1 <= size < 10**6 else None,
     )
@@ -74,7 +74,7 @@ class Places:
     warnings: tuple[str, ...] = field(default=())
 
 
-def place(files: Sequence[Path], facts: Sequence[RankTold]) -> Places:
+def place(files: Sequence[Path], facts: Sequence[RankFacts]) -> Places:
     """Return each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
     warnings = []
     sizes = sorted({t.world_size for t in facts if t.world_size is not None})

@@ -17,10 +17,10 @@ from whatif.ingest.ranks.clocks import Clock, find_clocks
 from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
 from whatif.ingest.ranks.files import (
     Places,
-    RankTold,
+    RankFacts,
     find_recordings,
     place,
-    told_by,
+    rank_facts,
 )
 from whatif.ingest.ranks.gloo import with_gloo
 from whatif.ingest.ranks.match import Match, match
@@ -81,11 +81,11 @@ def read_ranks(paths: Sequence[str | Path], *, progress: Progress | None = None)
     return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), paths_told)
 
 
-def _read(file: Path) -> tuple[TaskGraph, Collectives, RankTold]:
+def _read(file: Path) -> tuple[TaskGraph, Collectives, RankFacts]:
     events = read_events(file)
     graph = graph_of_events(events, str(file))
     found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
-    return (*found, told_by(events.header))
+    return (*found, rank_facts(events.header))
 
 
 def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
