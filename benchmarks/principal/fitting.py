@@ -1,28 +1,20 @@
-"""A sample becomes a model of kind "network": one network a mode, and a principal component that all share."""
+"""Networks for the operators of a sample: one for each mode, and a principal component that all share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
-from whatif.instrumentation.estimators.boosting import Settings
-from whatif.instrumentation.estimators.fitting import Fitted, facts_of, halves_of
-from whatif.instrumentation.estimators.samples import Sample
 
 from whatif.errors import WhatifError
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64, Int8, Int64
-from whatif.opdb.devices import folder_name
-from whatif.opdb.keys import held_out
-from whatif.opdb.network_model import inputs_of, log_time_of
 from whatif.opdb.rows import Operators
 
+from .inference import inputs_of
 from .parameters import Parameter, combinations, modes_of, told
 from .search import (
     Data,
@@ -37,10 +29,6 @@ from .search import (
 
 # A mode that was measured less often gets no network (our estimate: a 90/10 split then judges by 15 rows).
 FEWEST_ROWS = 150
-# The part of the operators that the range is learned on; as the trees' is.
-_TRIED_SHARE, _TRIED_SEED = 0.15, 11
-# Outside of what was measured, a doubling; our estimate: as an interpolation assumes where it cannot tell.
-_GROWTH = float(np.log(1.5))
 
 
 @dataclass(frozen=True)
@@ -118,68 +106,6 @@ def train_modes(
             for mode, architectures in found.architectures.items()
             if (own := (found.mode == mode) & rows).sum() >= FEWEST_ROWS // 2
         }
-
-
-def arrays_of(
-    found: Found, networks: dict[int, Network], names: Sequence[str], t_s: Float64, *, logs: bool, component: bool
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that ``whatif.opdb.network_model`` answers with."""
-    numbers = [i for i in range(1, len(found.parameters)) if i not in found.varying]
-    modes, weights, starts = [], [], [0]
-    for mode in networks:
-        row = int(np.argmax(found.mode == mode))
-        values = [int(found.parameters[i].values[row]) for i in numbers]
-        modes.append([names.index(str(found.parameters[0].values[row])), *values])
-        weights.append(np.concatenate([np.ravel(a) for a in networks[mode].arrays]))
-        starts.append(starts[-1] + len(weights[-1]))
-    all_ = list(networks.values())
-    shortest = [float(t_s[found.mode == mode].min()) for mode in networks]
-    return {
-        "logs": np.array([int(logs)]), "inputs": np.array(found.varying, dtype=np.int64) - 1,
-        "exponents": found.exponents.astype(np.int64) * int(component),
-        "mode_attributes": np.array(numbers, dtype=np.int64) - 1, "modes": np.array(modes, dtype=np.int64),
-        "layers": np.array([n.hidden for n in all_]), "neurons": np.array([n.neurons for n in all_]),
-        "weights": np.concatenate(weights).astype(np.float32), "starts": np.array(starts, dtype=np.int64),
-        "centre": np.stack([n.centre for n in all_]), "scale": np.stack([n.scale for n in all_]),
-        "low": np.stack([n.low for n in all_]), "high": np.stack([n.high for n in all_]),
-        "unit_s": np.array([n.unit_s for n in all_]), "shortest_s": np.array(shortest),
-    }  # fmt: skip
-
-
-def fit_network(sample: Sample, effort: Effort | None = None, *, logs: bool = True, component: bool = True) -> Fitted:
-    """Fit Tianshu's estimator to a sample of one device.
-
-    ``logs`` learns logarithms, our own improvement; without it the paper's raw numbers. Raises WhatifError where the
-    sample is too small.
-    """
-    effort = effort or Effort()
-    sound = sample.take(sample.sound)
-    found = search(parameters_of(sound.ops), sound.t_s, effort, logs=logs)
-    names = tuple(sorted(set(sound.names.tolist())))
-    facts = msgspec.structs.replace(
-        facts_of(sample.kind, [sound], names, Settings(), across=False),
-        kind="network", settings={"logs": float(logs), "steps": float(effort.final_steps)}, device=sample.device,
-        growth=_GROWTH,
-        features=tuple(found.parameters[i].name for i in found.varying),
-    )  # fmt: skip
-    tried = held_out(sound.ops.keys, _TRIED_SEED, _TRIED_SHARE)
-    first = train_modes(found, sound.t_s, ~tried, replace(effort, seed=effort.seed + 1), logs=logs, component=component)
-    learned = arrays_of(found, first, names, sound.t_s, logs=logs, component=component)
-    trial = sound.take(tried)
-    miss = np.abs(log_time_of(facts, learned, "a network that was just fitted")(trial.ops, None) - np.log(trial.t_s))
-    known = np.isfinite(miss)
-    if not known.any():
-        raise WhatifError(f"{sample.device}: expected enough measurements of a {sample.kind.family} to try, got none.")
-    every = np.ones(len(sound), dtype=np.bool_)
-    whole = train_modes(found, sound.t_s, every, effort, logs=logs, component=component)
-    facts = msgspec.structs.replace(
-        facts, half=halves_of(miss[known], trial.names[known], names),
-        validation_pct={n: 100 * float(np.mean(np.expm1(miss[known & (trial.names == n)]))) for n in names
-                        if (known & (trial.names == n)).any()},
-    )  # fmt: skip
-    arrays = arrays_of(found, whole, names, sound.t_s, logs=logs, component=component)
-    kind = sample.kind
-    return Fitted(f"network-{folder_name(sample.device)}-{kind.family}-{kind.dtype}-{kind.phase}", facts, arrays)
 
 
 def predict_s(found: Found, networks: dict[int, Network], t_s: Float64, *, logs: bool, component: bool) -> Float64:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from whatif.graph.types import Float64, Int8
-from whatif.opdb.network_model import Network as Inference
-from whatif.opdb.network_model import inputs_of
 
 from .batched import Float32, Networks, Task, misses, new_networks, train
+from .inference import Network as Inference
+from .inference import inputs_of
 from .parameters import Parameter, as_numbers, candidates
 
 _DEFAULT_LAYERS = _DEFAULT_NEURONS = 6
@@ -64,7 +64,7 @@ class Network:
     validation: float  # mean relative miss on the judging part
 
     def in_numpy(self, shortest_s: float) -> Inference:
-        """The same network as ``whatif.opdb`` asks it; ``shortest_s`` is the shortest time that was measured."""
+        """The same network in numpy; ``shortest_s`` is the shortest time that was measured."""
         layers = tuple(
             (w.astype(np.float64), b.astype(np.float64))
             for w, b in zip(self.arrays[::2], self.arrays[1::2], strict=True)

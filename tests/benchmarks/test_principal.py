@@ -1,30 +1,31 @@
-"""Tianshu's estimator: the pruning rules by hand, a law that the search has to find, and what is written of it."""
+"""Tianshu's estimator: the pruning rules by hand, a law that the search has to find, and networks in numpy."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers import need
-from whatif.opdb.learned import LearnedModel, models_in, write_model
-from whatif.opdb.provenance import Device, Environment, Method, Origin, Provenance
-from whatif.opdb.rows import Operators, measurements, operators
+from whatif.opdb.rows import Operators, operators
 
 need("torch")
-need("sklearn")
 
 pytestmark = pytest.mark.slow
 parameters: Any = importlib.import_module("benchmarks.principal.parameters")
 search: Any = importlib.import_module("benchmarks.principal.search")
 fitting: Any = importlib.import_module("benchmarks.principal.fitting")
 batched: Any = importlib.import_module("benchmarks.principal.batched")
-samples: Any = importlib.import_module("whatif.instrumentation.estimators.samples")
+inference: Any = importlib.import_module("benchmarks.principal.inference")
 Parameter, Role = parameters.Parameter, parameters.Role
 
+SIZES = np.array([[1.0, 16.0, 8.0, 32.0], [4.0, 300.0, 24.0, 5.0], [9.0, 64.0, 70.0, 11.0]])
 TINY = search.Effort(
     candidate_steps=120, architecture_steps=40, final_steps=700, layers=(3,), neurons=(6, 12), kept=1, rates=(0.01,)
 )
@@ -117,31 +118,65 @@ def test_too_few_measurements_are_refused() -> None:
         fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=True)
 
 
+def network_of(width: int, layers: int, neurons: int, seed: int) -> Any:
+    """A network of random weights whose box holds all that is asked."""
+    draw = np.random.default_rng(seed)
+    pairs = [
+        (draw.normal(size=(rows, columns)), draw.normal(size=columns))
+        for rows, columns in pairwise([width, *[neurons] * layers, 1])
+    ]
+    ends = np.full(width, 1e9)
+    return inference.Network(tuple(pairs), draw.normal(size=width), np.full(width, 2.0), -ends, ends, 1e-3, 1e-5)
+
+
+def slow_log_time(network: Any, sizes: list[float], exponents: list[int], *, logs: bool) -> float:
+    """The answer for one operator, a number at a time."""
+    inputs = [float(np.log2(s)) if logs else s for s in sizes]
+    if any(exponents):
+        product = 1.0
+        for size, exponent in zip(sizes, exponents, strict=True):
+            product *= size**exponent
+        inputs.append(float(np.log2(product)) if logs else product)
+    values = [(x - c) / s for x, c, s in zip(inputs, network.centre, network.scale, strict=True)]
+    for number, (matrix, bias) in enumerate(network.layers, 1):
+        sums = [
+            b + sum(v * m for v, m in zip(values, column, strict=True))
+            for b, column in zip(bias, matrix.T, strict=True)
+        ]
+        values = sums if number == len(network.layers) else [max(s, 0.0) for s in sums]
+    return float(values[0] + np.log(1e-3)) if logs else float(np.log(max(values[0] * 1e-3, 0.5e-5)))
+
+
+@given(
+    logs=st.booleans(), exponents=st.lists(st.sampled_from([-1, 0, 1]), min_size=4, max_size=4),
+    layers=st.integers(1, 5), neurons=st.integers(1, 9), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_network_equals_its_slow_twin(logs: bool, exponents: list[int], layers: int, neurons: int, seed: int) -> None:
+    network, component = network_of(4 + any(exponents), layers, neurons, seed), any(exponents)
+    columns = inference.inputs_of(SIZES, np.array(exponents), logs=logs)
+    found = network.log_time(columns, logs=logs, component=component)
+    expected = [slow_log_time(network, sizes, exponents, logs=logs) for sizes in SIZES.tolist()]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("logs", [True, False])
-def test_a_fitted_model_is_written_and_answers(logs: bool, tmp_path: Any) -> None:
-    """What is read from the file answers as what was fitted, and holds its range on operators that it has not seen."""
-    ops, t_s = law()
-    told = Provenance(
-        schema_version=1, contribution="", family="matmul", rows=len(t_s), sha256="", times_sha256="",
-        origin=Origin(
-            device=Device(name="T4"), environment=Environment(framework="pytorch"),
-            method=Method(name="event_pair", includes_launch=True),
-        ),
-    )  # fmt: skip
-    known = np.arange(len(t_s)) < 1300
-    (sample,) = samples.samples_of([(told, measurements(ops.take(known), t_s[known]))])
-    fitted = fitting.fit_network(sample, TINY, logs=logs)
-    write_model(tmp_path, fitted.name, fitted.facts, fitted.arrays)
-    (model,), wrong = models_in(tmp_path)
-    assert wrong == []
-    unseen = ops.take(~known)
-    said = model.predict(unseen, None)
-    np.testing.assert_array_equal(said, LearnedModel("", fitted.facts, lambda: fitted.arrays).predict(unseen, None))
-    miss = np.abs(said - np.log(t_s[~known]))
-    assert np.expm1(miss).mean() < 0.08
-    assert (miss <= model.facts.half["mm"]).mean() > 0.75
-    assert (model.facts.kind, model.facts.device, model.facts.family) == ("network", "T4", "matmul")
-    assert 0 < model.facts.validation_pct["mm"] < 10
+def test_time_goes_on_in_proportion_to_the_component(logs: bool) -> None:
+    """At ten times what was measured the answer is ten times that of the box's edge; without a component it stays."""
+    asked = np.array([[1.0, 16.0, 8.0, 32.0], [10.0, 16.0, 8.0, 32.0]])
+    edge = float(asked[0].prod())
+    network = network_of(5, 1, 3, 0)
+    network = replace(
+        network,
+        layers=tuple((weight * 0, bias * 0 + 0.5) for weight, bias in network.layers),
+        high=np.append(network.high[:4], np.log2(edge) if logs else edge),
+    )
+    columns = inference.inputs_of(asked, np.ones(4, dtype=np.int64), logs=logs)
+    found = np.exp(network.log_time(columns, logs=logs, component=True))
+    assert found[1] / found[0] == pytest.approx(10.0)
+    plain = replace(network_of(4, 1, 3, 0), high=np.ones(4))
+    columns = inference.inputs_of(asked, np.zeros(4, dtype=np.int64), logs=logs)
+    answers = plain.log_time(columns, logs=logs, component=False)
+    assert answers[0] == pytest.approx(answers[1])
 
 
 def test_batched_networks_are_networks_of_their_own_widths() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.opdb.builders import T4, V100, database, origin, timed
 from whatif.errors import WhatifError
 from whatif.opdb.chain import AnswerSource
-from whatif.opdb.evaluate import _Columns, evaluate
+from whatif.opdb.evaluate import evaluate, score
 from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
 
@@ -18,17 +19,15 @@ from whatif.opdb.store import Store
 def test_a_score_by_hand() -> None:
     """10 us four times, estimated as 11, 8, 10 and not at all; ranges of a factor of 1.25 either way."""
     estimated = np.array([11.0, 8.0, 10.0, np.nan])
-    columns = _Columns(
-        np.array(["mm"] * 4), np.array(["T4"] * 4), np.full(4, 10.0), estimated, estimated / 1.25, estimated * 1.25
-    )
-    score = columns.score(np.ones(4, dtype=np.bool_), "mm", "T4")
-    assert (score.rows, score.answered) == (4, 3)
-    assert score.mape_pct == pytest.approx((10 + 20 + 0) / 3)
-    assert score.median_pct == pytest.approx(10)
-    assert score.bias_pct == pytest.approx((10 - 20 + 0) / 3)
-    assert score.coverage_pct == pytest.approx(100)  # 8 times 1.25 is just 10
-    assert score.half_width_pct == pytest.approx(25)
-    assert columns.score(np.arange(4) == 3, "mm", "T4").answered == 0
+    rows = pd.DataFrame({"measured": 10.0, "estimated": estimated, "low": estimated / 1.25, "high": estimated * 1.25})
+    found = score(rows, "mm", "T4")
+    assert (found.rows, found.answered) == (4, 3)
+    assert found.mape_pct == pytest.approx((10 + 20 + 0) / 3)
+    assert found.median_pct == pytest.approx(10)
+    assert found.bias_pct == pytest.approx((10 - 20 + 0) / 3)
+    assert found.coverage_pct == pytest.approx(100)  # 8 times 1.25 is just 10
+    assert found.half_width_pct == pytest.approx(25)
+    assert score(rows[3:], "mm", "T4").answered == 0
 
 
 def lawful(size: int) -> list[float]:

@@ -153,8 +153,8 @@ def test_an_evaluation_learns_from_the_rest_alone(tmp_path: Path) -> None:
     assert seen[0] == others
     assert found.sources["learned_across"] > 0
     assert found.total.rows == len(own)
-    assert [s.answered_by for s in found.by_source] == sorted(
-        {s.answered_by for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
+    assert [s.rung for s in found.by_source] == sorted(
+        {s.rung for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
     )
     evaluate(store, fit=lambda rest: seen.append({int(k) for _, r in rest for k in r.ops.keys}) or [])
     assert not seen[1] >= own

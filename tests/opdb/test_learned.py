@@ -401,6 +401,13 @@ def test_damaged_arrays_are_one_sentence(tmp_path: Path, damage: Callable[[Path]
         found[0].predict(products([8]), load_gpu(V100))
 
 
+def test_only_known_kinds_are_read(tmp_path: Path) -> None:
+    written(tmp_path, kind="oracle")
+    models, (wrong,) = models_in(tmp_path)
+    assert not models
+    assert "'oracle'" in wrong
+
+
 def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
     told = facts(features=("log2 something",))
     path = write_model(tmp_path, "odd", told, constant(0.0, 1))

@@ -10,10 +10,10 @@ import pytest
 
 from tests.helpers import Event, call, kernel, mark, op, write_trace
 from whatif import WhatifError
-from whatif.ingest.ranks.files import RankTold, find_recordings, place
+from whatif.ingest.ranks.files import RankFacts, find_recordings, place
 from whatif.ingest.ranks.read import read_ranks
 
-NOTHING = RankTold(None, None)
+NOTHING = RankFacts(None, None)
 
 
 def events(compute_us: float = 20, *, spent_us: float = 70, shift_us: float = 0, **told: Any) -> list[Event]:
@@ -75,13 +75,13 @@ def test_groups_come_from_the_arguments_and_old_traces_from_the_call(tmp_path: P
 
 def test_ranks_by_header_then_by_name() -> None:
     files = [Path("b.json"), Path("a.json")]
-    assert place(files, [RankTold(1, 2), RankTold(0, 2)]).ranks == (1, 0)
+    assert place(files, [RankFacts(1, 2), RankFacts(0, 2)]).ranks == (1, 0)
     assert place([Path("x_rank3.json"), Path("x_rank2.json")], [NOTHING] * 2).ranks == (3, 2)
     assert place([Path("worker1.pt.trace.json"), Path("worker0.pt.trace.json")], [NOTHING] * 2).ranks == (1, 0)
     unnamed = place(files, [NOTHING] * 2)
     assert unnamed.ranks == (0, 1)
     assert "lack their ranks" in unnamed.warnings[0]
-    missing = place([Path("a.json")], [RankTold(2, 8)])
+    missing = place([Path("a.json")], [RankFacts(2, 8)])
     assert missing.world_size == 8
     assert missing.warnings == (
         "7 of 8 ranks are missing (0, 1, 3, 4, 5, …): what the others wait for them counts as transfer",

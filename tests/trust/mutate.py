@@ -171,7 +171,7 @@ MUTANTS = [
         "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
     ),
     Mutant("in1", "insert", "rank.append(place_in_turn + 2)", "rank.append(-(place_in_turn + 2))"),
-    Mutant("in2", "insert", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
+    Mutant("in2", "edit", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
     Mutant(
         "in3",
         "insert",
@@ -284,7 +284,7 @@ MUTANTS = [
         "ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])",
         "ordered = dict.fromkeys([*_in_order(others), *_in_order(own)])",
     ),
-    Mutant("ch2", "chain", "good = (rank >= 0) & (told.aside[row] == Aside.SOUND)", "good = rank >= 0"),
+    Mutant("ch2", "chain", "good = (rank >= 0) & (measured.aside[row] == Aside.SOUND)", "good = rank >= 0"),
     Mutant(
         "ch3",
         "chain",

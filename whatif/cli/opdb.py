@@ -220,16 +220,13 @@ def _query(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from whatif.opdb.merging import is_chosen
     from whatif.report.text_opdb import print_contributions
 
     store = _store(args)
     contributions, wrong = store.contributions()
     device, family = _device(args.device), _family(args.family)
-    chosen = [
-        c.provenance
-        for c in contributions
-        if device in (None, c.provenance.origin.device.name) and family in (None, c.provenance.family)
-    ]
+    chosen = [c.provenance for c in contributions if is_chosen(c.provenance, device, family)]
     print_contributions(chosen, store.folder, as_json=args.json)
     warn(wrong)
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_chakra(path: Path) -> OperatorGraph:
         children.setdefault(node["ctrl_deps"] if node["ctrl_deps"] in by_id else -1, []).append(node)
     operations = [
         operation
-        for place in sorted(children.get(-1, []), key=_number)
+        for place in sorted(children.get(-1, []), key=itemgetter("id"))
         for operation in _walk(place, children, Phase.FORWARD, "", -1)
     ]
     # A thread's operators stand together; those of autograd's thread have the later numbers in the order of a step.
@@ -85,10 +86,6 @@ def _is_sound(node: Any) -> bool:
     )
 
 
-def _number(node: dict[str, Any]) -> int:
-    return int(node["id"])
-
-
 def _walk(
     root: dict[str, Any], children: dict[int, list[dict[str, Any]]], phase: Phase, caller: str, number: int
 ) -> Iterator[tuple[int, Operation]]:
@@ -97,7 +94,7 @@ def _walk(
     while pending:
         node, phase, caller, number = pending.pop()
         name = node["name"]
-        inner = children.pop(_number(node), [])  # a node is visited once, whatever a damaged file says
+        inner = children.pop(node["id"], [])  # a node is visited once, whatever a damaged file says
         sequence = _attribute(node, "seq_id")
         if name.startswith(_EVALUATE):
             phase, caller, number = Phase.BACKWARD, name.removeprefix(_EVALUATE).rpartition("::")[2], -1
@@ -111,7 +108,7 @@ def _walk(
             own = number if caller else sequence
             operation = _operation(node, phase, caller, own)
             if operation is not None:
-                yield _number(node), operation
+                yield node["id"], operation
             continue
         pending += [(child, phase, caller, number) for child in inner]
 
@@ -122,9 +119,9 @@ def _calls_one_with_a_rule(called: list[dict[str, Any]], children: dict[int, lis
         node = pending.pop()
         if has_rule(node["name"]):
             return True
-        if _number(node) not in seen:
-            seen.add(_number(node))
-            pending += children.get(_number(node), [])
+        if node["id"] not in seen:
+            seen.add(node["id"])
+            pending += children.get(node["id"], [])
     return False
 
 

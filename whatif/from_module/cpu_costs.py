@@ -24,9 +24,9 @@ class CpuCosts:
 
     def operation_ns(self, operation: Operation, kernels: int) -> int:
         """Return what an operation takes beside its launches, ns."""
-        told = self.operators.get(operation.name)
-        if told is not None:
-            return told
+        measured = self.operators.get(operation.name)
+        if measured is not None:
+            return measured
         return self.operator_ns if kernels or not operation.on_device else self.view_ns
 
 

@@ -146,11 +146,6 @@ def _softmax(name: str, operation: Operation) -> list[Kernel]:
     return [named("softmax", name, what)] if what is not None else _elementwise(name, operation)
 
 
-def _embedding(name: str, operation: Operation) -> list[Kernel]:
-    out = bytes_of(operation.outputs)
-    return [named("embedding", name, traffic(out, out, format_of(operation)))]
-
-
 def _embedding_backward(name: str, operation: Operation) -> list[Kernel]:
     """The whole table's gradient is set to zero, then rows are added up."""
     gradient, table, dtype = bytes_of(tensors_of(operation)[:1]), bytes_of(operation.outputs), format_of(operation)
@@ -162,7 +157,8 @@ def _embedding_backward(name: str, operation: Operation) -> list[Kernel]:
 
 def _rows_taken(name: str, operation: Operation) -> list[Kernel]:
     out = bytes_of(operation.outputs)
-    return [named("index", name, traffic(out, out, format_of(operation)))]
+    kind = "embedding" if name == "embedding" else "index"
+    return [named(kind, name, traffic(out, out, format_of(operation)))]
 
 
 # A backward pass of FlashAttention computes the scores again and then two products for each of the forward ones
@@ -252,9 +248,8 @@ _RULES: dict[str, _Rule] = {
         _layer_norm,
     ),
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
-    "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
-    **dict.fromkeys(("index", "index_select", "gather"), _rows_taken),
+    **dict.fromkeys(("embedding", "index", "index_select", "gather"), _rows_taken),
     **dict.fromkeys(_ATTENTIONS, _attention),
     **dict.fromkeys((f"{name.removesuffix('_forward')}_backward" for name in _ATTENTIONS), _attention),
     "nll_loss_forward": _loss,

@@ -79,27 +79,14 @@ def _operation(path: Path, onnx: Any, node: Any, known: dict[str, _Tensor]) -> O
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     inputs = [known[name] if name else None for name in node.input]
     outputs = tuple(known[name] for name in node.output if name in known)
-    rule = _RULES.get(node.op_type, _any(node.op_type))
     try:
-        name, dims, types, concrete = rule(inputs, attributes)
+        made = _RULES[node.op_type](inputs, attributes)
     except (IndexError, KeyError, TypeError, ValueError):
-        name, dims, types, concrete = _any(node.op_type)(inputs, attributes)
-    return Operation(name, dims, types, concrete, Phase.FORWARD, outputs)
-
-
-def _any(op_type: str) -> _Rule:
-    """An operator by its own name, lower case: the kernel rules know it, or tell it by its bytes."""
-
-    def rule(inputs: Sequence[_Tensor | None], attributes: dict[str, Any]) -> _Made:
+        # By its own name, lower case: the kernel rules know it, or tell it by its bytes.
         tensors = [tensor for tensor in inputs if tensor is not None]
-        return (
-            f"aten::{_NAMES.get(op_type, op_type.lower())}",
-            [list(s) for s, _ in tensors],
-            [t for _, t in tensors],
-            [""] * len(tensors),
-        )
-
-    return rule
+        name = f"aten::{_NAMES.get(node.op_type, node.op_type.lower())}"
+        made = name, [list(s) for s, _ in tensors], [t for _, t in tensors], [""] * len(tensors)
+    return Operation(*made, Phase.FORWARD, outputs)
 
 
 def _need(inputs: Sequence[_Tensor | None], place: int) -> _Tensor:

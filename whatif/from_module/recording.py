@@ -36,7 +36,7 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: di
         for make, spans in ((_node, schedule.nodes), (_operator, schedule.operations))
         for place, span in enumerate(spans)
     ]
-    events += [_call(span) for span in schedule.calls]
+    events += [_event(span, "cuda_runtime", span.name, {"correlation": span.correlation}) for span in schedule.calls]
     events += [_gpu_task(span) for span in schedule.kernels]
     events += [
         {
@@ -102,10 +102,6 @@ def _operator(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
     if operation.sequence >= 0 and not operation.node and operation.phase == Phase.FORWARD:
         args["Sequence number"] = operation.sequence + counted
     return _event(span, "cpu_op", operation.name, args)
-
-
-def _call(span: Span) -> dict[str, Any]:
-    return _event(span, "cuda_runtime", span.name, {"correlation": span.correlation})
 
 
 def _gpu_task(span: Span) -> dict[str, Any]:

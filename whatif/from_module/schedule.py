@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from whatif.from_module.cpu_costs import CpuCosts
 from whatif.from_module.operations import OperatorGraph
+from whatif.graph.recorded import Optimizer
 from whatif.graph.types import Phase
 from whatif.ingest.gpu_side import DEFAULT_LAUNCH_LAG_NS, DEFAULT_QUEUE_DEPTH, DEFAULT_STREAM_LAG_NS
 from whatif.ingest.recorded import recorded_of
@@ -86,6 +87,9 @@ def schedule_steps(
     found = Schedule()
     stream = _Stream(found, costs)
     opens, closes = _by_operation(graph)
+    optimizer = recorded_of(graph.metadata)[0].optimizer or Optimizer(type="Optimizer")
+    # None stands behind the last one, and so ahead of the first.
+    nodes = [*((o.node, o.sequence) if o.node else None for o in graph.operations), None]
     now_ns = 0
     for number in range(steps):
         begin_ns = now_ns
@@ -94,11 +98,11 @@ def schedule_steps(
         for place, operation in enumerate(graph.operations):
             if operation.phase == Phase.UPDATE and update_ns < 0:
                 update_ns = now_ns
-                now_ns += costs.parameter_ns * _parameter_tensors(graph)
+                now_ns += costs.parameter_ns * (optimizer.parameter_tensors or 0)
             for call in opens.get(place, ()):
                 starts[call] = now_ns
                 now_ns += costs.layer_call_ns // 2
-            if operation.node and _begins_node(graph, place):
+            if operation.node and nodes[place - 1] != nodes[place]:
                 node_ns = now_ns
                 now_ns += costs.node_ns
             start_ns = now_ns
@@ -111,14 +115,13 @@ def schedule_steps(
                 now_ns = stream.read_back(now_ns, place)
             now_ns += own_ns - own_ns // 2 + work_ns[place]
             found.operations.append(Span(operation.name, start_ns, now_ns, place))
-            if operation.node and _ends_node(graph, place):
+            if operation.node and nodes[place + 1] != nodes[place]:
                 found.nodes.append(Span(operation.node, node_ns, now_ns, place))
             for call in closes.get(place, ()):
                 now_ns += costs.layer_call_ns // 2
                 found.layers.append(Span(graph.layer_calls[call].name, starts[call], now_ns, place))
         if update_ns >= 0:
-            optimizer = _optimizer(graph)
-            found.marks.append(Span(f"Optimizer.step#{optimizer}.step", update_ns, now_ns))
+            found.marks.append(Span(f"Optimizer.step#{optimizer.type}.step", update_ns, now_ns))
         found.steps.append(Span(f"ProfilerStep#{number}", begin_ns, now_ns))
     return found
 
@@ -134,31 +137,6 @@ def _by_operation(graph: OperatorGraph) -> tuple[dict[int, list[int]], dict[int,
     for call in sorted(range(len(graph.layer_calls)), key=lambda c: (-graph.layer_calls[c].first, c)):
         closes.setdefault(graph.layer_calls[call].last - 1, []).append(call)
     return opens, closes
-
-
-def _node_of(graph: OperatorGraph, place: int) -> tuple[str, int] | None:
-    if not 0 <= place < len(graph.operations):
-        return None
-    operation = graph.operations[place]
-    return (operation.node, operation.sequence) if operation.node else None
-
-
-def _begins_node(graph: OperatorGraph, place: int) -> bool:
-    return _node_of(graph, place - 1) != _node_of(graph, place)
-
-
-def _ends_node(graph: OperatorGraph, place: int) -> bool:
-    return _node_of(graph, place + 1) != _node_of(graph, place)
-
-
-def _parameter_tensors(graph: OperatorGraph) -> int:
-    told = recorded_of(graph.metadata)[0].optimizer
-    return (told.parameter_tensors or 0) if told is not None else 0
-
-
-def _optimizer(graph: OperatorGraph) -> str:
-    told = recorded_of(graph.metadata)[0].optimizer
-    return str(told.type) if told is not None else "Optimizer"
 
 
 def memory_events(graph: OperatorGraph, schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph.kernels import DTYPES, KernelFamily
-from whatif.graph.types import Array, Phase, TaskKind
+from whatif.graph.types import Array, Int32, Phase, TaskKind
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,10 @@ def filled(n_tasks: int, given: Mapping[str, npt.ArrayLike]) -> dict[str, Any]:
 def _filled(n_tasks: int, values: npt.ArrayLike, dtype: type[np.generic]) -> Array:
     array = np.asarray(values)
     return np.full(n_tasks, array, dtype=dtype) if array.ndim == 0 else array.astype(dtype, copy=False)
+
+
+def one_table(tables: Iterable[Iterable[_T]]) -> tuple[tuple[_T, ...], list[Int32]]:
+    """Return one table of all distinct entries, and for each table where its entries are in it."""
+    code: dict[_T, int] = {}
+    where = [np.array([code.setdefault(entry, len(code)) for entry in table], dtype=np.int32) for table in tables]
+    return tuple(code), where

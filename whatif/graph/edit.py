@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -139,13 +140,13 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
         order = topological_order(len(graph), graph.all_dependencies())
         if len(order) < len(graph):
             break
-        graph, moved = _in_order(graph, order)
+        graph, moved = permuted(graph, order)
         place = moved[place]
     raise WhatifError("graph: the dependencies form a cycle, so no order can run these tasks; see what was added last.")
 
 
-def _in_order(graph: TaskGraph, order: Int32) -> tuple[TaskGraph, Int32]:
-    """Return the graph whose i-th task is task ``order[i]`` of ``graph``, and each old task's new id."""
+def permuted(graph: TaskGraph, order: Array) -> tuple[TaskGraph, Int32]:
+    """Return the graph with its tasks in ``order``, their old ids, and each task's new id."""
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     by = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type
@@ -154,6 +155,28 @@ def _in_order(graph: TaskGraph, order: Int32) -> tuple[TaskGraph, Int32]:
     waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     dependencies = renumbered(graph.dependencies, place)
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), place
+
+
+def woven_in(graph: TaskGraph, rows: Mapping[str, npt.ArrayLike], place: Array) -> tuple[TaskGraph, Int32]:
+    """Return the graph with new tasks, whose ids will be ``place``, and each old task's new id.
+
+    ``rows`` has a value for each new task in every column; attached columns are 0 there.
+    """
+    is_old = np.ones(len(graph) + len(place), dtype=np.bool_)
+    is_old[place] = False
+    moved = np.flatnonzero(is_old).astype(np.int32)
+    from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
+
+    def woven(column: Array, inserted: npt.ArrayLike) -> Array:
+        result = column.take(from_old)
+        result[place] = inserted
+        return result
+
+    columns = {name: woven(column, rows[name]) for name, column in columns_of(graph).items()}
+    attached = {name: woven(column, 0) for name, column in graph.attached.items()}
+    waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
+    dependencies = renumbered(graph.dependencies, moved)
+    return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), moved
 
 
 def as_ns(values: npt.ArrayLike) -> Int64:

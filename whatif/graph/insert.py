@@ -15,9 +15,8 @@ from whatif.graph.edit import (
     Columns,
     as_ids,
     as_ns,
-    columns_of,
-    renumbered,
     reorder,
+    woven_in,
 )
 from whatif.graph.types import (
     GPU_KINDS,
@@ -139,25 +138,13 @@ def _woven(
     order = np.lexsort((rank, behind))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = behind[order] + 1 + np.arange(len(order))
-    is_old = np.ones(len(graph) + len(order), dtype=np.bool_)
-    is_old[place] = False
-    moved = np.flatnonzero(is_old).astype(np.int32)
-    from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
-
-    def woven(column: npt.NDArray[Any], inserted: npt.ArrayLike) -> npt.NDArray[Any]:
-        result = column.take(from_old)
-        result[place] = inserted
-        return result
-
     rows = {name: np.concatenate([block[name] for block in new]) for name in new[0]}
-    columns = {name: woven(column, rows[name]) for name, column in columns_of(graph).items()}
-    attached = {name: woven(column, 0) for name, column in graph.attached.items()}
+    edited, moved = woven_in(graph, rows, place)
     found, at = [], 0
     for count, n_launches in counts:
         found.append((place[at : at + count], place[at + count : at + count + n_launches]))
         at += count + n_launches
-    dependencies = [renumbered(graph.dependencies, moved)]
-    waits = [Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)]
+    dependencies, waits = [edited.dependencies], [edited.waits]
     for tasks, (ids, launches) in zip(parts, found, strict=True):
         if len(launches):
             dependencies.append(Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
@@ -170,12 +157,10 @@ def _woven(
             scope = np.broadcast_to(np.asarray(tasks.waits_for), len(ids))[waiting]
             lag_ns = np.full(len(scope), tasks.return_ns, dtype=np.int64)
             waits.append(Waits(ids[waiting].astype(np.int32), scope.astype(np.int32), lag_ns))
-    edited = graph.replace(
-        **columns,
+    edited = edited.replace(
         names=names,
         dependencies=Dependencies.concatenate(dependencies) if len(dependencies) > 1 else dependencies[0],
         waits=Waits(*(np.concatenate([getattr(w, column) for w in waits]) for column in Waits.__slots__)),
-        attached=attached,
     )
     again = None
     # CPU tasks fit where they are put; only what the GPU runs, and waits, can change who waits for whom.

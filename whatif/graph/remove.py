@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.graph.edit import as_mask, columns_of, reorder
+from whatif.graph.edit import as_mask, columns_of, renumbered, reorder
 from whatif.graph.order import streams
 from whatif.graph.selection import Tasks
 from whatif.graph.types import (
@@ -60,14 +60,7 @@ def _without(graph: TaskGraph, gone: Bool) -> TaskGraph:
     """Return the graph without the tasks of a mask. Raises WhatifError where no order of the others is left."""
     kept = ~gone
     new_id = np.cumsum(kept, dtype=np.int32) - 1
-    dependencies = _bridged(graph, gone)
-    moved = Dependencies(
-        new_id[dependencies.source],
-        new_id[dependencies.target],
-        dependencies.kind,
-        dependencies.lag_ns,
-        dependencies.anchor,
-    )
+    moved = renumbered(_bridged(graph, gone), new_id)
     stays = kept[graph.waits.task]
     waits = Waits(new_id[graph.waits.task[stays]], graph.waits.scope[stays], graph.waits.lag_ns[stays])
     columns = {name: column[kept] for name, column in columns_of(graph).items()}

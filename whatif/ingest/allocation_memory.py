@@ -54,7 +54,7 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     return Blocks(births[touched], deaths[touched], sizes[touched])
 
 
-def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Memory | None:
+def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> Memory | None:
     """Return the memory of the step of ``rows``; None where its allocations were not recorded."""
     allocations = _of_one_device(events.allocations)
     if allocations is None:
@@ -67,11 +67,11 @@ def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Mem
     levels = _Levels.of(blocks, begin_ns, rows.end_ns)
     row = rows.row_at(levels.time_ns, events.start_ns)
     activations, gradients = (uses.by_row(chosen) for chosen in (uses.kept, uses.gradient))
-    expected = sum(told.gradients.values())
+    expected = sum(static.gradients.values())
     # Gradients that are not new were there before: added to, or not set to None.
     stay = rows.passes > 1 or 2 * int(gradients.sum()) < expected
     if stay:
-        gradients = first_of_name(rows.names, told.gradients)
+        gradients = first_of_name(rows.names, static.gradients)
     held = 0 if stay else _held_in_forward(rows, blocks, expected)
     live = np.cumsum(activations)
     with_own = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
@@ -81,22 +81,22 @@ def memory_of_allocations(events: Events, rows: StepRows, told: Resident) -> Mem
     forward = np.maximum(most - live - held, 0)
     most, at_ns = levels.most(in_backward, row, len(live))
     backward = np.maximum(most - live - with_own - (gradients if stay else 0), 0)
-    fixed = np.minimum(_as_large_as_parameters(blocks, uses, told, at_ns), backward)
+    fixed = np.minimum(_as_large_as_parameters(blocks, uses, static, at_ns), backward)
     most, _ = levels.most(levels.time_ns > rows.update_ns, np.zeros_like(row), 1)
     resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
-    inputs, buffers = told.inputs + told.buffers, told.buffers
+    inputs, buffers = static.inputs + static.buffers, static.buffers
     if resident_bytes is not None:
-        known = told.parameters + told.optimizer_state + (int(gradients.sum()) if stay else 0)
+        known = static.parameters + static.optimizer_state + (int(gradients.sum()) if stay else 0)
         inputs = max(resident_bytes - known, 0)
         # What is held all the while is parameters and the like that nobody told, but for a batch that is used again.
-        buffers = max(inputs - told.inputs, 0)
+        buffers = max(inputs - static.inputs, 0)
     columns = (
         activations, gradients, forward, backward, uses.by_row(uses.kept & uses.from_before),
         uses.by_row(uses.kept & ~uses.halved), np.zeros_like(live), fixed,
     )  # fmt: skip
     return Memory(
-        parameters=told.parameters,
-        optimizer_state=told.optimizer_state,
+        parameters=static.parameters,
+        optimizer_state=static.optimizer_state,
         inputs=inputs,
         buffers=buffers,
         layers=tuple(
@@ -209,10 +209,10 @@ def _held_in_forward(rows: StepRows, blocks: Blocks, expected: int) -> int:
     return held if expected and 2 * held > expected else 0
 
 
-def _as_large_as_parameters(blocks: Blocks, uses: _Uses, told: Resident, at_ns: Int64) -> Int64:
+def _as_large_as_parameters(blocks: Blocks, uses: _Uses, static: Resident, at_ns: Int64) -> Int64:
     """Bytes of the short-lived blocks of a parameter's size that exist at each time, shape of ``at_ns``."""
     found = np.zeros(len(at_ns), dtype=np.int64)
-    sizes = np.array(sorted(told.sizes), dtype=np.int64)
+    sizes = np.array(sorted(static.sizes), dtype=np.int64)
     # Scalars and small vectors would match by chance, and count for nothing.
     chosen = ~uses.kept & ~uses.gradient & np.isin(blocks.size_bytes, sizes) & (blocks.size_bytes > 1024)
     for edge_ns, sign in ((blocks.birth_ns[chosen], 1), (blocks.death_ns[chosen], -1)):

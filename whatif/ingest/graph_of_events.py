@@ -16,7 +16,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.find_steps import StepRule, steady_range
 from whatif.ingest.memory import find_memory
-from whatif.ingest.ranks.files import told_by
+from whatif.ingest.ranks.files import rank_facts
 from whatif.ingest.recorded import recorded_of
 from whatif.ingest.saved_graph import with_ranges
 from whatif.simulation.steps import step_times_ns
@@ -119,7 +119,7 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
         gpu_memory_bytes=device[1] if 0 < (device[1] or 0) < 2**53 else None,
         untraced_step_ns=None if median_ms is None else round(median_ms * 1e6),
         batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
-        workers=told_by(header).world_size,
+        workers=rank_facts(header).world_size,
         quirks=tuple(quirks),
         recorded=recorded,
     )

@@ -257,42 +257,35 @@ def _rnn(name: str, tensors: list[Tensor], call: Any) -> Kept:
     )  # fmt: skip
 
 
-def _table(rule: _Rule, names: str) -> dict[str, _Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
 _SCALAR_TYPE_BYTES = {"0": 1, "1": 1, "2": 2, "3": 4, "4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2}
 _LISTS = frozenset(("cat", "stack"))
-_RULES: dict[str, _Rule] = {
-    **_table(_product, "mm addmm"),
-    **_table(_batched_product, "bmm baddbmm"),
-    **_table(_convolution, "convolution"),
-    **_table(_batch_norm, "native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_with_update"),
-    **_table(_layer_norm, "native_layer_norm _fused_rms_norm native_group_norm"),
-    **_table(
-        _keeps_input,
+_NAMES: dict[_Rule, str] = {
+    _product: "mm addmm",
+    _batched_product: "bmm baddbmm",
+    _convolution: "convolution",
+    _batch_norm: "native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_with_update",
+    _layer_norm: "native_layer_norm _fused_rms_norm native_group_norm",
+    _keeps_input: (
         "gelu silu mish hardswish elu leaky_relu log log1p abs sin cos pow clamp clamp_min clamp_max hardtanh"
-        " log_sigmoid_forward softplus",
+        " log_sigmoid_forward softplus"
     ),
-    **_table(
-        _keeps_output, "relu sigmoid tanh exp sqrt rsqrt reciprocal _softmax _safe_softmax _log_softmax threshold"
-    ),
-    **_table(_keeps_both, "mul div"),
-    **_table(_adds, "add sub rsub"),
-    **_table(_makes, "neg clone where masked_fill"),
-    **_table(_casts, "_to_copy"),
-    **_table(_joins, "cat stack"),
-    **_table(
-        _attention,
+    _keeps_output: "relu sigmoid tanh exp sqrt rsqrt reciprocal _softmax _safe_softmax _log_softmax threshold",
+    _keeps_both: "mul div",
+    _adds: "add sub rsub",
+    _makes: "neg clone where masked_fill",
+    _casts: "_to_copy",
+    _joins: "cat stack",
+    _attention: (
         "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"
         " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
-        " _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward",
+        " _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward"
     ),
-    **_table(_pool, "max_pool2d_with_indices avg_pool2d"),
-    **_table(_parts, "split unbind"),
-    **_table(_dropout, "native_dropout"),
-    **_table(_cpu_dropout, "dropout"),
-    **_table(_embedding, "embedding"),
-    **_table(_nll_loss, "nll_loss_forward nll_loss2d_forward"),
-    **_table(_rnn, "mkldnn_rnn_layer"),
+    _pool: "max_pool2d_with_indices avg_pool2d",
+    _parts: "split unbind",
+    _dropout: "native_dropout",
+    _cpu_dropout: "dropout",
+    _embedding: "embedding",
+    _nll_loss: "nll_loss_forward nll_loss2d_forward",
+    _rnn: "mkldnn_rnn_layer",
 }
+_RULES = {name: rule for rule, names in _NAMES.items() for name in names.split()}

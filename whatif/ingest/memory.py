@@ -22,14 +22,14 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
     rows = find_step_rows(parts)
     if rows is None or not len(rows.forward):
         return None
-    told = resident(info.recorded)
+    static = resident(info.recorded)
     # Of a compiled step the operators tell some of what it keeps, and nobody knows how much.
-    shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, told)
-    if not layer_rows_told(info):
-        told = _from_shapes(rows, shapes, info)
-    memory = memory_of_allocations(parts.events, rows, told)
+    shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, static)
+    if not info.recorded.layers:
+        static = _from_shapes(rows, shapes, info)
+    memory = memory_of_allocations(parts.events, rows, static)
     if memory is None:
-        return _memory_of_shapes(parts, rows, shapes, told, info) if shapes else None
+        return _memory_of_shapes(parts, rows, shapes, static, info) if shapes else None
     if shapes:
         layers = [
             layer._replace(
@@ -43,11 +43,6 @@ def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
         ]
         memory = memory.with_layers(layers)
     return memory
-
-
-def layer_rows_told(info: GraphInfo) -> bool:
-    """Whether the recorder wrote down the layers' parameters."""
-    return bool(info.recorded.layers)
 
 
 def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
@@ -72,21 +67,23 @@ def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo
     return Resident(total, state_of(info.optimizer, total), 0, 0, weights, frozenset())
 
 
-def _memory_of_shapes(parts: Parts, rows: StepRows, shapes: list[RowShapes], told: Resident, info: GraphInfo) -> Memory:
+def _memory_of_shapes(
+    parts: Parts, rows: StepRows, shapes: list[RowShapes], static: Resident, info: GraphInfo
+) -> Memory:
     gradients = np.array([row.weights + row.tables for row in shapes], dtype=np.int64)
-    if layer_rows_told(info):
-        gradients = first_of_name(rows.names, told.gradients)
+    if info.recorded.layers:
+        gradients = first_of_name(rows.names, static.gradients)
     flags = info.recorded.optimizer or Optimizer()
     foreach = flags.foreach
     kind = "fused" if flags.fused else "foreach" if foreach or (foreach is None and info.gpu) else "for_loop"
     memory = Memory(
-        parameters=told.parameters,
-        optimizer_state=told.optimizer_state,
-        inputs=told.inputs + told.buffers,
-        buffers=told.buffers,
+        parameters=static.parameters,
+        optimizer_state=static.optimizer_state,
+        inputs=static.inputs + static.buffers,
+        buffers=static.buffers,
         layers=as_layers(rows, shapes, gradients),
         update_workspace=update_workspace(
-            info.optimizer or str(flags.type), kind, told.parameters, int(max(told.sizes, default=0))
+            info.optimizer or str(flags.type), kind, static.parameters, int(max(static.sizes, default=0))
         ),
         gradients_stay=rows.passes > 1 or _zeroed_in_place(parts, rows),
         source="shapes",

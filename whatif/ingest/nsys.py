@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.columns import one_table
 from whatif.graph.types import (
     Array,
     Bool,
@@ -166,27 +167,24 @@ def _events(
 
 def _one_table(tables: list[list[str]], codes: list[Array]) -> tuple[list[str], Int32]:
     """One table of the blocks' distinct strings, and the codes of all rows in it; MISSING stays MISSING."""
-    place: dict[str, int] = {}
-    moved = []
-    for table, code in zip(tables, codes, strict=True):
-        to = np.array([place.setdefault(text, len(place)) for text in table], dtype=np.int32)
-        moved.append(np.where(code >= 0, to[np.maximum(code, 0)], MISSING) if len(to) else np.full(len(code), MISSING))
-    return list(place), np.concatenate(moved).astype(np.int32)
+    table, where = one_table(tables)
+    # A code that is MISSING (-1) is the last entry.
+    moved = [np.append(to, np.int32(MISSING))[code] for to, code in zip(where, codes, strict=True)]
+    return list(table), np.concatenate(moved)
 
 
 def _tracks(blocks: list[Block]) -> tuple[list[tuple[str, str]], Int32]:
     """The threads and streams of all rows, and each row's place among them."""
-    table: dict[tuple[str, str], int] = {}
-    codes = []
+    spelled, places = [], []
     for block in blocks:
         on_gpu = "stream" in block.columns
         # One number a pair of device and stream, both of 32 bits.
         key = (block.columns["device"] << 32) + block.columns["stream"] if on_gpu else block.thread
-        ids, place = distinct(key)
-        spelled = [_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()]
-        to = np.array([table.setdefault(track, len(table)) for track in spelled], dtype=np.int32)
-        codes.append(to[place] if len(block) else np.empty(0, dtype=np.int32))
-    return list(table), np.concatenate(codes).astype(np.int32)
+        ids, place = distinct(key) if len(block) else (key, key)
+        spelled.append([_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()])
+        places.append(place)
+    table, where = one_table(spelled)
+    return list(table), np.concatenate([to[place] for to, place in zip(where, places, strict=True)])
 
 
 def _gpu_track(key: int) -> tuple[str, str]:

@@ -123,12 +123,8 @@ class Database:
             while rows := cursor.fetchmany(65_536):
                 yield from rows
         except _DAMAGE as error:
-            self._dropped[f"the rest of table {table} is damaged ({_one_line(error)})"] += 1
-
-
-def _one_line(error: BaseException) -> str:
-    """What SQLite says; it may quote pieces of a damaged schema."""
-    return " ".join(str(error).split())
+            said = " ".join(str(error).split())  # it may quote pieces of a damaged schema
+            self._dropped[f"the rest of table {table} is damaged ({said})"] += 1
 
 
 def _ends_early(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from whatif.graph.columns import one_table
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.events import MISSING, EventCategory
 from whatif.ingest.kineto_fields import LAYER_ANNOTATION
@@ -71,10 +72,9 @@ def read_ranges(
             shape[row] = shapes.setdefault(repr(dims), len(table))
             if shape[row] == len(table):
                 table.append((dims, None, None))
-    code: dict[str, int] = {}
-    name = np.array([code.setdefault(name, len(code)) for name in names], dtype=np.int32)
+    distinct, (name,) = one_table([names])
     block = Block(
-        EventCategory.ANNOTATION, ranges.start_ns, ranges.end_ns - ranges.start_ns, list(code), name,
+        EventCategory.ANNOTATION, ranges.start_ns, ranges.end_ns - ranges.start_ns, list(distinct), name,
         process_of(ranges.thread), ranges.thread, {"sequence": sequence, "shape": shape},
     )  # fmt: skip
     found = replace(block.take(operators), category=EventCategory.CPU_OP)

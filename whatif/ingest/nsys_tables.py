@@ -89,21 +89,19 @@ def process_of(global_id: Int64) -> Int64:
 def timed(rows: dict[str, Int64], dropped: Counter[str], *, both_zero_is_unknown: bool = False) -> dict[str, Int64]:
     """Return the rows whose ``start`` and ``end`` are sound; count the others by reason."""
     start_ns, end_ns = rows["start"], rows["end"]
-    bad_start = start_ns == ABSENT
-    if both_zero_is_unknown:
-        bad_start |= (start_ns == 0) & (end_ns == 0)
-    far = ~bad_start & ((np.abs(start_ns) > _LATEST_NS) | ((end_ns != ABSENT) & (np.abs(end_ns) > _LATEST_NS)))
-    no_end = ~bad_start & ~far & (end_ns == ABSENT)
-    negative = ~bad_start & ~far & ~no_end & (end_ns < start_ns)
-    for is_bad, reason in (
-        (bad_start, DROPPED_TIMESTAMP[TimeStatus.ABSENT]),
-        (far, DROPPED_TIMESTAMP[TimeStatus.OUT_OF_RANGE]),
-        (no_end, DROPPED_DURATION[TimeStatus.ABSENT]),
-        (negative, DROPPED_NEGATIVE),
-    ):
-        if n_bad := int(is_bad.sum()):
+    unknown = both_zero_is_unknown & (start_ns == 0) & (end_ns == 0)
+    wrong = {  # the first that holds is the reason
+        DROPPED_TIMESTAMP[TimeStatus.ABSENT]: (start_ns == ABSENT) | unknown,
+        DROPPED_TIMESTAMP[TimeStatus.OUT_OF_RANGE]:
+            (np.abs(start_ns) > _LATEST_NS) | ((end_ns != ABSENT) & (np.abs(end_ns) > _LATEST_NS)),
+        DROPPED_DURATION[TimeStatus.ABSENT]: end_ns == ABSENT,
+        DROPPED_NEGATIVE: end_ns < start_ns,
+    }  # fmt: skip
+    which = np.select(list(wrong.values()), range(len(wrong)), default=len(wrong))
+    for number, reason in enumerate(wrong):
+        if n_bad := int((which == number).sum()):
             dropped[reason] += n_bad
-    sound = ~(bad_start | far | no_end | negative)
+    sound = which == len(wrong)
     return rows if sound.all() else {name: column[sound] for name, column in rows.items()}
 
 
@@ -117,10 +115,14 @@ def read_calls(database: Database, dropped: Counter[str]) -> Block:
     )  # fmt: skip
 
 
+def _gpu_rows(database: Database, table: str, columns: tuple[str, ...], dropped: Counter[str]) -> dict[str, Int64]:
+    return timed(database.integers(table, (*_GPU, *columns)), dropped, both_zero_is_unknown=True)
+
+
 def read_kernels(database: Database, dropped: Counter[str]) -> Block:
     """Kernels by their full names, or by their short ones where the report has no others."""
-    asked = (*_GPU, "demangledName", "shortName", "registersPerThread", *_GRID, *_BLOCK)
-    rows = timed(database.integers(KERNELS, asked), dropped, both_zero_is_unknown=True)
+    asked = ("demangledName", "shortName", "registersPerThread", *_GRID, *_BLOCK)
+    rows = _gpu_rows(database, KERNELS, asked, dropped)
     name_id = np.where(rows["demangledName"] == ABSENT, rows["shortName"], rows["demangledName"])
     names, name = _strings(database, name_id)
     block = _gpu_block(EventCategory.KERNEL, rows, names, name)
@@ -135,8 +137,7 @@ def read_kernels(database: Database, dropped: Counter[str]) -> Block:
 
 def read_copies(database: Database, dropped: Counter[str]) -> Block:
     """Copies, named as Kineto names them: "Memcpy HtoD (Pageable -> Device)"."""
-    asked = (*_GPU, "bytes", "copyKind", "srcKind", "dstKind")
-    rows = timed(database.integers(COPIES, asked), dropped, both_zero_is_unknown=True)
+    rows = _gpu_rows(database, COPIES, ("bytes", "copyKind", "srcKind", "dstKind"), dropped)
     migrates = rows["copyKind"] > _LAST_EXPLICIT_COPY
     if n_migrations := int(migrates.sum()):
         dropped[DROPPED_MIGRATION] += n_migrations
@@ -153,7 +154,7 @@ def read_copies(database: Database, dropped: Counter[str]) -> Block:
 
 def read_memsets(database: Database, dropped: Counter[str]) -> Block:
     """Memsets, named as Kineto names them: "Memset (Device)"."""
-    rows = timed(database.integers(MEMSETS, (*_GPU, "bytes", "memKind")), dropped, both_zero_is_unknown=True)
+    rows = _gpu_rows(database, MEMSETS, ("bytes", "memKind"), dropped)
     kinds = _MEMORY_KINDS | database.labels("ENUM_CUDA_MEM_KIND")
     names, name = _spelled([rows["memKind"]], lambda kind: f"Memset ({kinds.get(kind, 'Unknown')})")
     return _gpu_block(EventCategory.MEMSET, rows, names, name)
@@ -161,15 +162,14 @@ def read_memsets(database: Database, dropped: Counter[str]) -> Block:
 
 def read_graphs(database: Database, dropped: Counter[str]) -> Block:
     """CUDA graphs that were recorded as a whole (the default): each launch is one task."""
-    rows = timed(database.integers(GRAPHS, (*_GPU, "graphId")), dropped, both_zero_is_unknown=True)
+    rows = _gpu_rows(database, GRAPHS, ("graphId",), dropped)
     names, name = _spelled([rows["graphId"]], lambda graph: f"CUDA graph {max(graph, 0)}")
     return _gpu_block(EventCategory.KERNEL, rows, names, name)
 
 
 def read_syncs(database: Database, dropped: Counter[str]) -> Block:
     """Synchronisation records, joined with the event that they wait for where the report recorded events."""
-    asked = (*_GPU, "syncType", "eventId", "eventSyncId")
-    rows = timed(database.integers(SYNCS, asked), dropped, both_zero_is_unknown=True)
+    rows = _gpu_rows(database, SYNCS, ("syncType", "eventId", "eventSyncId"), dropped)
     names, name = _spelled([rows["syncType"]], lambda kind: _SYNC_KINDS.get(kind, "Unknown"))
     block = _gpu_block(EventCategory.SYNC, rows, names, name)
     record, stream = _awaited_records(database, rows)
@@ -251,16 +251,11 @@ def _strings(database: Database, ids: Int64) -> tuple[list[str], Int32]:
 
 def _spelled(columns: list[Int64], spell: Callable[..., str]) -> tuple[list[str], Int32]:
     """Names made of the values of columns, once for each distinct combination."""
-    n = len(columns[0])
-    if not n:
+    if not len(columns[0]):
         return [], np.empty(0, dtype=np.int32)
     places = [distinct(column)[1] for column in columns]
-    key = np.zeros(n, dtype=np.int64)
-    for place in places:
-        key = key * (int(place.max()) + 1) + place
-    values, name = distinct(key)
-    first = np.empty(len(values), dtype=np.int64)
-    first[name[::-1]] = np.arange(n)[::-1]
+    key = np.ravel_multi_index(places, [int(place.max()) + 1 for place in places])
+    _, first, name = np.unique(key, return_index=True, return_inverse=True)
     names = [spell(*(int(column[row]) for column in columns)) for row in first.tolist()]
     return names, name.astype(np.int32)
 

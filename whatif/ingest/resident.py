@@ -34,8 +34,8 @@ class Resident:
 def resident(recorded: Recorded) -> Resident:
     """Add up what a recording says beside its events; 0 where it says nothing."""
     parameters, buffers = 0, 0
-    told = recorded.precision.parameters if recorded.precision is not None else None
-    element = _TYPE_BYTES.get(str(told), 4)
+    dtype = recorded.precision.parameters if recorded.precision is not None else None
+    element = _TYPE_BYTES.get(str(dtype), 4)
     gradients: dict[str, int] = {}
     sizes: set[int] = set()
     for layer in recorded.layers:
@@ -53,7 +53,7 @@ def resident(recorded: Recorded) -> Resident:
         buffers,
         gradients,
         frozenset(sizes - {0}),
-        _TYPE_BYTES.get(str(told), 0),
+        _TYPE_BYTES.get(str(dtype), 0),
     )
 
 

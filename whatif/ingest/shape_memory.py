@@ -95,7 +95,7 @@ class _Tensors:
         del found[:-SEARCHED_TENSORS]
 
 
-def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowShapes] | None:
+def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[RowShapes] | None:
     """Return what the recorded shapes tell of each row of a step; None where operators have no shapes."""
     shaped = rows.forward[events.shape[rows.forward] >= 0]
     if not len(shaped):
@@ -122,13 +122,13 @@ def shapes_of_rows(events: Events, rows: StepRows, told: Resident) -> list[RowSh
         if unknown is not None:
             _tell_result(found[unknown[0]], *unknown, kept.source, tensors)
         unknown = (row, kept) if kept.unknown else None
-        _count(found, row, kept, tensors, told, builds=bool(events.sequence[event] >= 0))
+        _count(found, row, kept, tensors, static, builds=bool(events.sequence[event] >= 0))
     _add_kept_space(events, rows, found)
     _add_inputs(events, rows, found)
     return found
 
 
-def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told: Resident, *, builds: bool) -> None:
+def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, static: Resident, *, builds: bool) -> None:
     """Count what one operator keeps and makes for its row; ``builds``: it has a node in the backward pass."""
     if kept.parts:
         tensors.share(kept.inputs[0], kept.parts, row)
@@ -150,12 +150,12 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, told:
             rows[number].waiting += kept.source if number != source.row else 0
     if builds:
         _take_scores(rows, row, kept, tensors)
-        _keep_inputs(rows[row], row, kept, tensors, told.inputs)
+        _keep_inputs(rows[row], row, kept, tensors, static.inputs)
         before = rows[row].activations
         _keep_own(rows[row], row, kept, tensors)
         if scores is not None:
             scores = (*scores, (row, rows[row].activations - before))
-        if 0 < kept.weight_element < told.element:  # autocast's copy of the weights
+        if 0 < kept.weight_element < static.element:  # autocast's copy of the weights
             rows[row].activations += kept.weight
             rows[row].full_precision += kept.weight
             rows[row].weights -= kept.weight

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from whatif.graph.types import Float64, Int8, Int32, Int64
-from whatif.opdb.model_answers import Told
+from whatif.opdb.model_answers import Estimates
 from whatif.opdb.provenance import Basis
 
 
@@ -48,11 +48,12 @@ class Answers:
     def __len__(self) -> int:
         return len(self.t_s)
 
-    def fill(self, rows: Int64, told: Told, answered_by: AnswerSource, basis: int, evidence: int) -> None:
-        """Put what a model told of the operators ``rows`` in their places."""
-        self.t_s[rows], self.low_s[rows], self.high_s[rows] = told.t_s, told.low_s, told.high_s
+    def fill(
+        self, rows: Int64, estimates: Estimates, answered_by: AnswerSource, basis: Int64 | int, evidence: Int64 | int
+    ) -> None:
+        """Put the estimates of the operators ``rows`` in their places."""
+        self.t_s[rows], self.low_s[rows], self.high_s[rows], self.outside[rows] = estimates
         self.answered_by[rows], self.basis[rows], self.evidence[rows] = answered_by, basis, evidence
-        self.outside[rows] = told.outside
 
     def take(self, rows: Int64) -> Answers:
         """The answers ``rows``."""

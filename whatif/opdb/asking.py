@@ -44,37 +44,37 @@ def parse_operator(text: str) -> Operators:
     family = FAMILY_OF_NAME.get(name)
     if family is None:
         raise WhatifError(f"opdb: expected an operator ({', '.join(FAMILY_OF_NAME)}), got {name!r}.")
-    told = {}
+    given = {}
     for word in filter(None, rest.split(",")):
         key, sign, value = word.partition("=")
         keys = (*FAMILIES[family].attributes, *_TEXTS)
-        if not sign or key in told or key not in keys:
+        if not sign or key in given or key not in keys:
             raise WhatifError(
                 f"opdb: expected {name}:KEY=VALUE,... with each of {', '.join(keys)} at most once, got {word!r}."
             )
-        told[key] = value
+        given[key] = value
     if family == "elementwise":
-        told.setdefault("tensors", "2" if name in TWO_TENSORS else "1")
-    dtype, phase = told.get("dtype", "fp32"), told.get("phase", "fwd")
+        given.setdefault("tensors", "2" if name in TWO_TENSORS else "1")
+    dtype, phase = given.get("dtype", "fp32"), given.get("phase", "fwd")
     for word, known in ((dtype, DTYPES), (phase, PHASES)):
         if word not in known:
             raise WhatifError(f"opdb: {name}: expected one of {', '.join(known)}, got {word!r}.")
-    integers = {attribute: _integer(name, attribute, told) for attribute in FAMILIES[family].attributes}
-    ops = operators(family, integers, name=name, dtype=dtype, phase=phase, layout=told.get("layout", ""))
+    integers = {attribute: _integer(name, attribute, given) for attribute in FAMILIES[family].attributes}
+    ops = operators(family, integers, name=name, dtype=dtype, phase=phase, layout=given.get("layout", ""))
     if not ops.possible().all() or (family in ("matmul", "conv") and not work(ops)[0].all()):
         raise WhatifError(f"opdb: {name}: expected sizes that leave something to compute, got {text[:200]!r}.")
     return ops
 
 
-def _integer(name: str, attribute: str, told: dict[str, str]) -> int:
-    if attribute not in told:
+def _integer(name: str, attribute: str, given: dict[str, str]) -> int:
+    if attribute not in given:
         default = default_of(attribute)
         if isinstance(default, int):
             return default
         if default is None:
             raise WhatifError(f"opdb: {name}: expected {attribute}=…, got nothing; `{name}` needs it.")
-        return _integer(name, default, told)
-    value = told[attribute]
+        return _integer(name, default, given)
+    value = given[attribute]
     if not value.isascii() or not value.isdecimal() or len(value) > 15 or int(value) > LARGEST_ATTRIBUTE:
         raise WhatifError(f"opdb: {name}: expected an integer for {attribute}, got {value[:40]!r}.")
     return int(value)
@@ -148,20 +148,20 @@ def ask(
 
 
 def _measurements(index: Index, ops: Operators, device: str) -> list[Measurement]:
-    told = index.families.get(ops.family)
-    if told is None:
+    family = index.families.get(ops.family)
+    if family is None:
         return []
-    first, last = told.find(ops.keys[:1])
+    first, last = family.find(ops.keys[:1])
     found = []
     for row in range(int(first[0]), int(last[0])):
-        said = index.contributions[int(told.contribution[row])]
+        said = index.contributions[int(family.contribution[row])]
         if said.origin.device.name != device:
             continue
-        low, high = float(told.t_low_s[row]), float(told.t_high_s[row])
+        low, high = float(family.t_low_s[row]), float(family.t_high_s[row])
         found.append(
             Measurement(
-                float(told.t_s[row]), None if np.isnan(low) else low, None if np.isnan(high) else high,
-                _REASONS[Aside(int(told.aside[row]))],
+                float(family.t_s[row]), None if np.isnan(low) else low, None if np.isnan(high) else high,
+                _REASONS[Aside(int(family.aside[row]))],
                 described(said),
             )
         )  # fmt: skip

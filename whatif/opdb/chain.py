@@ -32,7 +32,7 @@ from whatif.opdb.index import Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
 from whatif.opdb.learned import LearnedModel, ModelFacts
-from whatif.opdb.model_answers import Told, anchors_of, ask_model
+from whatif.opdb.model_answers import Estimates, anchors_of, ask_model
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
 from whatif.opdb.roofline import answers_analytically
@@ -96,17 +96,18 @@ class Estimator:
         _, first, which = np.unique(ops.keys, return_index=True, return_inverse=True)
         asked = ops.take(first)
         distinct = unanswered(len(first), self.bases)
-        told = self.index.families.get(ops.family)
-        if told is not None and AnswerSource.EXACT in self.sources:
-            self._exact(told, self.index.groups[ops.family], asked.keys, distinct)
+        measured = self.index.families.get(ops.family)
+        groups = self.index.groups.get(ops.family, [])
+        if measured is not None and AnswerSource.EXACT in self.sources:
+            self._exact(measured, groups, asked.keys, distinct)
         if AnswerSource.LEARNED in self.sources:
             self._own_models(asked, distinct, better_only=AnswerSource.INTERPOLATED in self.sources)
-        if told is not None and AnswerSource.INTERPOLATED in self.sources:
-            self._interpolated(told, self.index.groups[ops.family], asked, distinct)
+        if measured is not None and AnswerSource.INTERPOLATED in self.sources:
+            self._interpolated(measured, groups, asked, distinct)
         if AnswerSource.LEARNED in self.sources:
             self._own_models(asked, distinct, better_only=False)
-        if told is not None and AnswerSource.SAME_SHAPE in self.sources:
-            self._same_shape(told, self.index.groups[ops.family], asked, distinct)
+        if measured is not None and AnswerSource.SAME_SHAPE in self.sources:
+            self._same_shape(measured, groups, asked, distinct)
         if AnswerSource.LEARNED_ACROSS in self.sources:
             self._models_across(asked, distinct)
         if AnswerSource.ANALYTIC in self.sources:
@@ -129,13 +130,13 @@ class Estimator:
             return self.gpu is not None and facts.knows_vendor_of(self.gpu)
         return facts.device == self.device
 
-    def _exact(self, told: FamilyIndex, groups: list[GroupInfo], keys: UInt64, answers: Answers) -> None:
-        first, last = told.find(keys)
+    def _exact(self, measured: FamilyIndex, groups: list[GroupInfo], keys: UInt64, answers: Answers) -> None:
+        first, last = measured.find(keys)
         count = last - first
         query = np.repeat(np.arange(len(keys)), count)
         row = np.repeat(first - np.append(0, np.cumsum(count)[:-1]), count) + np.arange(int(count.sum()))
-        rank = self._ranks(groups)[told.group[row]]
-        good = (rank >= 0) & (told.aside[row] == Aside.SOUND)
+        rank = self._ranks(groups)[measured.group[row]]
+        good = (rank >= 0) & (measured.aside[row] == Aside.SOUND)
         query, row, rank = query[good], row[good], rank[good]
         best = np.full(len(keys), len(self.bases), dtype=np.int64)
         np.minimum.at(best, query, rank)
@@ -143,44 +144,41 @@ class Estimator:
         query, row = query[chosen], row[chosen]
         if not len(query):
             return
-        times = (np.asarray(column[row]) for column in (told.t_s, told.t_low_s, told.t_high_s))
+        times = (np.asarray(column[row]) for column in (measured.t_s, measured.t_low_s, measured.t_high_s))
         asked, middle, low, high, count = weighted_medians(query, *times)
-        answers.t_s[asked], answers.low_s[asked], answers.high_s[asked] = middle, low, high
-        answers.answered_by[asked], answers.basis[asked] = AnswerSource.EXACT, best[asked]
-        answers.evidence[asked] = count
+        answers.fill(asked, Estimates(middle, low, high), AnswerSource.EXACT, best[asked], count)
 
-    def _interpolated(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
+    def _interpolated(self, measured: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
         open_ = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
         if not len(open_):
             return
-        ranks = self._ranks(groups)
         able: dict[int, list[tuple[int, int]]] = {}
-        for info, rank in zip(groups, ranks.tolist(), strict=True):
+        for info, rank in zip(groups, self._ranks(groups).tolist(), strict=True):
             if rank >= 0:
                 able.setdefault(info.key, []).append((rank, info.number))
         keys = asked.group_keys[open_]
         for key in np.unique(keys).tolist():
             for rank, number in sorted(able.get(key, [])):
-                group = self._group(asked.family, told, number)
+                group = self._group(asked.family, measured, number)
                 if group is None:
                     continue
                 rows = open_[keys == key]
                 ops = asked.take(rows)
-                t, low, high, outside = group.estimate(log_sizes(ops), work(ops))
+                estimates = Estimates(*group.estimate(log_sizes(ops), work(ops)))
+                t, low, high, outside = estimates
                 near = np.ones(len(rows), dtype=np.bool_)
                 if self.gpu is not None and AnswerSource.ANALYTIC in self.sources:
                     launch = groups[number].basis.launch == "with launch"
                     near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
-                said = Told(t, low, high, outside, near).take(near)
-                answers.fill(rows[near], said, AnswerSource.INTERPOLATED, rank, len(group))
+                answers.fill(rows[near], estimates.take(near), AnswerSource.INTERPOLATED, rank, len(group))
                 break
 
-    def _group(self, family: str, told: FamilyIndex, number: int) -> Group | None:
+    def _group(self, family: str, measured: FamilyIndex, number: int) -> Group | None:
         if (family, number) not in self._learned:
-            self._learned[family, number] = fit_group(measured_in(told, told.rows_of(number)))
+            self._learned[family, number] = fit_group(measured_in(measured, measured.rows_of(number)))
         return self._learned[family, number]
 
-    def _same_shape(self, told: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
+    def _same_shape(self, measured: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
         open_ = np.flatnonzero((answers.answered_by == AnswerSource.NONE) & answers_analytically(self.gpu, asked))
         if self.gpu is None or not len(open_):
             return
@@ -199,17 +197,14 @@ class Estimator:
             if not len(rows):
                 continue
             if place not in self._taken_over:
-                self._taken_over[place] = fit_transfer(asked.take(rows[:1]), told, sources, launch=launch)
+                self._taken_over[place] = fit_transfer(asked.take(rows[:1]), measured, sources, launch=launch)
             transfer = self._taken_over[place]
             if transfer is None:
                 continue
             at = transfer.find(asked.keys[rows])
             rows, at = rows[at >= 0], at[at >= 0]
-            ops = asked.take(rows)
-            t, low, high = transfer.estimate(self.gpu, ops, at, launch=launch)
-            answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
-            answers.answered_by[rows], answers.basis[rows] = AnswerSource.SAME_SHAPE, rank
-            answers.evidence[rows] = transfer.devices[at]
+            estimates = Estimates(*transfer.estimate(self.gpu, asked.take(rows), at, launch=launch))
+            answers.fill(rows, estimates, AnswerSource.SAME_SHAPE, rank, transfer.devices[at])
 
     def _own_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
         """Ask the models of this device, the preferred way of measuring first.
@@ -224,10 +219,11 @@ class Estimator:
             known, spoken, extra = model.covers(part)
             if better_only:
                 known &= model.of_name(spoken, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
-                known &= ~self._measured_better(part, rank)
+                # Not those whose like were measured here in a way that comes before the model's.
+                known &= ~np.isin(part.group_keys, _keys(self._measured(asked.family, range(rank))))
             if known.any():
-                told, rows = self._told(model, spoken.take(known), extra[known]), rows[known]
-                answers.fill(rows[told.near], told.take(told.near), AnswerSource.LEARNED, rank, model.facts.rows)
+                estimates, near = self._ask(model, spoken.take(known), extra[known])
+                answers.fill(rows[known][near], estimates.take(near), AnswerSource.LEARNED, rank, model.facts.rows)
 
     def _models_across(self, asked: Operators, answers: Answers) -> None:
         """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
@@ -250,13 +246,13 @@ class Estimator:
                 if not of_key.any():
                     continue
                 anchors = self._anchors(model, rank, part.take(of_key).take(np.array([0]))) if key else None
-                told, here = self._told(model, spoken.take(of_key), extra[of_key], anchors), rows[of_key]
+                (estimates, near), here = self._ask(model, spoken.take(of_key), extra[of_key], anchors), rows[of_key]
                 open_ = answers.answered_by[here] == AnswerSource.NONE
                 with np.errstate(invalid="ignore"):
-                    narrower = told.high_s / told.low_s < answers.high_s[here] / answers.low_s[here]
+                    narrower = estimates.high_s / estimates.low_s < answers.high_s[here] / answers.low_s[here]
                 narrower &= (answers.answered_by[here] == AnswerSource.SAME_SHAPE) | (anchors is not None)
-                chosen = (open_ & told.near) | (~open_ & narrower)
-                answers.fill(here[chosen], told.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
+                chosen = np.where(open_, near, narrower)
+                answers.fill(here[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
 
     def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
@@ -270,7 +266,9 @@ class Estimator:
         groups = self.index.groups.get(family, [])
         return [group for group, rank in zip(groups, self._ranks(groups).tolist(), strict=True) if rank in ranks]
 
-    def _told(self, model: LearnedModel, ops: Operators, extra: Float64, anchors: Anchors | None = None) -> Told:
+    def _ask(
+        self, model: LearnedModel, ops: Operators, extra: Float64, anchors: Anchors | None = None
+    ) -> tuple[Estimates, Bool]:
         return ask_model(
             model, ops, extra, self.gpu, kernels_alone=self.kernels_alone,
             give_way=AnswerSource.ANALYTIC in self.sources, anchors=anchors,
@@ -278,23 +276,18 @@ class Estimator:
 
     def _anchors(self, model: LearnedModel, rank: int, like: Operators) -> Anchors | None:
         """What this device's own measurements of a group say of a model across devices."""
-        told, place = self.index.families.get(like.family), (model.name, like.group_keys[0])
-        if told is None or self.gpu is None:
+        family, place = self.index.families.get(like.family), (model.name, like.group_keys[0])
+        if family is None or self.gpu is None:
             return None
         if place not in self._anchored:
             self._anchored[place] = None
             measured = self._measured(like.family, range(rank, rank + 1))
             for number in (group.number for group in measured if group.key == int(place[1])):
-                rows = told.rows_of(number)
-                rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
+                rows = family.sound_rows_of(number)
                 rows = rows[:: max(len(rows) // ENOUGH_TO_LEARN, 1)]  # sorted by key: a fair sample
-                ops = of_sizes(like, np.asarray(told.log_sizes[rows]))
-                self._anchored[place] = anchors_of(model, ops, np.asarray(told.t_s[rows]), self.gpu)
+                ops = of_sizes(like, np.asarray(family.log_sizes[rows]))
+                self._anchored[place] = anchors_of(model, ops, np.asarray(family.t_s[rows]), self.gpu)
         return self._anchored[place]
-
-    def _measured_better(self, asked: Operators, rank: int) -> Bool:
-        """Mask, shape (n,), of the operators whose like were measured here in a way that comes before ``rank``."""
-        return np.isin(asked.group_keys, _keys(self._measured(asked.family, range(rank))))
 
     def _analytic(self, asked: Operators, answers: Answers) -> None:
         rows = np.flatnonzero(
@@ -302,9 +295,8 @@ class Estimator:
         )
         if self.gpu is None or not len(rows):
             return
-        t, low, high = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
-        answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, low, high
-        answers.answered_by[rows] = AnswerSource.ANALYTIC
+        times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
+        answers.fill(rows, Estimates(*times), AnswerSource.ANALYTIC, -1, 0)
 
 
 def _keys(groups: list[GroupInfo]) -> UInt64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ class SetAside:
     """How many rows of an operator on a device are set aside, of how many."""
 
     device: str
-    name: str
+    operator: str
     rows: int
     impossible: int
     stray: int
@@ -30,17 +30,11 @@ class Check:
     contributions: int
     rows: int
     problems: tuple[str, ...]
-    aside: tuple[SetAside, ...]
+    set_aside: tuple[SetAside, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        return {
-            "contributions": self.contributions, "rows": self.rows, "problems": list(self.problems),
-            "set_aside": [
-                {"device": a.device, "operator": a.name, "rows": a.rows, "impossible": a.impossible, "stray": a.stray}
-                for a in self.aside
-            ],
-        }  # fmt: skip
+        return asdict(self)
 
 
 def check(store: Store, *, progress: Progress = None) -> Check:
@@ -52,9 +46,9 @@ def check(store: Store, *, progress: Progress = None) -> Check:
 
 def _set_aside(index: Index) -> list[SetAside]:
     counted: dict[tuple[str, str], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-    for family, told in index.families.items():
+    for family, rows in index.families.items():
         for group in index.groups[family]:
-            counts = np.bincount(told.aside[told.rows_of(group.number)], minlength=len(Aside))
+            counts = np.bincount(rows.aside[rows.rows_of(group.number)], minlength=len(Aside))
             place = (group.device, group.name)
             counted[place] = counted.get(place, np.zeros(len(Aside), dtype=np.int64)) + counts
     return [

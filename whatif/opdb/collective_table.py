@@ -102,14 +102,14 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
         where = f"{path}: line {number}"
         if len(words) != len(header):
             raise WhatifError(f"{where}: expected {len(header)} columns, got {len(words)}.")
-        told = dict(zip(header, (word.strip() for word in words), strict=True))
-        operation = told.get("operation") or "all_reduce"
+        cells = dict(zip(header, (word.strip() for word in words), strict=True))
+        operation = cells.get("operation") or "all_reduce"
         operation = _ALIASES.get(operation, operation)
         if operation not in _MEASURED:
             raise WhatifError(f"{where}: expected an operation of {', '.join(_MEASURED)}, got {operation!r}.")
         size = _number(words[size_at], byte, _MOST_BYTES, f"{where}: expected a size above 0")
         time = _number(words[time_at], ns, _MOST_NS, f"{where}: expected a time above 0")
-        rows.append((operation, _workers(told.get("workers") or "", where), size, time))
+        rows.append((operation, _workers(cells.get("workers") or "", where), size, time))
     return rows
 
 

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from whatif.errors import WhatifError
-from whatif.graph.types import Float64
 from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
@@ -161,63 +160,47 @@ def estimate_rows(
     return estimator.estimate(rows.ops)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    name: npt.NDArray[np.str_]
-    device: npt.NDArray[np.str_]
-    measured: Float64
-    estimated: Float64
-    low: Float64
-    high: Float64
-
-    def score(self, chosen: npt.NDArray[np.bool_], name: str, device: str, rung: str = "") -> Score:
-        answered = chosen & np.isfinite(self.estimated)
-        t = self.measured[answered]
-        if not len(t):
-            nan = float("nan")
-            return Score(name, device, int(chosen.sum()), 0, nan, nan, nan, nan, nan, nan, rung)
-        error = 100 * (self.estimated[answered] / t - 1)
-        low, high = self.low[answered], self.high[answered]
-        inside = (low <= t) & (t <= high)
-        half = 100 * (np.sqrt(high / np.maximum(low, 1e-12)) - 1)
-        miss = np.abs(error)
-        return Score(
-            name, device, int(chosen.sum()), len(t), float(miss.mean()), float(np.median(miss)),
-            float(np.quantile(miss, 0.9)), float(error.mean()), float(100 * inside.mean()), float(np.median(half)),
-            rung,
-        )  # fmt: skip
+def score(rows: pd.DataFrame, name: str, device: str = "", rung: str = "") -> Score:
+    """Return the score of rows with the columns ``measured``, ``estimated``, ``low`` and ``high``, seconds."""
+    answered = rows[np.isfinite(rows["estimated"])]
+    if not len(answered):
+        nan = float("nan")
+        return Score(name, device, len(rows), 0, nan, nan, nan, nan, nan, nan, rung)
+    t, estimated, low, high = (answered[c].to_numpy() for c in ("measured", "estimated", "low", "high"))
+    error = 100 * (estimated / t - 1)
+    inside = (low <= t) & (t <= high)
+    half = 100 * (np.sqrt(high / np.maximum(low, 1e-12)) - 1)
+    miss = np.abs(error)
+    return Score(
+        name, device, len(rows), len(t), float(miss.mean()), float(np.median(miss)), float(np.quantile(miss, 0.9)),
+        float(error.mean()), float(100 * inside.mean()), float(np.median(half)), rung,
+    )  # fmt: skip
 
 
 def _evaluation(
     outcomes: list[tuple[Provenance, Rows, Answers]], seed: int | None, share: float | None, rows: int
 ) -> Evaluation:
     several = len({dtype for _, r, _ in outcomes for dtype in r.ops.dtypes}) > 1
-    columns = _Columns(
-        np.concatenate([np.array(_names(r, several)) for _, r, _ in outcomes]),
-        np.concatenate([np.full(len(r), c.origin.device.name) for c, r, _ in outcomes]),
-        np.concatenate([r.t_s for _, r, _ in outcomes]),
-        np.concatenate([a.t_s for _, _, a in outcomes]),
-        np.concatenate([a.low_s for _, _, a in outcomes]),
-        np.concatenate([a.high_s for _, _, a in outcomes]),
-    )
-    answered_by = np.concatenate([a.answered_by for _, _, a in outcomes])
-    names = sorted(set(columns.name.tolist()))
-    counts = {r.name.lower(): int((answered_by == r).sum()) for r in AnswerSource if (answered_by == r).any()}
+    columns = [
+        pd.DataFrame({
+            "name": _names(r, several), "device": c.origin.device.name, "measured": r.t_s, "estimated": a.t_s,
+            "low": a.low_s, "high": a.high_s, "source": a.answered_by,
+        })
+        for c, r, a in outcomes
+    ]  # fmt: skip
+    table = pd.concat(columns, ignore_index=True)
+    counts = table["source"].value_counts().sort_index()
     return Evaluation(
-        seed, share, rows, len(columns.name), counts,
-        tuple(columns.score(columns.name == n, n, "") for n in names),
-        tuple(
-            columns.score((columns.name == n) & (columns.device == d), n, d)
-            for n in names
-            for d in sorted(set(columns.device[columns.name == n].tolist()))
-        ),
-        tuple(
-            columns.score((columns.name == n) & (answered_by == r), n, "", AnswerSource(r).name.lower())
-            for n in names
-            for r in np.unique(answered_by[columns.name == n]).tolist()
-        ),
-        columns.score(np.ones(len(columns.name), dtype=np.bool_), "all", ""),
+        seed, share, rows, len(table), {_source(s): int(n) for s, n in counts.items()},
+        tuple(score(part, str(name)) for name, part in table.groupby("name")),
+        tuple(score(part, *map(str, place)) for place, part in table.groupby(["name", "device"])),
+        tuple(score(part, str(name), "", _source(s)) for (name, s), part in table.groupby(["name", "source"])),
+        score(table, "all"),
     )  # fmt: skip
+
+
+def _source(number: Any) -> str:
+    return AnswerSource(number).name.lower()
 
 
 def _names(rows: Rows, several: bool) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.types import Float64, Int64
+from whatif.opdb.keys import UInt64
 
 # A measurement that tells no spread: what library versions move the same shape by (1 to 5 % at the median).
 UNKNOWN_SIGMA = 0.05
@@ -38,3 +39,10 @@ def weighted_medians(
     low = np.minimum.reduceat(t * np.exp(-_SIGMAS_OF_90 * sigma), start)
     high = np.maximum.reduceat(t * np.exp(_SIGMAS_OF_90 * sigma), start)
     return asked, t[middle], low, high, np.diff(np.append(start, len(query)))
+
+
+def lower_medians(keys: UInt64, values: Float64) -> tuple[UInt64, Float64]:
+    """Return the distinct keys of n values, sorted, and the median of each one's values: the lower of two."""
+    order = np.lexsort((values, keys))
+    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
+    return distinct, values[order][first + (count - 1) // 2]

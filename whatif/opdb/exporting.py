@@ -8,6 +8,8 @@ import pandas as pd
 
 from whatif.errors import WhatifError
 from whatif.graph.described import FAMILIES
+from whatif.opdb.merging import is_chosen
+from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows
 from whatif.opdb.schema import TEXTS, TIMES
 from whatif.opdb.store import Store
@@ -21,25 +23,23 @@ def export_csv(store: Store, target: Path, *, device: str | None = None, family:
     """
     replaceable_file(target, "table of this command", lambda start: start.startswith(b"device,family,"))
     contributions, _ = store.contributions()
-    chosen = [c for c in contributions if device in (None, c.provenance.origin.device.name)]
-    families = sorted({c.provenance.family for c in chosen if family in (None, c.provenance.family)})
+    chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
+    families = sorted({c.provenance.family for c in chosen})
     if len(families) != 1:
         raise WhatifError(
             f"{store.folder}: expected measurements of one family for a table, got {', '.join(families) or 'none'}; "
             f"choose with --family ({', '.join(FAMILIES)})."
         )
-    tables = [_table(c.read(), c.provenance.origin.device.name, c.provenance.contribution)
-              for c in chosen if c.provenance.family == families[0]]  # fmt: skip
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat([_table(c.read(), c.provenance) for c in chosen], ignore_index=True)
     with replacing(target) as part:
         table.to_csv(part, index=False)
     return len(table)
 
 
-def _table(rows: Rows, device: str, contribution: str) -> pd.DataFrame:
-    columns: dict[str, object] = {"device": device, "family": rows.family}
+def _table(rows: Rows, said: Provenance) -> pd.DataFrame:
+    columns: dict[str, object] = {"device": said.origin.device.name, "family": rows.family}
     columns |= {name: rows.ops.texts[name].decoded() for name in TEXTS}
     columns |= {name: rows.ops.integers[name] for name in FAMILIES[rows.family].attributes}
     columns |= {name: getattr(rows, name) for name in TIMES}
-    columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded(), "contribution": contribution}
+    columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded(), "contribution": said.contribution}
     return pd.DataFrame(columns)

@@ -17,7 +17,7 @@ from whatif.graph.types import (
 from whatif.opdb import devices
 from whatif.opdb.keys import UInt64
 from whatif.opdb.provenance import Basis, Provenance
-from whatif.opdb.quarantine import log_sizes, set_aside
+from whatif.opdb.quarantine import Aside, log_sizes, set_aside
 from whatif.opdb.rows import Operators, Rows, Texts, joined
 from whatif.opdb.schema import TIMES
 from whatif.opdb.work import work
@@ -72,6 +72,11 @@ class FamilyIndex:
     def rows_of(self, group: int) -> Int64:
         """The rows of a group, sorted by key."""
         return np.asarray(self.by_group[self.starts[group] : self.starts[group + 1]], dtype=np.int64)
+
+    def sound_rows_of(self, group: int) -> Int64:
+        """The rows of a group that are not set aside, sorted by key."""
+        rows = self.rows_of(group)
+        return np.asarray(rows[self.aside[rows] == Aside.SOUND], dtype=np.int64)
 
 
 def family_index(

@@ -31,11 +31,11 @@ def law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio
     return np.asarray(better | ~answers_analytically(gpu, ops), dtype=np.bool_)
 
 
-def measured_in(told: FamilyIndex, rows: Int64) -> Measured:
+def measured_in(family: FamilyIndex, rows: Int64) -> Measured:
     """What a group learns from: its rows but the impossible ones; the middle sound one stands for each operator."""
-    aside = np.asarray(told.aside[rows])
+    aside = np.asarray(family.aside[rows])
     rows, aside = rows[aside != Aside.IMPOSSIBLE], aside[aside != Aside.IMPOSSIBLE]
-    keys, t = np.asarray(told.keys[rows]), np.asarray(told.t_s[rows])
+    keys, t = np.asarray(family.keys[rows]), np.asarray(family.t_s[rows])
     order = np.lexsort((t, aside, keys))
     rows, aside, keys = rows[order], aside[order], keys[order]
     # Sound rows come first within an operator.
@@ -45,5 +45,5 @@ def measured_in(told: FamilyIndex, rows: Int64) -> Measured:
     stands = (start + (sound - 1) // 2)[sound > 0]
     place = np.where(sound > 0, np.cumsum(sound > 0) - 1, -1)
     return Measured(
-        told.log_sizes[rows], told.flops[rows], told.moved_bytes[rows], told.t_s[rows], stands, place[operator]
+        family.log_sizes[rows], family.flops[rows], family.moved_bytes[rows], family.t_s[rows], stands, place[operator]
     )

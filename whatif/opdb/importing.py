@@ -39,13 +39,16 @@ def read_foreign(
         raise WhatifError(f"{path}: expected measurements to import, got no such file or folder.")
     if not path.is_file() and not path.is_dir():  # a pipe or a device may never end
         raise WhatifError(f"{path}: expected a file or folder of measurements, got something else; copy it to a file.")
-    told = {"device": device, "operator": operator, "method": method, "author": author, "licence": licence}
+    given = {"device": device, "operator": operator, "method": method, "author": author, "licence": licence}
     for text in (device, operator, author, licence):
-        _check_text(text)
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error
     module, function, options = _IMPORTERS[kind]
     # Imported when it is asked for: an importer may need pandas or pyarrow.
     read = getattr(importlib.import_module(f"whatif.opdb.importers.{module}"), function)
-    found: Found = read(path, **{name: told[name] for name in options})
+    found: Found = read(path, **{name: given[name] for name in options})
     if not found.contributions:
         said = "; ".join(found.warnings()) or "it is empty"
         raise WhatifError(f"{path}: expected measurements that can be kept, got none: {said}.")
@@ -65,10 +68,3 @@ def add_found(found: Found, store: Store, progress: Callable[[int, int], None] |
                 done.keep(name, outcome, len(part))
     done.check()
     return done
-
-
-def _check_text(text: str | None) -> None:
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError as error:
-        raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error

@@ -70,15 +70,12 @@ def open_index(store: Store, *, progress: Progress = None) -> Index:
     name = str(store.folder.resolve()).encode("utf-8", "surrogateescape")
     place = cache_folder() / hashlib.sha256(name).hexdigest()[:16]
     folder = place / _fingerprint(store)
-    if not folder.is_dir():
-        _build(store, place, folder, progress)
-    try:
+    with suppress(OSError, ValueError, KeyError, msgspec.DecodeError):
         return _load(folder)
-    except (OSError, ValueError, KeyError, msgspec.DecodeError):
-        # Cut short by a full disk, or touched: it can be built again.
-        shutil.rmtree(folder, ignore_errors=True)
-        _build(store, place, folder, progress)
-        return _load(folder)
+    # There is none, or it was cut short by a full disk, or touched.
+    shutil.rmtree(folder, ignore_errors=True)
+    _build(store, place, folder, progress)
+    return _load(folder)
 
 
 def index_of(contributions: list[tuple[Provenance, Rows]], warnings: list[str] | None = None) -> Index:
@@ -158,9 +155,9 @@ def _is_being_written(folder: Path) -> bool:
 
 
 def _write(index: Index, folder: Path) -> None:
-    for family, told in index.families.items():
+    for family, rows in index.families.items():
         for name in _COLUMNS:
-            np.save(folder / f"{family}.{name}.npy", getattr(told, name), allow_pickle=False)
+            np.save(folder / f"{family}.{name}.npy", getattr(rows, name), allow_pickle=False)
     catalogue = _Catalogue(index.groups, index.contributions, index.warnings)
     (folder / CATALOGUE).write_bytes(msgspec.json.encode(catalogue))
 

@@ -1,14 +1,13 @@
 """Learned models as files: NAME.json says what a model knows and from what data, NAME.npz holds its arrays.
 
-Nothing is unpickled, and every array is checked before it is used. Two kinds exist: "trees" (``whatif.opdb.trees``) and
-"network" (``whatif.opdb.network_model``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder
-``models`` of a database.
+Nothing is unpickled, and every array is checked before it is used. A model is of the kind "trees"
+(``whatif.opdb.trees``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder ``models`` of a
+database.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import zipfile
 from collections.abc import Callable, Mapping
@@ -32,17 +31,12 @@ from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, r
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
 from whatif.opdb.stand_ins import stand_ins
-from whatif.opdb.trees import forest_of
+from whatif.opdb.trees import Forest, forest_of
 from whatif.output_file import replacing
-
-# What a model gives for n operators on a device: log of seconds, shape (n,).
-LogTime = Callable[[Operators, Gpu | None], Float64]
 
 MODEL_VERSION = 1
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
-# Other kinds than trees: the module whose ``log_time_of(facts, arrays, where)`` gives a ``LogTime``.
 _AGAIN = "; fit or fetch it again"
-_OTHER_KINDS = {"network": "whatif.opdb.network_model"}
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +108,7 @@ class LearnedModel:
     facts: ModelFacts
     read_arrays: Callable[[], Mapping[str, npt.NDArray[Any]]]
     shipped: bool = False
-    _log_time: LogTime | None = field(default=None, repr=False)
+    _forest: Forest | None = field(default=None, repr=False)
 
     def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
         """Return the log of the time in seconds of n operators that it ``covers``, shape (n,).
@@ -122,9 +116,17 @@ class LearnedModel:
         ``gpu`` is the device that is asked about; a model of one device needs none. Raises WhatifError where the
         model's arrays are damaged.
         """
-        if self._log_time is None:
-            self._log_time = _log_time_of(self.facts, self.read_arrays(), self.name)
-        return self._log_time(ops, gpu)
+        facts = self.facts
+        if self._forest is None:
+            self._forest = forest_of(self.read_arrays(), len(facts.features), self.name)
+        sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
+        if sheet is None:
+            raise WhatifError(f"{self.name}: expected a device with a data sheet, got one without.")
+        x, called = features(ops, sheet, facts.names, across=facts.across)
+        if called != facts.features:
+            raise WhatifError(f"{self.name}: expected a model of this version's features, got others; fit it again.")
+        launch = facts.measured_as.launch == "with launch"
+        return np.asarray(self._forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
 
     def covers(self, ops: Operators) -> tuple[Bool, Operators, Float64]:
         """Tell which of n operators it can answer for, as which of its own, and how much wider their range is.
@@ -155,25 +157,6 @@ class LearnedModel:
         return np.array([values.get(name, default) for name in column.table] or [default])[column.codes]
 
 
-def _log_time_of(facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> LogTime:
-    if facts.kind in _OTHER_KINDS:
-        made: LogTime = importlib.import_module(_OTHER_KINDS[facts.kind]).log_time_of(facts, arrays, where)
-        return made
-    forest = forest_of(arrays, len(facts.features), where)
-    launch = facts.measured_as.launch == "with launch"
-
-    def log_time(ops: Operators, gpu: Gpu | None) -> Float64:
-        sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
-        if sheet is None:
-            raise WhatifError(f"{where}: expected a device with a data sheet, got one without.")
-        x, called = features(ops, sheet, facts.names, across=facts.across)
-        if called != facts.features:
-            raise WhatifError(f"{where}: expected a model of this version's features, got others; fit it again.")
-        return np.asarray(forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
-
-    return log_time
-
-
 def read_model(
     json_file: Path | Traversable, arrays_file: Path | Traversable, *, shipped: bool = False
 ) -> LearnedModel:
@@ -194,7 +177,7 @@ def _check(facts: ModelFacts) -> None:
     """Raise ValueError where the parts of a model do not fit one another."""
     if (facts.version, facts.features_version) != (MODEL_VERSION, FEATURES_VERSION):
         raise ValueError(f"version {facts.version}.{facts.features_version}")
-    if facts.family not in LEARNABLE or facts.kind not in ("trees", *_OTHER_KINDS):
+    if facts.family not in LEARNABLE or facts.kind != "trees":
         raise ValueError(f"a model of {facts.family[:40]!r} by {facts.kind[:40]!r}")
     attributes = set(FAMILIES[facts.family].attributes)
     if set(facts.low) != attributes or set(facts.high) != attributes:
@@ -202,7 +185,7 @@ def _check(facts: ModelFacts) -> None:
     numbers = [*facts.half.values(), facts.growth, *facts.launch_s.values()]
     if not facts.names or set(facts.half) != set(facts.names) or not all(0 <= n < 1e3 for n in numbers):
         raise ValueError("widths that are none")
-    if not facts.across and facts.kind == "trees" and facts.sheet is None:
+    if not facts.across and facts.sheet is None:
         raise ValueError("no facts of its device")
 
 
@@ -223,7 +206,10 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
 
 def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write NAME.npz and NAME.json (last: without it there is no model); gives the latter's path."""
-    content = packed(arrays)
+    packed = io.BytesIO()  # its entries have no date: the same arrays give the same bytes
+    named: dict[str, Any] = dict(sorted(arrays.items()))
+    np.savez_compressed(packed, **named)
+    content = packed.getvalue()
     facts = msgspec.structs.replace(facts, arrays_sha256=hashlib.sha256(content).hexdigest())
     with replacing(folder / f"{name}.npz") as part:
         part.write_bytes(content)
@@ -231,19 +217,6 @@ def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str,
     with replacing(folder / f"{name}.json") as part:
         part.write_bytes(text + b"\n")
     return folder / f"{name}.json"
-
-
-def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return arrays as the bytes of a compressed .npz; the same arrays give the same bytes."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(arrays):
-            one = io.BytesIO()
-            np.lib.format.write_array(one, arrays[name], allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{name}.npy")  # its date is that of the format's beginning
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, one.getvalue(), compresslevel=9)
-    return whole.getvalue()
 
 
 def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:

@@ -25,9 +25,9 @@ def cache_folder() -> Path:
 
 def _folder(variable: str, on_linux: str, on_windows: str, on_macos: str) -> Path:
     """The person's folder by the rules of the system: the XDG base directories, Windows' and macOS' own."""
-    told = os.environ.get(variable, "")
-    if os.path.isabs(told):  # the XDG specification: a relative path is to be ignored
-        base = Path(told)
+    folder = os.environ.get(variable, "")
+    if os.path.isabs(folder):  # the XDG specification: a relative path is to be ignored
+        base = Path(folder)
     elif sys.platform == "win32":
         base = Path(os.environ.get(on_windows) or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.opdb.exact import lower_medians
 from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
@@ -104,8 +105,8 @@ class Compared:
     family: str
     operators: int
     ratio_median: float
-    ratio_low: float  # 5 % of the ratios lie below
-    ratio_high: float  # 5 % lie above
+    ratio_p5: float  # 5 % of the ratios lie below
+    ratio_p95: float  # 5 % lie above
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,8 @@ class Difference:
             "only_first": [described(c.provenance) for c in self.only_first],
             "only_second": [described(c.provenance) for c in self.only_second],
             "both": self.both,
-            "compared": [
-                {
-                    "device": c.device, "family": c.family, "operators": c.operators, "ratio_median": c.ratio_median,
-                    "ratio_p5": c.ratio_low, "ratio_p95": c.ratio_high,
-                }
-                for c in self.compared
-            ],
-        }  # fmt: skip
+            "compared": [asdict(c) for c in self.compared],
+        }
 
 
 def diff(first: Store, second: Store) -> Difference:
@@ -166,15 +161,12 @@ def _what(contribution: Contribution) -> tuple[str, str, Basis]:
 
 def _ratios(left: list[Contribution], right: list[Contribution]) -> Any:
     """Second over first time of every operator that both measured; the median where one of them did several times."""
-    sides = []
-    for contributions in (left, right):
-        rows = [c.read() for c in contributions]
-        keys, times = np.concatenate([r.ops.keys for r in rows]), np.concatenate([r.t_s for r in rows])
-        order = np.lexsort((times, keys))
-        distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
-        sides.append((distinct, times[order][first + (count - 1) // 2]))
-    _, at_left, at_right = np.intersect1d(sides[0][0], sides[1][0], return_indices=True)
-    return sides[1][1][at_right] / sides[0][1][at_left]
+    (left_keys, left_s), (right_keys, right_s) = (
+        lower_medians(np.concatenate([r.ops.keys for r in rows]), np.concatenate([r.t_s for r in rows]))
+        for rows in ([c.read() for c in contributions] for contributions in (left, right))
+    )
+    _, at_left, at_right = np.intersect1d(left_keys, right_keys, return_indices=True)
+    return right_s[at_right] / left_s[at_left]
 
 
 def is_chosen(said: Provenance, device: str | None, family: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,23 +32,17 @@ def _log_law(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
     return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
 
 
-@dataclass(frozen=True)
-class Told:
-    """Seconds with a nominal 90 % range, and doublings outside of what was measured; all columns have shape (n,).
-
-    ``near`` is false where the model is so far from what it has seen, or so little is left beside a launch, that the
-    data sheet's range is narrower.
-    """
+class Estimates(NamedTuple):
+    """Seconds with a nominal 90 % range, and doublings outside of what was measured; all columns have shape (n,)."""
 
     t_s: Float64
     low_s: Float64
     high_s: Float64
-    outside: Float64
-    near: Bool
+    outside: Float64 | float = 0.0
 
-    def take(self, rows: Bool) -> Told:
-        """The answers ``rows``."""
-        return Told(self.t_s[rows], self.low_s[rows], self.high_s[rows], self.outside[rows], self.near[rows])
+    def take(self, rows: Bool) -> Estimates:
+        """The estimates ``rows``."""
+        return Estimates(*(np.asarray(column)[rows] for column in self))
 
 
 def ask_model(
@@ -60,8 +54,11 @@ def ask_model(
     kernels_alone: bool,
     give_way: bool,
     anchors: Anchors | None = None,
-) -> Told:
+) -> tuple[Estimates, Bool]:
     """Ask a model for operators in its own words, whose ranges are ``extra`` wider (log).
+
+    The mask, shape (n,), is false where the model is so far from what it has seen, or so little is left beside a
+    launch, that the data sheet's range is narrower.
 
     With ``kernels_alone`` a launch that the model's times hold is taken out of them. With ``give_way`` it leaves to the
     data sheet what is outside of its data, or was mostly launch, where that knows better. ``anchors`` are this device's
@@ -80,20 +77,20 @@ def ask_model(
     if gpu is not None:
         t = np.maximum(t, bound_s(gpu, ops, cold=False))
     low, high = t * np.exp(-half), t * np.exp(half)
-    told_enough = outside == 0
+    certain = outside == 0
     if kernels_alone and launch:
         # The launch comes before the kernel; a kernel takes its own floor at the least.
         held = model.of_name(ops, facts.launch_s, 0.0)
         # What is left of a time that was mostly launch is the difference of two that are known roughly.
-        told_enough &= t - held > held
+        certain &= t - held > held
         t, low, high = (np.maximum(c - held, FLOOR_S) for c in (t, low, high))
         launch = False
-    near = np.isfinite(t)  # a model may have no word for some mode of an operator
+    near = np.ones(len(ops), dtype=np.bool_)
     if gpu is not None:
         bound = bound_s(gpu, ops, cold=False)
         t = np.maximum(t, bound)
         low, high = np.minimum(np.maximum(low, bound), t), np.maximum(high, t)
         if give_way:
             _, sheet_low, sheet_high = analytic_s(gpu, ops, launch=launch)
-            near &= told_enough | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
-    return Told(t, low, high, outside, near)
+            near &= certain | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
+    return Estimates(t, low, high, outside), near

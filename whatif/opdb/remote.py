@@ -61,13 +61,8 @@ class Remote:
             exists = remote._files.isfile(marker)
             foreign = not exists and remote._files.isdir(remote._root) and bool(remote._files.ls(remote._root))
         if exists:
-            with TemporaryDirectory() as folder:
-                local = Path(folder, MARKER)
-                remote._fetch(marker, local, _LARGEST_MARKER_BYTES)
-                try:
-                    check_marker(local)
-                except WhatifError as error:
-                    raise WhatifError(str(error).replace(str(local), marker)) from error
+            with remote._fetched(marker, _LARGEST_MARKER_BYTES) as local:
+                check_marker(local)
         elif not create:
             raise WhatifError(f"{url}: expected an op database, got no {MARKER} there; `whatif opdb push` makes one.")
         elif foreign:
@@ -82,38 +77,28 @@ class Remote:
         files = {path for path, facts in found.items() if facts.get("type") == "file"}
         listed: dict[str, Listed] = {}
         wrong = []
-        with TemporaryDirectory() as folder:
-            for path in sorted(files):
-                name = path.removesuffix(".json").rpartition("/")[2]
-                parts = path.removeprefix(self._root).strip("/").split("/")
-                if len(parts) != _DEPTH or not path.endswith(".json") or not re.fullmatch(r"[0-9a-f]{24}", name):
-                    continue
-                if path.removesuffix(".json") + ".parquet" not in files:
-                    continue  # begun, and never ended
-                try:
-                    local = Path(folder, f"{name}.json")
-                    self._fetch(path, local, LARGEST_SIDECAR_BYTES)
+        for path in sorted(files):
+            name = path.removesuffix(".json").rpartition("/")[2]
+            parts = path.removeprefix(self._root).strip("/").split("/")
+            if len(parts) != _DEPTH or not path.endswith(".json") or not re.fullmatch(r"[0-9a-f]{24}", name):
+                continue
+            if path.removesuffix(".json") + ".parquet" not in files:
+                continue  # begun, and never ended
+            try:
+                with self._fetched(path, LARGEST_SIDECAR_BYTES) as local:
                     provenance = read_sidecar(local)
-                    if provenance.contribution != name:
-                        raise WhatifError(f"{path}: expected the name that follows from its content; push it again.")
-                except WhatifError as error:
-                    wrong.append(str(error).replace(str(Path(folder, f"{name}.json")), path))
-                    continue
-                listed[name] = Listed(provenance, path.removesuffix(".json"))
+                if provenance.contribution != name:
+                    raise WhatifError(f"{path}: expected the name that follows from its content; push it again.")
+            except WhatifError as error:
+                wrong.append(str(error))
+                continue
+            listed[name] = Listed(provenance, path.removesuffix(".json"))
         return [listed[name] for name in sorted(listed)], wrong
 
     def read(self, listed: Listed) -> Rows:
         """Fetch a contribution and read its rows. Raises WhatifError where they are not those its sidecar tells of."""
-        name = listed.provenance.contribution
-        with TemporaryDirectory() as folder:
-            sidecar = Path(folder, f"{name}.json")
-            self._fetch(f"{listed.path}.json", sidecar, LARGEST_SIDECAR_BYTES)
-            self._fetch(f"{listed.path}.parquet", sidecar.with_suffix(".parquet"), LARGEST_SHARD_BYTES)
-            try:
-                return Contribution(listed.provenance, sidecar).read()
-            except WhatifError as error:
-                # The sentence names the file as the other side has it.
-                raise WhatifError(str(error).replace(str(sidecar.with_suffix("")), listed.path)) from error
+        with self._fetched(f"{listed.path}.parquet", LARGEST_SHARD_BYTES) as shard:
+            return Contribution(listed.provenance, shard.with_suffix(".json")).read()
 
     def put(self, contribution: Contribution, place: tuple[str, ...]) -> None:
         """Write a contribution's files into the folder ``place`` below the root: the sidecar last."""
@@ -141,13 +126,23 @@ class Remote:
                 self._files.rm_file(part)
             raise
 
-    def _fetch(self, path: str, target: Path, most_bytes: int) -> None:
-        """Copy a file that is no larger than it may be; what it says of its size is not believed."""
-        with self._speaking(), self._files.open(path, "rb") as source, target.open("wb") as copy:
-            while piece := source.read(min(_PIECE_BYTES, most_bytes + 1)):
-                copy.write(piece)
-                if copy.tell() > most_bytes:
-                    raise WhatifError(f"{path}: expected a file of at most {most_bytes:,} bytes, got a larger one.")
+    @contextlib.contextmanager
+    def _fetched(self, path: str, most_bytes: int) -> Iterator[Path]:
+        """A copy of a file that is no larger than it may be; what it says of its size is not believed.
+
+        Errors about the copy name the file as the other side has it.
+        """
+        with TemporaryDirectory() as folder:
+            local = Path(folder, posixpath.basename(path))
+            with self._speaking(), self._files.open(path, "rb") as source, local.open("wb") as copy:
+                while piece := source.read(min(_PIECE_BYTES, most_bytes + 1)):
+                    copy.write(piece)
+                    if copy.tell() > most_bytes:
+                        raise WhatifError(f"{path}: expected a file of at most {most_bytes:,} bytes, got a larger one.")
+            try:
+                yield local
+            except WhatifError as error:
+                raise WhatifError(str(error).replace(str(local), path)) from error
 
     def _path(self, *parts: str) -> str:
         return posixpath.join(self._root, *parts)

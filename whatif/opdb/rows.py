@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.columns import one_table
 from whatif.graph.described import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_TEXT
 from whatif.graph.types import (
     Array,
@@ -36,9 +37,8 @@ class Texts:
     @staticmethod
     def of(values: Sequence[str]) -> Texts:
         """Encode texts; the table is sorted."""
-        table = sorted(set(values))
-        place = {text: code for code, text in enumerate(table)}
-        return Texts(np.array([place[text] for text in values], dtype=np.int32), tuple(table))
+        table, (_, codes) = one_table([sorted(set(values)), values])
+        return Texts(codes, table)
 
     @staticmethod
     def same(text: str, size: int) -> Texts:
@@ -125,12 +125,12 @@ def operators(
 ) -> Operators:
     """Operators from arrays and texts that fit one another; one text stands for all rows."""
     names = FAMILIES[family].attributes
-    told = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
+    named = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
     size = max(
-        len(np.atleast_1d(c)) for c in (*integers.values(), *([t] if isinstance(t, str) else t for t in told.values()))
+        len(np.atleast_1d(c)) for c in (*integers.values(), *([t] if isinstance(t, str) else t for t in named.values()))
     )
     columns = [np.broadcast_to(np.asarray(integers[a], dtype=np.int64), size) for a in names]
-    texts = {k: Texts.same(v, size) if isinstance(v, str) else Texts.of(v) for k, v in told.items()}
+    texts = {k: Texts.same(v, size) if isinstance(v, str) else Texts.of(v) for k, v in named.items()}
     return Operators(family, texts, dict(zip(names, map(np.ascontiguousarray, columns), strict=True)))
 
 
@@ -226,9 +226,8 @@ def joined(parts: Sequence[Operators]) -> Operators:
     texts = {}
     for name in TEXTS:
         columns = [part.texts[name] for part in parts]
-        table = {text: code for code, text in enumerate(dict.fromkeys(t for c in columns for t in c.table))}
-        codes = [np.array([table[t] for t in c.table] or [0], dtype=np.int32)[c.codes] for c in columns]
-        texts[name] = Texts(np.concatenate(codes), tuple(table))
+        table, where = one_table(column.table for column in columns)
+        texts[name] = Texts(np.concatenate([to[c.codes] for to, c in zip(where, columns, strict=True)]), table)
     family = parts[0].family
     integers = {name: np.concatenate([p.integers[name] for p in parts]) for name in FAMILIES[family].attributes}
     return Operators(family, texts, integers)

@@ -16,10 +16,10 @@ import numpy as np
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.opdb.exact import lower_medians
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
-from whatif.opdb.quarantine import Aside
 from whatif.opdb.roofline import analytic_s, bound_s
 from whatif.opdb.rows import Operators
 
@@ -59,19 +59,19 @@ class Transfer:
 
 
 def fit_transfer(
-    like: Operators, told: FamilyIndex, sources: Sequence[tuple[int, Gpu]], *, launch: bool
+    like: Operators, measured: FamilyIndex, sources: Sequence[tuple[int, Gpu]], *, launch: bool
 ) -> Transfer | None:
     """Learn from a group's rows on other devices; None where no operator was measured on two of them.
 
     ``like`` is one operator of the group; ``sources`` lists the group's number on each device, and its data sheet.
     """
-    parts = [_ratios(like, told, number, gpu, launch=launch) for number, gpu in sources]
+    parts = [_ratios(like, measured, number, gpu, launch=launch) for number, gpu in sources]
     if len(parts) < FEWEST_DEVICES:
         return None
     keys = np.unique(np.concatenate([keys for keys, _ in parts]))
     table = np.full((len(keys), len(parts)), np.nan)
-    for column, (measured, ratio) in enumerate(parts):
-        table[np.searchsorted(keys, measured), column] = ratio
+    for column, (own, ratio) in enumerate(parts):
+        table[np.searchsorted(keys, own), column] = ratio
     devices = np.isfinite(table).sum(axis=1)
     enough = devices >= FEWEST_DEVICES
     if not enough.any():
@@ -80,15 +80,12 @@ def fit_transfer(
     return Transfer(keys[enough], np.nanmedian(table, axis=1), devices[enough], _half(table))
 
 
-def _ratios(like: Operators, told: FamilyIndex, number: int, gpu: Gpu, *, launch: bool) -> tuple[UInt64, Float64]:
+def _ratios(like: Operators, measured: FamilyIndex, number: int, gpu: Gpu, *, launch: bool) -> tuple[UInt64, Float64]:
     """Sorted keys of the operators that a device measured, and the log ratio of each one's median time to the law."""
-    rows = told.rows_of(number)
-    rows = rows[np.asarray(told.aside[rows]) == Aside.SOUND]
-    law, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(told.log_sizes[rows])), launch=launch)
-    keys, ratio = np.asarray(told.keys[rows]), np.log(told.t_s[rows] / law)
-    order = np.lexsort((ratio, keys))
-    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
-    return distinct, ratio[order][first + (count - 1) // 2]
+    rows = measured.sound_rows_of(number)
+    law, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(measured.log_sizes[rows])), launch=launch)
+    keys, ratio = np.asarray(measured.keys[rows]), np.log(measured.t_s[rows] / law)
+    return lower_medians(keys, ratio)
 
 
 def of_sizes(like: Operators, log_sizes: Float64) -> Operators:

@@ -37,11 +37,11 @@ def stand_ins(
     """
     extra = np.zeros(len(ops))
     names_table = [_first(name, names, _NAMES) for name in ops.texts["name"].table]
-    dtype_table = [_first(told, (dtype,), _DTYPES) for told in ops.texts["dtype"].table]
-    phase_table = [told if told == phase else (phase if ops.family == "conv" and told in ("dgrad", "wgrad") else "")
-                   for told in ops.texts["phase"].table]  # fmt: skip
+    dtype_table = [_first(own, (dtype,), _DTYPES) for own in ops.texts["dtype"].table]
+    phase_table = [own if own == phase else (phase if ops.family == "conv" and own in ("dgrad", "wgrad") else "")
+                   for own in ops.texts["phase"].table]  # fmt: skip
     # A recording does not tell a layout: it is taken for the usual one.
-    layout_table = [told in layouts or not told for told in ops.texts["layout"].table]
+    layout_table = [own in layouts or not own for own in ops.texts["layout"].table]
     tables = {"name": names_table, "dtype": dtype_table, "phase": phase_table}
     known = np.array(layout_table or [False])[ops.texts["layout"].codes]
     texts = dict(ops.texts)
@@ -55,7 +55,7 @@ def stand_ins(
         texts[column] = Texts(codes, spoken)
     integers = dict(ops.integers)
     if ops.family == "conv" and "dgrad" in ops.texts["phase"].table:
-        is_dgrad = np.array([told == "dgrad" for told in ops.texts["phase"].table])[ops.texts["phase"].codes]
+        is_dgrad = np.array([own == "dgrad" for own in ops.texts["phase"].table])[ops.texts["phase"].codes]
         strided = (ops.integers["stride_h"] > 1) | (ops.integers["stride_w"] > 1)
         swap = is_dgrad & ~strided
         for one, other in (("in_channels", "out_channels"), ("out_channels", "in_channels")):
@@ -63,6 +63,6 @@ def stand_ins(
     return known, replace(ops, texts=texts, integers=integers), extra
 
 
-def _first(told: str, wanted: Sequence[str], kin: Mapping[str, tuple[str, ...]]) -> str:
+def _first(own: str, wanted: Sequence[str], kin: Mapping[str, tuple[str, ...]]) -> str:
     """The word of ``wanted`` for what is told; "" where there is none."""
-    return next((word for word in (told, *kin.get(told, ())) if word in wanted), "")
+    return next((word for word in (own, *kin.get(own, ())) if word in wanted), "")

@@ -154,8 +154,8 @@ class Store:
         sha256 = rows.sha256()
         name = contribution_id(origin, rows.family, sha256)
         target = self._place(origin, rows.family) / name
+        known[times] = device
         if is_sound(target.with_suffix(".json")):
-            known[times] = device
             return Outcome.PRESENT, name
         provenance = Provenance(
             schema_version=SCHEMA_VERSION, contribution=name, family=rows.family, rows=len(rows), sha256=sha256,
@@ -168,7 +168,6 @@ class Store:
                 write_shard(part, rows)
             with replacing(target.with_suffix(".json")) as part:
                 part.write_bytes(encode(provenance))
-        known[times] = device
         return Outcome.ADDED, name
 
     def devices_by_times(self) -> dict[str, str]:

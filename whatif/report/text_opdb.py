@@ -135,7 +135,7 @@ def print_difference(difference: Difference, first: Path, second: Path, *, as_js
                         c.device,
                         c.family,
                         f"{c.operators:,}",
-                        *(f"{r:.3f}" for r in (c.ratio_low, c.ratio_median, c.ratio_high)),
+                        *(f"{r:.3f}" for r in (c.ratio_p5, c.ratio_median, c.ratio_p95)),
                     )
                     for c in difference.compared
                 ],
@@ -153,12 +153,12 @@ def print_check(check: Check, folder: Path, *, as_json: bool) -> None:
         out.print(plain(f"{folder}: {state}; {check.rows:,} rows in {check.contributions} contributions", "bold"))
         for sentence in check.problems:
             out.print(plain(sentence))
-        if check.aside:
+        if check.set_aside:
             print_title(out, "Set aside: kept, not answered with")
             print_table(
                 out,
                 ["device", " ", "rows", "impossible", "stray"],
-                [(a.device, a.name, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.aside],
+                [(a.device, a.operator, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.set_aside],
             )
 
 

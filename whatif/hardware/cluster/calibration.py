@@ -55,8 +55,8 @@ class Table:
     @property
     def workers(self) -> int | None:
         """The number of workers that was measured; None where several were, or where the file does not tell."""
-        told = {curve.workers for curve in self.curves}
-        return told.pop() if len(told) == 1 else None
+        measured = {curve.workers for curve in self.curves}
+        return measured.pop() if len(measured) == 1 else None
 
     def cost(self, operation: str, size_bytes: npt.NDArray[np.float64], network: Network) -> Cost:
         """Return what n exchanges among the workers of ``network`` take, shape (n,) each part.

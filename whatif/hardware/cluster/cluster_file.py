@@ -46,7 +46,7 @@ def load_cluster(name: str) -> Cluster:
     Raises WhatifError with the place in the file where something is unknown, missing or impossible.
     """
     if name in _preset_texts():
-        return _preset(name)
+        return parse_cluster(_preset_texts()[name], f"{name}.toml")
     path = Path(name)
     if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
         close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
@@ -71,10 +71,10 @@ def load_cluster(name: str) -> Cluster:
 def parse_cluster(text: str, path: str) -> Cluster:
     """Return the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
     try:
-        told = tomllib.loads(text)
+        given = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is an error of Python's, not of TOML's
         raise WhatifError(f"{path}: expected a cluster file (TOML), got an error: {str(error)[:120]}.") from error
-    top = _Fields(told, path, "")
+    top = _Fields(given, path, "")
     head = _Fields(top.table("cluster"), path, "cluster")
     levels = [_level(fields) for fields in top.tables("level")]
     processors: list[Processor] = []
@@ -109,64 +109,64 @@ def parse_cluster(text: str, path: str) -> Cluster:
 class _Fields:
     """The keys of one table: read once each, and none may be left over."""
 
-    def __init__(self, told: Table, path: str, name: str) -> None:
-        self.told, self.path, self.name, self.seen = told, path, name, set[str]()
+    def __init__(self, given: Table, path: str, name: str) -> None:
+        self.given, self.path, self.name, self.seen = given, path, name, set[str]()
 
     def where(self, key: str) -> str:
         return f"{self.path}: {'.'.join(part for part in (self.name, key) if part)}"
 
     def done(self) -> None:
-        for key in self.told:
+        for key in self.given:
             if key not in self.seen:
                 close = difflib.get_close_matches(key, self.seen, 1)
                 hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(self.seen))}."
                 raise WhatifError(f"{self.where(key)}: expected a key that is known, got this one; {hint}")
 
     def table(self, key: str) -> Table:
-        told = self._get(key, {})
-        if not isinstance(told, dict):
-            raise WhatifError(f"{self.where(key)}: expected a table [{key}], got {_shown(told)}.")
-        return told
+        given = self._get(key, {})
+        if not isinstance(given, dict):
+            raise WhatifError(f"{self.where(key)}: expected a table [{key}], got {_shown(given)}.")
+        return given
 
     def tables(self, key: str) -> list[_Fields]:
-        told = self._get(key, [])
-        if not isinstance(told, list) or not all(isinstance(entry, dict) for entry in told):
-            raise WhatifError(f"{self.where(key)}: expected tables [[{key}]], got {_shown(told)}.")
-        return [_Fields(entry, self.path, f"{key}[{number}]") for number, entry in enumerate(told)]
+        given = self._get(key, [])
+        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+            raise WhatifError(f"{self.where(key)}: expected tables [[{key}]], got {_shown(given)}.")
+        return [_Fields(entry, self.path, f"{key}[{number}]") for number, entry in enumerate(given)]
 
     def text(self, key: str, default: str | None = None) -> str:
-        told = self._get(key, default)
-        if not isinstance(told, str) or (default is None and not told.strip()):
-            raise WhatifError(f"{self.where(key)}: expected text, got {_shown(told)}.")
-        return told
+        given = self._get(key, default)
+        if not isinstance(given, str) or (default is None and not given.strip()):
+            raise WhatifError(f"{self.where(key)}: expected text, got {_shown(given)}.")
+        return given
 
     def number(self, key: str, low: float, high: float, default: float | None, *, whole: bool = False) -> float | None:
-        told = self._get(key, default)
-        if told is None:
+        given = self._get(key, default)
+        if given is None:
             return None
-        wrong = isinstance(told, bool) or not isinstance(told, int if whole else int | float)
-        if wrong or not low <= told <= high:
+        wrong = isinstance(given, bool) or not isinstance(given, int if whole else int | float)
+        if wrong or not low <= given <= high:
             kind = "whole number" if whole else "number"
-            raise WhatifError(f"{self.where(key)}: expected a {kind} from {low:g} to {high:,.0f}, got {_shown(told)}.")
-        return float(told)
+            raise WhatifError(f"{self.where(key)}: expected a {kind} from {low:g} to {high:,.0f}, got {_shown(given)}.")
+        return float(given)
 
     def flag(self, key: str, default: bool) -> bool:
-        told = self._get(key, default)
-        if not isinstance(told, bool):
-            raise WhatifError(f"{self.where(key)}: expected true or false, got {_shown(told)}.")
-        return told
+        given = self._get(key, default)
+        if not isinstance(given, bool):
+            raise WhatifError(f"{self.where(key)}: expected true or false, got {_shown(given)}.")
+        return given
 
     def one_of(self, key: str, known: tuple[str, ...], default: str) -> str:
-        told = self._get(key, default)
-        if told not in known:
-            raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(told)}.")
-        return str(told)
+        given = self._get(key, default)
+        if given not in known:
+            raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(given)}.")
+        return str(given)
 
     def link(self) -> Link:
-        told = self._get("bandwidth", None)
-        told = str(told) if isinstance(told, int | float) else self.text("bandwidth")
+        given = self._get("bandwidth", None)
+        given = str(given) if isinstance(given, int | float) else self.text("bandwidth")
         try:
-            byte_s = Bandwidth(told).byte_s
+            byte_s = Bandwidth(given).byte_s
         except WhatifError as error:
             raise WhatifError(f"{self.where('bandwidth')}: {error}") from None
         latency_us = self.number("latency_us", 0, _MOST_LATENCY_US, 0.0) or 0.0
@@ -174,7 +174,7 @@ class _Fields:
 
     def _get(self, key: str, default: object) -> Any:
         self.seen.add(key)
-        return self.told.get(key, default)
+        return self.given.get(key, default)
 
 
 def _level(fields: _Fields) -> ClusterLevel:
@@ -199,7 +199,7 @@ def _processors(fields: _Fields) -> list[Processor]:
 
 def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -> list[ClusterLink]:
     """A name with a count stands for all of its processors: each of one side with each of the other."""
-    ends = fields.told.get("between")
+    ends = fields.given.get("between")
     fields.seen.add("between")
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
         raise WhatifError(f"{fields.where('between')}: expected two names of processors, got {_shown(ends)}.")
@@ -226,8 +226,8 @@ def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -
     return [ClusterLink(pair, link, fluctuation, shared, kind, table) for pair in pairs]
 
 
-def _shown(told: object) -> str:
-    return "nothing" if told is None else repr(told)[:60]
+def _shown(given: object) -> str:
+    return "nothing" if given is None else repr(given)[:60]
 
 
 @lru_cache(maxsize=1)
@@ -238,8 +238,3 @@ def _preset_texts() -> dict[str, str]:
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     }
-
-
-@lru_cache(maxsize=64)
-def _preset(name: str) -> Cluster:
-    return parse_cluster(_preset_texts()[name], f"{name}.toml")

@@ -35,6 +35,12 @@ class Cost(NamedTuple):
         return np.asarray(self.latency_ns + self.transfer_ns, dtype=np.float64)
 
 
+def fastest(costs: list[Cost]) -> Cost:
+    """Return of each size the parts of the one whose total is least, the first of equal ones."""
+    best = np.argmin([cost.total_ns for cost in costs], axis=0)[None]
+    return Cost(*(np.take_along_axis(np.stack(part), best, 0)[0] for part in zip(*costs, strict=True)))
+
+
 def bus_factor(operation: str, workers: int) -> float:
     """Return nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
     if operation not in OPERATIONS:
@@ -136,28 +142,17 @@ def _slowest_latency(network: Network) -> float:
     return max(level.link.latency_ns for _, level in network.used)
 
 
+def _in_rounds(terms: Callable[[Network, int], Terms], *once: str) -> dict[str, Callable[[Network], Terms]]:
+    """An all-reduce as two rounds, of which the operations ``once`` are one each."""
+    return {"all_reduce": lambda network: terms(network, 2)} | dict.fromkeys(once, lambda network: terms(network, 1))
+
+
 MODELS: dict[str, dict[str, Callable[[Network], Terms]]] = {
-    "ring": {
-        "all_reduce": lambda network: _ring(network, 2),
-        "reduce_scatter": lambda network: _ring(network, 1),
-        "all_gather": lambda network: _ring(network, 1),
-        "broadcast": _chain,
-    },
-    "tree": {"all_reduce": lambda network: _tree(network, 2), "broadcast": lambda network: _tree(network, 1)},
-    "hierarchical": {
-        "all_reduce": lambda network: _hierarchical(network, 2),
-        "reduce_scatter": lambda network: _hierarchical(network, 1),
-        "all_gather": lambda network: _hierarchical(network, 1),
-        "broadcast": _hierarchical_broadcast,
-        "all_to_all": _hierarchical_all_to_all,
-    },
-    "direct": {
-        "all_reduce": lambda network: _direct(network, 2),
-        "reduce_scatter": lambda network: _direct(network, 1),
-        "all_gather": lambda network: _direct(network, 1),
-        "broadcast": _direct_broadcast,
-        "all_to_all": lambda network: _direct(network, 1),
-    },
+    "ring": _in_rounds(_ring, "reduce_scatter", "all_gather") | {"broadcast": _chain},
+    "tree": _in_rounds(_tree, "broadcast"),
+    "hierarchical": _in_rounds(_hierarchical, "reduce_scatter", "all_gather")
+    | {"broadcast": _hierarchical_broadcast, "all_to_all": _hierarchical_all_to_all},
+    "direct": _in_rounds(_direct, "reduce_scatter", "all_gather", "all_to_all") | {"broadcast": _direct_broadcast},
 }
 # What NCCL's tuner (tuning.cc) chooses from, in-network reduction aside.
 NCCL_CHOICES = {

@@ -19,7 +19,7 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.types import Float64
-from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.collectives import Cost, fastest
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.network import Network
@@ -49,7 +49,12 @@ def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
     steps = workers if operation == "broadcast" else doubled * (workers - 1)
     between = doubled * (nodes - 1)
     most_ll = facts["ll_gbyte_s"][arch][min(nodes, 3) - 1]
-    tried: list[tuple[float, Float64]] = []
+    tried: list[Cost] = []
+
+    def take(latency_us: float, rate_gbyte_s: Float64 | float) -> None:
+        # 1 GB/s is 1 byte a nanosecond.
+        tried.append(Cost(np.full(size_bytes.shape, latency_us * 1e3), size_bytes / rate_gbyte_s))
+
     for place, protocol in enumerate(PROTOCOLS):
         if protocol == "LL128" and wire == "PCIe":  # not where NVLink does not join all
             continue
@@ -60,32 +65,24 @@ def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
         if protocol == "Simple" and nodes > 1 and operation == "all_reduce":
             latency *= _PLATEAU if arch != "volta" else _PLATEAU_BEFORE_AMPERE
         rate = min(most_ll, bus * _RING_SHARE[place]) if protocol == "LL" else bus * _RING_SHARE[place]
-        tried.append((latency, np.full(size_bytes.shape, rate * workers / steps)))
+        take(latency, rate * workers / steps)
         if operation == "all_reduce":
             inner, outer = (facts["step_us"][where]["tree"][place] for where in (wire, "network"))
             latency = facts["base_us"]["tree"][place] + 2 * ((per_node - 1) * inner + (nodes.bit_length() - 1) * outer)
             rate = bus * _TREE_SHARE[nodes > 1][place]
             rate = min(rate, most_ll) if protocol == "LL" else rate
-            tried.append((latency, rate / 2 * _correction(protocol, size_bytes)))
+            take(latency, rate / 2 * _correction(protocol, size_bytes))
     if operation == "all_reduce" and nodes == 1 and arch in facts["nvls"] and workers > _NVLS_MORE_THAN:
         rate = bus * facts["nvls"][arch] * _NVLS_SHARE
-        tried.append((facts["step_us"]["NVLink"]["nvls"], np.full(size_bytes.shape, rate)))
-    return _fastest(size_bytes, tried)
-
-
-def _fastest(size_bytes: Float64, tried: list[tuple[float, Float64]]) -> Cost:
-    """Of each size the one whose time is least; 1 GB/s is 1 byte a nanosecond."""
-    latency = np.array([us * 1e3 for us, _ in tried])[:, None] + np.zeros(size_bytes.shape)
-    transfer = np.stack([size_bytes / rate for _, rate in tried])
-    best = np.argmin(latency + transfer, axis=0)[None]
-    return Cost(np.take_along_axis(latency, best, 0)[0], np.take_along_axis(transfer, best, 0)[0])
+        take(facts["step_us"]["NVLink"]["nvls"], rate)
+    return fastest(tried)
 
 
 def _correction(protocol: str, size_bytes: Float64) -> Float64:
     """What of a tree's rate a size reaches; 1 beyond the table."""
-    told = np.array([*_facts()["tree_correction"][protocol], 1.0])
+    shares = np.array([*_facts()["tree_correction"][protocol], 1.0])
     place = np.floor(np.log2(np.maximum(size_bytes, 64.0) / 64.0)).astype(np.int64)
-    return np.asarray(told[np.minimum(place, len(told) - 1)], dtype=np.float64)
+    return np.asarray(shares[np.minimum(place, len(shares) - 1)], dtype=np.float64)
 
 
 # NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.

@@ -19,6 +19,7 @@ from whatif.hardware.cluster.collectives import (
     OPERATIONS,
     Cost,
     Terms,
+    fastest,
     send_terms,
 )
 from whatif.hardware.cluster.links import Link
@@ -99,7 +100,7 @@ class Network:
         if operation == "send":
             return _cost(size, send_terms(self))
         if name == "auto":
-            return _fastest([_cost(size, MODELS[model][operation](self)) for model in NCCL_CHOICES[operation]])
+            return fastest([_cost(size, MODELS[model][operation](self)) for model in NCCL_CHOICES[operation]])
         if name not in _able(operation):
             able = ", ".join(_able(operation))
             raise WhatifError(f"network: expected an algorithm for {operation} of auto, {able}, got {name!r}.")
@@ -142,14 +143,3 @@ def _able(operation: str) -> tuple[str, ...]:
 def _cost(size_bytes: npt.NDArray[np.float64], terms: Terms) -> Cost:
     latency_ns, ns_per_byte = terms
     return Cost(np.full(size_bytes.shape, float(latency_ns)), size_bytes * ns_per_byte)
-
-
-def _fastest(costs: list[Cost]) -> Cost:
-    """Of each size the one whose total is least."""
-    best = costs[0]
-    for cost in costs[1:]:
-        slower = best.total_ns > cost.total_ns
-        best = Cost(
-            np.where(slower, cost.latency_ns, best.latency_ns), np.where(slower, cost.transfer_ns, best.transfer_ns)
-        )
-    return best

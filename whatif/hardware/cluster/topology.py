@@ -6,6 +6,7 @@ processors and links.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from whatif.errors import WhatifError
@@ -71,9 +72,7 @@ class Cluster:
         if not known:
             raise WhatifError(f"{self.path}: expected a [[level]], or two processors and a [[link]], got neither.")
         if workers is None:
-            return Network(
-                tuple(Level(level.workers or 1, level.link, level.shared, level.kind) for level in known), gpu=self.gpu
-            )
+            workers = math.prod(level.workers or 1 for level in known)
         if workers < 1:
             raise WhatifError(f"cluster {self.name!r}: expected 1 worker or more, got {workers}.")
         left, levels = workers, []

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,11 +134,9 @@ def _target(source: Path, output: str | Path | None) -> Path:
 @contextmanager
 def _writing(path: Path, compressed: bool) -> Iterator[IO[bytes]]:
     with path.open("wb") as raw:
-        if not compressed:
-            yield raw
-            return
         # No name and no time inside.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) if compressed else raw
+        with packed:
             yield packed  # type: ignore[misc]
 
 
@@ -180,8 +179,8 @@ class _EventCleaner:
 
     def __init__(self, scrubber: Scrubber) -> None:
         self._scrubber = scrubber
-        self._names: dict[tuple[str, bool], str] = {}
-        self._values: dict[bytes, msgspec.Raw] = {}
+        cached = lru_cache(maxsize=_MOST_CACHED)
+        self._name, self._value = cached(scrubber.name), cached(self._clean_value)
         self._sound_keys: set[str] = set()
 
     def clean(self, event: _Event) -> bool:
@@ -193,11 +192,11 @@ class _EventCleaner:
         if event.ph == "M":
             return self._clean_label(event)
         if isinstance(name, str):
-            event.name = self._name(name, event.cat in ("user_annotation", "gpu_user_annotation"))
+            event.name = self._name(name, is_annotation=event.cat in ("user_annotation", "gpu_user_annotation"))
         for part in ("ph", "cat", "pid", "tid", "id", "s", "bp"):
             value = getattr(event, part)
             if isinstance(value, str):
-                setattr(event, part, self._name(value, False))
+                setattr(event, part, self._name(value, is_annotation=False))
         event.args = self._arguments(event.args) if isinstance(event.args, dict) else msgspec.UNSET
         return True
 
@@ -209,7 +208,7 @@ class _EventCleaner:
             if (is_text and key not in TEXT_ARGUMENTS) or not self._is_sound(key):
                 self._scrubber.removed[dropped_field(key)] += 1
             else:
-                kept[key] = self._value(encoded, raw) if is_text else raw
+                kept[key] = self._value(encoded) if is_text else raw
         return kept
 
     def _is_sound(self, key: str) -> bool:
@@ -220,15 +219,11 @@ class _EventCleaner:
             self._sound_keys.add(key)
         return True
 
-    def _value(self, encoded: bytes, raw: msgspec.Raw) -> msgspec.Raw:
-        if encoded not in self._values:
-            if len(self._values) >= _MOST_CACHED:
-                self._values.clear()
-            value = msgspec.json.decode(encoded)
-            clean = self._scrubber.value(value)
-            # The very text where nothing had to go: numbers in it keep their last digit.
-            self._values[encoded] = raw.copy() if clean == value else msgspec.Raw(msgspec.json.encode(clean))
-        return self._values[encoded]
+    def _clean_value(self, encoded: bytes) -> msgspec.Raw:
+        value = msgspec.json.decode(encoded)
+        clean = self._scrubber.value(value)
+        # The very text where nothing had to go: numbers in it keep their last digit.
+        return msgspec.Raw(encoded if clean == value else msgspec.json.encode(clean))
 
     def _clean_label(self, event: _Event) -> bool:
         """The label of a track: Kineto writes the command line of the process and the names of its threads there."""
@@ -244,11 +239,3 @@ class _EventCleaner:
                 self._scrubber.removed[PROCESS_NAMES] += 1
             event.args[label] = msgspec.Raw(msgspec.json.encode(sound))
         return isinstance(event.name, str) and self._scrubber.text(event.name) == event.name
-
-    def _name(self, name: str, is_annotation: bool) -> str:
-        key = name, is_annotation
-        if key not in self._names:
-            if len(self._names) >= _MOST_CACHED:
-                self._names.clear()
-            self._names[key] = self._scrubber.name(name, is_annotation=is_annotation)
-        return self._names[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,10 @@ def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
     task = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION).astype(np.int32)
     event = _events_of(graph, events, task)
     known = event >= 0
-    told = np.maximum(event, 0)
+    at = np.maximum(event, 0)
 
     def column(values: Array | None) -> Int64:
-        return np.where(known, values[told], -1).astype(np.int64) if values is not None and len(values) else _none(task)
+        return np.where(known, values[at], -1).astype(np.int64) if values is not None and len(values) else _none(task)
 
     size_bytes, group_size, detail, group = (
         column(values) for values in (events.size_bytes, events.group_size, events.detail, events.group)
@@ -130,22 +131,23 @@ def _called(graph: TaskGraph, events: Events, task: Int32) -> tuple[list[str], I
     at = interval_of(launched_ns, events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows])
     row, inside = rows[at], (launch >= 0) & (at >= 0)
     codes = np.where(inside, events.name[row] + 1, 0)
-    sizes = {code: shape_bytes(events.shapes[code]) for code in set(events.shape[row[inside]].tolist()) if code >= 0}
-    size_bytes = [sizes.get(code, -1) for code in np.where(inside, events.shape[row], -1).tolist()]
-    return [names[code] for code in codes.tolist()], np.array(size_bytes, dtype=np.int64)
+    return [names[code] for code in codes.tolist()], first_tensor_bytes(events, np.where(inside, events.shape[row], -1))
 
 
-def shape_bytes(shape: tuple[Any, Any, Any]) -> int:
-    """Return the bytes of the first tensor of an event's inputs; -1 where they are not told."""
+def first_tensor_bytes(events: Events, shape: Array) -> Int64:
+    """Return the bytes of the first tensor of each of n inputs, codes of ``events.shapes``; -1 where unknown."""
+    sizes = {code: _shape_bytes(events.shapes[code]) for code in set(shape.tolist()) if code >= 0}
+    return np.array([sizes.get(code, -1) for code in shape.tolist()], dtype=np.int64)
+
+
+def _shape_bytes(shape: tuple[Any, Any, Any]) -> int:
     dims, types, _ = shape
     dims = dims[0] if isinstance(dims, list) and dims else None
     dtype = types[0] if isinstance(types, list) and types else None
     element_bytes = dtype_bytes(_C10.get(dtype, dtype) if isinstance(dtype, str) else None)
     if not isinstance(dims, list) or element_bytes <= 0 or not all(type(d) is int and 0 <= d < 2**40 for d in dims):
         return -1
-    size = element_bytes
-    for dim in dims:
-        size *= dim
+    size = element_bytes * prod(dims)
     return size if size < 2**62 else -1
 
 

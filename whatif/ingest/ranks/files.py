@@ -47,19 +47,19 @@ def _in_order(path: Path) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class RankTold:
+class RankFacts:
     """What a recording says of its place in the run; None where it does not tell."""
 
     rank: int | None
     world_size: int | None
 
 
-def told_by(header: dict[str, Any]) -> RankTold:
+def rank_facts(header: dict[str, Any]) -> RankFacts:
     """Return the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
-    told = header.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
-    rank, size = told.get("rank"), told.get("world_size")
-    return RankTold(
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, size = info.get("rank"), info.get("world_size")
+    return RankFacts(
         rank if type(rank) is int and 0 <= rank < 10**6 else None,
         size if type(size) is int and 1 <= size < 10**6 else None,
     )
@@ -74,16 +74,16 @@ class Places:
     warnings: tuple[str, ...] = field(default=())
 
 
-def place(files: Sequence[Path], told: Sequence[RankTold]) -> Places:
+def place(files: Sequence[Path], facts: Sequence[RankFacts]) -> Places:
     """Return each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
     warnings = []
-    sizes = sorted({t.world_size for t in told if t.world_size is not None})
+    sizes = sorted({t.world_size for t in facts if t.world_size is not None})
     if len(sizes) > 1:
         which = " and ".join(str(size) for size in sizes[:3])
         raise WhatifError(
             f"{files[0]}: expected the ranks of one run, got recordings of runs with {which} ranks; name those of one."
         )
-    ranks = [t.rank for t in told]
+    ranks = [t.rank for t in facts]
     if None in ranks:
         named = [_in_name(file) for file in files]
         if None in named or len(set(named)) < len(named):
@@ -110,8 +110,4 @@ def place(files: Sequence[Path], told: Sequence[RankTold]) -> Places:
 
 
 def _in_name(file: Path) -> int | None:
-    for pattern in IN_NAME:
-        found = pattern.search(file.name)
-        if found:
-            return int(found.group(1))
-    return None
+    return next((int(found[1]) for pattern in IN_NAME if (found := pattern.search(file.name))), None)

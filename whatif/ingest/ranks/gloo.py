@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.columns import one_table
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -24,8 +25,8 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.ranks.collectives import (
     Collectives,
     first_step_of,
+    first_tensor_bytes,
     origin_ns,
-    shape_bytes,
 )
 
 PREFIX = "gloo:"
@@ -54,7 +55,7 @@ def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]
     new_names = [events.names[code] for code in events.name[rows].tolist()]
     inserted = graph.insert(
         NewTasks(after=asks, name=PREFIX, kind=TaskKind.COMMUNICATION, duration_ns=events.duration_ns[rows],
-                 thread=channel, size_bytes=_size_bytes(events, rows), layer=graph.layer[asks])
+                 thread=channel, size_bytes=first_tensor_bytes(events, events.shape[rows]), layer=graph.layer[asks])
     )  # fmt: skip
     ids, moved = inserted.ids, inserted.moved
     graph = _named(inserted.graph, ids, new_names)
@@ -77,16 +78,11 @@ def _collectives(graph: TaskGraph, events: Events, rows: Array, ids: Array) -> C
         graph,
         first_step_of(events),
         task=ids.astype(np.int32),
-        size_bytes=_size_bytes(events, rows),
+        size_bytes=first_tensor_bytes(events, events.shape[rows]),
         group_size=np.full(len(rows), -1, dtype=np.int64),
         operation=tuple(events.names[code].removeprefix(PREFIX) for code in events.name[rows].tolist()),
         group=("",) * len(rows),
     )
-
-
-def _size_bytes(events: Events, rows: Array) -> Int64:
-    sizes = {code: shape_bytes(events.shapes[code]) for code in set(events.shape[rows].tolist()) if code >= 0}
-    return np.array([sizes.get(code, -1) for code in events.shape[rows].tolist()], dtype=np.int64)
 
 
 def _asked_ns(events: Events, rows: Array) -> Int64:
@@ -115,10 +111,9 @@ def _with_channels(graph: TaskGraph, track: Array) -> tuple[TaskGraph, Array]:
 
 
 def _named(graph: TaskGraph, ids: Array, names: list[str]) -> TaskGraph:
-    table = tuple(dict.fromkeys((*graph.names, *names)))
-    code = {name: i for i, name in enumerate(table)}
+    table, (_, codes) = one_table([graph.names, names])
     column = graph.name.copy()
-    column[ids] = [code[name] for name in names]
+    column[ids] = codes
     return graph.replace(names=table, name=column)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.columns import one_table
 from whatif.graph.types import Array, Int64
 from whatif.ingest.ranks.collectives import Collectives
 
@@ -53,8 +54,8 @@ def match(ranks: Sequence[Collectives]) -> Match:
     kind = np.stack(
         [
             np.concatenate([c.step for c in ranks]),
-            _codes([name for c in ranks for name in c.group]),
-            _codes([name for c in ranks for name in c.operation]),
+            np.concatenate(one_table(c.group for c in ranks)[1]),
+            np.concatenate(one_table(c.operation for c in ranks)[1]),
             np.concatenate([c.size_bytes for c in ranks]),
         ]
     )
@@ -106,8 +107,3 @@ def match(ranks: Sequence[Collectives]) -> Match:
         tuple(unmatched.tolist()),
         reasons,
     )
-
-
-def _codes(names: list[str]) -> Int64:
-    table: dict[str, int] = {}
-    return np.array([table.setdefault(name, len(table)) for name in names], dtype=np.int64)

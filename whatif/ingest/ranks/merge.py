@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.graph.columns import COLUMNS, filled
-from whatif.graph.edit import columns_of, renumbered, reorder
+from whatif.graph.columns import COLUMNS, filled, one_table
+from whatif.graph.edit import columns_of, permuted, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
@@ -40,8 +39,6 @@ from whatif.ingest.ranks.clocks import MEETING
 from whatif.simulation.sharing import USES
 from whatif.simulation.transfers import workers_of
 
-_T = TypeVar("_T")
-
 # Attached: 1 + the collective that a task is one rank's part of, 0 for all others; negative for a rank that has left
 # before the others come, whom they wait for and who waits for nobody.
 COLLECTIVE = "collective"
@@ -57,9 +54,9 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     ``info`` is what is known of all; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
     """
     blocks = [_with_arrivals(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
-    names, name_codes = _tables([block.names for block in blocks])
-    layers, layer_codes = _tables([block.layers for block in blocks])
-    operators, operator_codes = _tables([block.info.operators for block in blocks])
+    names, name_codes = one_table(block.names for block in blocks)
+    layers, layer_codes = one_table(block.layers for block in blocks)
+    operators, operator_codes = one_table(block.info.operators for block in blocks)
     sizes = np.cumsum([0, *(len(block) for block in blocks)])
     first_thread = np.cumsum([0, *(len(block.threads) for block in blocks)])
     first_number = {
@@ -123,13 +120,6 @@ def _prefix(number: int) -> str:
     return f"rank {number}: "
 
 
-def _tables(tables: Sequence[tuple[_T, ...]]) -> tuple[tuple[_T, ...], list[Int32]]:
-    """One table of all entries, and for each table where its entries stand in it."""
-    code: dict[_T, int] = {}
-    where = [np.array([code.setdefault(text, len(code)) for text in table], dtype=np.int32) for table in tables]
-    return tuple(code), where
-
-
 def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
     """The graph of one rank with an arrival ahead of each of its collectives, which waits for the same tasks.
 
@@ -156,21 +146,13 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
         rows["name"][0], rows["thread"][0], rows["step"][0] = names.index(BEGIN_NAME), len(threads) - 1, -1
         rows["layer"][0], rows["phase"][0], rows["start_ns"][0] = 0, 0, 0
     place = ahead + np.arange(count)
-    is_new = np.zeros(n + count, dtype=np.bool_)
-    is_new[place] = True
-    moved = np.flatnonzero(~is_new).astype(np.int32)
-
-    def woven(old: npt.NDArray[Any], new: npt.ArrayLike) -> npt.NDArray[Any]:
-        result = np.empty(n + count, dtype=old.dtype)
-        result[moved], result[place] = old, new
-        return result
-
-    columns = {name: woven(column, rows[name]) for name, column in columns_of(part).items()}
-    attached = {name: woven(column, 0) for name, column in part.attached.items()}
+    woven, moved = woven_in(part, rows, place)
     arrival = place[bool(begin_ns) :]
     if len(arrival):
-        attached[COLLECTIVE][arrival] = part.attached[COLLECTIVE][transfer]
-    dependencies = [renumbered(part.dependencies, moved)]
+        collective = woven.attached[COLLECTIVE].copy()
+        collective[arrival] = part.attached[COLLECTIVE][transfer]
+        woven = woven.attach(**{COLLECTIVE: collective})
+    dependencies = [woven.dependencies]
     into = part.dependencies.take(np.isin(part.dependencies.target, transfer))
     where = np.searchsorted(transfer, into.target)
     kind = np.where(into.kind == DependencyKind.LAUNCH, DependencyKind.EVENT, into.kind).astype(np.int8)
@@ -181,14 +163,7 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
         firsts = moved[first_of_thread]
         firsts = np.concatenate([firsts, arrival[np.isin(transfer, first_of_thread)]])
         dependencies.append(Dependencies.of(np.full(len(firsts), place[0]), firsts, DependencyKind.EVENT))
-    return part.replace(
-        **columns,
-        threads=threads,
-        names=names,
-        attached=attached,
-        dependencies=Dependencies.concatenate(dependencies),
-        waits=Waits(moved[part.waits.task], part.waits.scope, part.waits.lag_ns),
-    )
+    return woven.replace(threads=threads, names=names, dependencies=Dependencies.concatenate(dependencies))
 
 
 def meet(graph: TaskGraph) -> TaskGraph:
@@ -217,22 +192,14 @@ def meet(graph: TaskGraph) -> TaskGraph:
     rows["start_ns"] = start_ns
     waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0]
     lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[waiting]]
-    dependencies = Dependencies.concatenate([
-        graph.dependencies,
+    meetings = [
         Dependencies.of(arrival, hub[which], DependencyKind.COMMUNICATION),
         Dependencies.of(hub[np.searchsorted(present, collective[waiting])], waiting, DependencyKind.COMMUNICATION,
                         lag_ns),
-    ])  # fmt: skip
-    return graph.replace(
-        **{name: np.concatenate([column, rows[name]]) for name, column in columns_of(graph).items()},
-        attached={
-            name: np.concatenate([column, np.zeros(count, dtype=column.dtype)])
-            for name, column in graph.attached.items()
-        },
-        names=names,
-        threads=(*graph.threads, *threads),
-        dependencies=dependencies,
-    )
+    ]  # fmt: skip
+    dependencies = Dependencies.concatenate([graph.dependencies, *meetings])
+    threads = (*graph.threads, *threads)
+    return woven_in(graph, rows, hub)[0].replace(names=names, threads=threads, dependencies=dependencies)
 
 
 def _ordered(graph: TaskGraph, bounds: Sequence[int]) -> TaskGraph:
@@ -252,16 +219,7 @@ def _ordered(graph: TaskGraph, bounds: Sequence[int]) -> TaskGraph:
         _never_back(key, bounds)
         if np.array_equal(key, before):
             break
-    order = np.argsort(key, kind="stable")
-    place = np.empty(len(order), dtype=np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    graph = graph.replace(
-        **{name: column[order] for name, column in columns_of(graph).items()},
-        attached={name: column[order] for name, column in graph.attached.items()},
-        dependencies=renumbered(graph.dependencies, place),
-        waits=Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns),
-    )
-    return reorder(graph)[0]
+    return reorder(permuted(graph, np.argsort(key, kind="stable"))[0])[0]
 
 
 def _never_back(key: Int64, bounds: Sequence[int]) -> None:

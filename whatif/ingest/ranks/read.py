@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.ranks.clocks import Clock, find_clocks
 from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
 from whatif.ingest.ranks.files import (
     Places,
-    RankTold,
+    RankFacts,
     find_recordings,
     place,
-    told_by,
+    rank_facts,
 )
 from whatif.ingest.ranks.gloo import with_gloo
 from whatif.ingest.ranks.match import Match, match
@@ -80,11 +81,11 @@ def read_ranks(paths: Sequence[str | Path], *, progress: Progress | None = None)
     return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), paths_told)
 
 
-def _read(file: Path) -> tuple[TaskGraph, Collectives, RankTold]:
+def _read(file: Path) -> tuple[TaskGraph, Collectives, RankFacts]:
     events = read_events(file)
     graph = graph_of_events(events, str(file))
     found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
-    return (*found, told_by(events.header))
+    return (*found, rank_facts(events.header))
 
 
 def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
@@ -175,8 +176,7 @@ def _without_waiting(
 ) -> list[TaskGraph]:
     """Each rank's graph with its matched collectives as long as their transfers, and told apart."""
     size_bytes = matched.column([c.size_bytes for c in collectives])
-    operations: dict[str, int] = {}
-    kinds = [np.array([operations.setdefault(o, len(operations)) for o in c.operation], np.int64) for c in collectives]
+    _, kinds = one_table(c.operation for c in collectives)
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
     kind = matched.column(kinds) * (len(graphs) + 1) + members
     latency = latency_ns(size_bytes, waits.transfer_ns, kind)

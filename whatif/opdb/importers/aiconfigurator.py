@@ -40,13 +40,6 @@ _NCCL = ("version", "device", "op_name", "nccl_dtype", "num_gpus", "message_size
 _ATTENTION = ("framework", "device", "op_name", "attn_dtype", "batch_size", "isl", "num_heads", "head_dim", "latency")
 # What an attention's table may tell beside these, and what it means where it does not.
 _MAY_TELL = ("num_key_value_heads", "step", "window_size", "beam_width", "kv_cache_dtype", "kernel_source")
-_FILES = {
-    "gemm_perf.parquet": _GEMM,
-    "nccl_perf.parquet": _NCCL,
-    "context_attention_perf.parquet": _ATTENTION,
-    "generation_attention_perf.parquet": _ATTENTION,
-    "encoder_attention_perf.parquet": _ATTENTION,
-}
 # No device, framework or kernel has a longer name.
 LONGEST_NAME = 500
 # Systems whose table of collectives is broken: 8 GPUs at 1 to 2 GB/s.
@@ -56,7 +49,7 @@ _BROKEN_COLLECTIVES = ("l40s",)
 def read_aiconfigurator(path: Path, *, author: str | None = None) -> Found:
     """Read the tables of products, attention and collectives below ``path``; WhatifError where there are none."""
     found = Found()
-    files = [file for file in sorted(path.rglob("*.parquet")) if file.name in _FILES]
+    files = [file for file in sorted(path.rglob("*.parquet")) if file.name in _TABLES]
     if not files:
         raise WhatifError(f"{path}: expected the folder systems/data of aiconfigurator-core, got none of its tables.")
     for file in files:
@@ -65,7 +58,8 @@ def read_aiconfigurator(path: Path, *, author: str | None = None) -> Found:
 
 
 def _read_file(file: Path, author: str | None, found: Found) -> None:
-    table = _table(file, _FILES[file.name])
+    columns, operators_in = _TABLES[file.name]
+    table = _table(file, columns)
     if table is None:
         found.dropped["a table without its device (its rows are not counted)"] += 1
         return
@@ -75,8 +69,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
         return
     library = "version" if is_nccl else "framework"
     nameless = table[["device", library]].isna().any(axis=1)
-    if nameless.any():
-        found.dropped["no device, or no framework or version, is named"] += int(nameless.sum())
+    found.drop(nameless.sum(), "no device, or no framework or version, is named")
     version = file.parent.name
     for told, part in table.groupby("device", sort=True):
         for named, rows in part.groupby(library, sort=True):
@@ -96,7 +89,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
                     note=None if agreed else f"NCCL {version} by its folder, {named} by its table",
                 ),
             )  # fmt: skip
-            for measured in _OPERATORS[_FILES[file.name]](rows, found):
+            for measured in operators_in(rows, found):
                 found.keep(measured, origin)
 
 
@@ -196,9 +189,8 @@ def _known(
     """The rows whose operator and number format the database has words for, and those formats; others are counted."""
     told = table[dtype_column].astype(str)
     known = told.isin(list(_DTYPES)) & wanted
-    if (~known).any():
-        # Block-scaled fp8 and quantized weights are other operators than a product of that format.
-        found.dropped["quantized products and operators that the database has no word for"] += int((~known).sum())
+    # Block-scaled fp8 and quantized weights are other operators than a product of that format.
+    found.drop((~known).sum(), "quantized products and operators that the database has no word for")
     return table[known], [_DTYPES[name] for name in told[known]]
 
 
@@ -207,8 +199,11 @@ def _timed(ops: Operators, table: pd.DataFrame) -> Rows:
     return measurements(ops, numbers(table, "latency") * 1e-3, **({} if kernels is None else {"kernels": kernels}))
 
 
-_OPERATORS: dict[tuple[str, ...], Callable[[pd.DataFrame, Found], Iterator[Rows]]] = {
-    _GEMM: _products,
-    _NCCL: _collectives,
-    _ATTENTION: _attention,
+# The columns of each table that is read, and what makes operators of its rows.
+_TABLES: dict[str, tuple[tuple[str, ...], Callable[[pd.DataFrame, Found], Iterator[Rows]]]] = {
+    "gemm_perf.parquet": (_GEMM, _products),
+    "nccl_perf.parquet": (_NCCL, _collectives),
+    "context_attention_perf.parquet": (_ATTENTION, _attention),
+    "generation_attention_perf.parquet": (_ATTENTION, _attention),
+    "encoder_attention_perf.parquet": (_ATTENTION, _attention),
 }

@@ -33,10 +33,14 @@ class Found:
     def keep(self, rows: Rows, origin: Origin) -> None:
         """Keep the rows that can be true; count the others."""
         rows, lost = sound_part(rows)
-        if lost:
-            self.dropped["times or sizes that no device can have"] += lost
+        self.drop(lost, "times or sizes that no device can have")
         if len(rows):
             self.contributions.append((rows, origin))
+
+    def drop(self, rows: int, reason: str) -> None:
+        """Count rows that are left out, if any."""
+        if rows:
+            self.dropped[reason] += int(rows)
 
     def warnings(self) -> list[str]:
         """One sentence for each reason to leave rows out."""

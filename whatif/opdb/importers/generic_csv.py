@@ -46,8 +46,7 @@ def read_csv(
     )  # fmt: skip
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
     known &= (table["name"] != "") & (table["device"].str.strip() != "")
-    if (~known).any():
-        found.dropped["an operator, number format, phase or device that is not known"] += int((~known).sum())
+    found.drop((~known).sum(), "an operator, number format, phase or device that is not known")
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
     for (told, family), part in table[known].groupby(["device", "family"], sort=True):
         origin = Origin(device=device_called(str(told)), method=method or Method(), source=source)

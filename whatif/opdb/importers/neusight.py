@@ -16,6 +16,7 @@ import pandas as pd
 from msgspec.structs import replace
 
 from whatif.errors import WhatifError
+from whatif.graph.described import LONGEST_TEXT
 from whatif.graph.types import Float64
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
@@ -51,9 +52,8 @@ def read_neusight(path: Path, *, author: str | None = None) -> Found:
         raise WhatifError(f"{path}: expected NeuSight's tables OPERATOR/VERSION/DEVICE.csv, got none.")
     everything = pd.concat(tables, ignore_index=True)
     nameless = everything["Device"].isna()
-    if nameless.any():
-        found.dropped["no device is named"] += int(nameless.sum())
-        everything = everything[~nameless].copy()
+    found.drop(nameless.sum(), "no device is named")
+    everything = everything[~nameless].copy()
     for column in ("Torch Version", "CUDNN Version", "CUDA Version"):
         everything[column] = everything[column].astype(str) if column in everything else ""
     sha256 = file_sha256(path) if path.is_file() else None
@@ -116,8 +116,7 @@ def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float |
     """Return each family's rows, and by how many ms the times at the end of the table were corrected, if any."""
     named = table["OPName"].astype(str)
     known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
-    if (~known).any():
-        found.dropped["operators that are not known"] += int((~known).sum())
+    found.drop((~known).sum(), "operators that are not known")
     for chosen, build in (
         (named.isin(_MATMUL), _matmul),
         (named == "conv", _conv),
@@ -183,7 +182,5 @@ def _normalization(table: pd.DataFrame) -> Operators:
 
 def _kernels(table: pd.DataFrame) -> list[str]:
     """The kernels of each call; longer lists than a cell may hold are cut."""
-    from whatif.graph.described import LONGEST_TEXT
-
     named = table["Kernels"] if "Kernels" in table else table.get("Kernel Name", pd.Series("", index=table.index))
     return [str(text).strip(";")[:LONGEST_TEXT] if isinstance(text, str) else "" for text in named]

@@ -7,6 +7,7 @@ Each distinct operator becomes one row: the median of its calls, with their spre
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,10 +165,6 @@ def _measured_alone(recorded: Recorded) -> Iterator[Timed]:
             share = row.spread.get(form)
             # The recorder tells the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
             half = 0.95 * share if share is not None and share < 1 else float("nan")
-            told = (
-                what
-                if form == "recorded"
-                else Described(what.family, what.name, "bf16", what.integers, what.phase, what.layout)
-            )
+            measured = what if form == "recorded" else replace(what, dtype="bf16")
             t = float(ns) * 1e-9
-            yield Timed(told, t, t * (1 - min(half, 0.99)), t * (1 + half))
+            yield Timed(measured, t, t * (1 - min(half, 0.99)), t * (1 + half))
