@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,19 @@ from whatif.opdb.provenance import Environment, Method, Origin, Source
 
 from ..gpu_clocks import describe_clocks, power_limit_watt
 from ..metadata import describe_environment
-from .process import Way
+
+
+class Way(NamedTuple):
+    """How operators are measured: on which device of torch, with how many threads of a CPU, and in what state.
+
+    ``ranks``: over how many processes, for collectives; 0 for operators of one device.
+    """
+
+    device: str
+    threads: int
+    cache: str
+    method: str
+    ranks: int = 0
 
 
 def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:

@@ -25,9 +25,8 @@ from whatif.opdb.store import Store
 
 from ..operators.calls import NotReplayable
 from .journal import Journal
-from .machine import clocks_note, origin_of
+from .machine import Way, clocks_note, origin_of
 from .pace import fastest
-from .process import Way
 from .spelled import spelled
 from .visits import NO_TIME, Question, Visited, fastest_pace_ns, visit_all
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from whatif.graph.described import Described
 from whatif.opdb.importers.described import Timed
 
-from ..line_process import EndedError
+from ..line_process import EndedError, MeasuringProcess
 from .collectives import RankGroup
+from .machine import Way
 from .pace import COMPUTES, sensitivity
-from .process import MeasuringProcess, Way
 from .spelled import Spelled
 
 # Operators that are visited in turns; so many take half a minute on a CPU: what disturbs a visit is over at the next.
@@ -149,4 +149,6 @@ def _pass(
 
 
 def _measuring(way: Way) -> MeasuringProcess | RankGroup:
-    return RankGroup(way) if way.ranks else MeasuringProcess(way._asdict(), threads=way.threads)
+    return (
+        RankGroup(way) if way.ranks else MeasuringProcess(f"{__package__}.worker", way._asdict(), threads=way.threads)
+    )

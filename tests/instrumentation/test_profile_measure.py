@@ -20,7 +20,7 @@ torch = need("torch")
 need("pyarrow")
 profiling = need("whatif.instrumentation.profile_ops.profile")
 visits = need("whatif.instrumentation.profile_ops.visits")
-process = need("whatif.instrumentation.profile_ops.process")
+process = need("whatif.instrumentation.line_process")
 spelling = need("whatif.instrumentation.profile_ops.spelled")
 online = need("whatif.instrumentation.profile_ops.online")
 machine = need("whatif.instrumentation.profile_ops.machine")
@@ -28,7 +28,8 @@ journals = need("whatif.instrumentation.profile_ops.journal")
 
 pytestmark = pytest.mark.slow
 
-WAY = process.Way("cpu", 1, "hot", "chain_difference")
+WORKER = "whatif.instrumentation.profile_ops.worker"
+WAY = machine.Way("cpu", 1, "hot", "chain_difference")
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +150,7 @@ def test_what_ends_the_process_costs_itself_alone(tmp_path: Path) -> None:
 
 def test_a_process_that_falls_silent_is_ended() -> None:
     """No operator answers within nothing."""
-    with process.MeasuringProcess(WAY._asdict()) as running:
+    with process.MeasuringProcess(WORKER, WAY._asdict()) as running:
         running._silence_s = 0.0
         with pytest.raises(process.EndedError):
             running.measure({"call": spelling.spelled(product(512)), "dtype": "fp32"})
@@ -159,7 +160,7 @@ def test_a_process_that_falls_silent_is_ended() -> None:
 def test_a_process_that_never_begins_is_one_sentence() -> None:
     with (
         pytest.raises(WhatifError, match="expected a process that measures, got one that ended") as caught,
-        process.MeasuringProcess({}, module="spelled"),
+        process.MeasuringProcess("whatif.instrumentation.profile_ops.spelled", {}),
     ):
         pass
     assert "\n" not in str(caught.value)
@@ -284,6 +285,6 @@ def test_graph_replay_and_events_agree_on_a_gpu(tmp_path: Path) -> None:
     times = []
     for method in ("chain_difference", "graph_replay"):
         store = Store.open(tmp_path / method, create=True)
-        profiling.profile(store, questions, process.Way("cuda", 1, "hot", method))
+        profiling.profile(store, questions, machine.Way("cuda", 1, "hot", method))
         times += rows_in(store).values()
     assert times[0] == pytest.approx(times[1], rel=0.1)
