@@ -8,7 +8,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .layers import gradient_bytes, named_parameters
+from .layers import named_parameters
 
 # Defaults of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
 BUCKET_CAP_BYTES = 25 << 20
@@ -86,7 +86,7 @@ def _reduced_parameters(ddp: DistributedDataParallel, model: nn.Module) -> list[
     """Return name and gradient bytes of the parameters that DDP reduces, in the order of its indices."""
     full_names = {id(parameter): name for name, _, parameter in named_parameters(model)}
     return [
-        (full_names[id(parameter)], gradient_bytes(parameter))
+        (full_names[id(parameter)], parameter.nbytes)
         for name, _, parameter in named_parameters(ddp)
         if parameter.requires_grad and name not in ddp.parameters_to_ignore
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,16 +63,7 @@ class Sample:
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Sample:
         """The measurements under a mask."""
-        return Sample(
-            self.device,
-            self.kind,
-            self.ops.take(rows),
-            self.t_s[rows],
-            self.sound[rows],
-            self.told,
-            self.sheet,
-            self.gpu,
-        )
+        return replace(self, ops=self.ops.take(rows), t_s=self.t_s[rows], sound=self.sound[rows])
 
     def drawn(self, most: int, seed: int) -> Sample:
         """At most about ``most`` measurements, drawn by the operators' keys: the same ones on every device."""

@@ -113,18 +113,10 @@ class Call:
         return sum(tensor.storage_bytes for tensor in self.tensors())
 
 
-@dataclass(frozen=True)
-class RawInput:
-    """One entry of the trace's parallel lists, checked to be of a known form."""
-
-    kind: str  # "tensor", "tensors", "value" or "absent"
-    tensors: tuple[TensorSpec, ...] = ()
-    value: Any = None
-
-
-def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[RawInput]:
+def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[Argument | None]:
     """Return the inputs of a call from the trace's "Input Dims", "Input type", "Concrete Inputs" and "Input Strides".
 
+    They have no names yet; None stands for one that is absent.
     Raises NotReplayable where they are missing or no such lists.
     """
     lists = (dims, types, concrete)
@@ -135,14 +127,14 @@ def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[RawI
     return [_read_input(*entry) for entry in zip(dims, types, concrete, strides, strict=True)]
 
 
-def _read_input(dims: Any, kind: Any, concrete: Any, strides: Any) -> RawInput:
+def _read_input(dims: Any, kind: Any, concrete: Any, strides: Any) -> Argument | None:
     if kind in ("Scalar", "ScalarList"):
-        return RawInput("value", value=parse_value(concrete))
+        return Argument("", value=parse_value(concrete))
     if kind == "":
-        return RawInput("absent")
+        return None
     if kind == "TensorList":
-        return RawInput("tensors", tensors=_tensor_list(dims, strides))
-    return RawInput("tensor", tensors=(_tensor(dims, kind, strides),))
+        return Argument("", _tensor_list(dims, strides), is_list=True)
+    return Argument("", (_tensor(dims, kind, strides),))
 
 
 def _tensor(dims: Any, dtype: Any, strides: Any) -> TensorSpec:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from whatif.errors import WhatifError
 from whatif.from_module.operations import OperatorGraph
@@ -14,10 +15,10 @@ from whatif.graph.types import Phase
 
 from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision
+from ..tensors import dtype_name, tensors_in
 from .load import load_model
 from .losses import LOSSES, loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
-from .spelling import tensors_in
 from .stand_ins import AsOnDevice
 from .watch import Watch
 
@@ -88,7 +89,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         "version": 1,
         "batch_size": int(first.shape[0]) if first is not None and first.dim() else None,
         "input_shape": list(first.shape) if first is not None else None,
-        "input_dtype": str(first.dtype).removeprefix("torch.") if first is not None else None,
+        "input_dtype": dtype_name(first.dtype) if first is not None else None,
         "precision": describe_precision(model, None),
         "layers": describe_layers(model),
         "grad_ready_order": order.rows(),
@@ -156,20 +157,10 @@ def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], di
             f"{wanted.target}: expected --input SHAPE (as 64,3,224,224) or a function that returns the model with its "
             "inputs, got neither."
         )
-    own = _to_meta(own)
+    own = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, own)
     if isinstance(own, dict):
         return [], own
     return (list(own) if isinstance(own, list | tuple) else [own]), {}
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, dict):
-        return {key: _to_meta(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_meta(item) for item in value]
-    return value
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
