@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 # Bytes of an element by the name that the profiler gives its type. "TensorList" hides the types: see `tensor_list`.
 ELEMENT_BYTES = {
@@ -30,6 +30,17 @@ _LITERALS = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "
 
 class NotReplayable(Exception):  # noqa: N818
     """Why a call cannot be repeated alone; the message is a few words that are counted."""
+
+
+class RecordedCall(NamedTuple):
+    """One call as a trace has it: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides", unchecked."""
+
+    name: str
+    dims: Any
+    types: Any
+    concrete: Any
+    strides: Any = None
+    backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,12 +124,12 @@ class Call:
         return sum(tensor.storage_bytes for tensor in self.tensors())
 
 
-def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[Argument | None]:
-    """Return the inputs of a call from the trace's "Input Dims", "Input type", "Concrete Inputs" and "Input Strides".
+def read_inputs(call: RecordedCall) -> list[Argument | None]:
+    """Return the inputs of a call, which have no names yet; None stands for one that is absent.
 
-    They have no names yet; None stands for one that is absent.
     Raises NotReplayable where they are missing or no such lists.
     """
+    _, dims, types, concrete, strides, _ = call
     lists = (dims, types, concrete)
     if not all(isinstance(entry, list) for entry in lists) or len({len(entry) for entry in lists}) != 1:
         raise NotReplayable("inputs not recorded")

@@ -49,10 +49,7 @@ def measure_operators(
     usable = threads if type(threads) is int and 0 < threads <= (os.cpu_count() or 1) else None
     setup = {
         "metadata": metadata,
-        "operators": [
-            [operator.name, operator.dims, operator.types, operator.concrete, operator.strides, operator.backward]
-            for operator in operators
-        ],
+        "operators": [operator.call for operator in operators],
         "variants": list(variants),
         "cuda": bool(metadata.get("gpu")),
         "threads": usable,

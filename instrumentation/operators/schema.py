@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .calls import Argument, Call, NotReplayable, read_inputs
+from .calls import Argument, Call, NotReplayable, RecordedCall, read_inputs
 
 # These may return their input or copy it: the recorded strides decide, as they did in the run.
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "to", "_reshape_alias", "reshape_as"})
@@ -21,15 +21,15 @@ _INTEGERS = frozenset({"IntType", "SymIntType", "ScalarTypeType", "LayoutType", 
 _NUMBERS = _INTEGERS | {"FloatType", "NumberType", "BoolType"}
 
 
-def resolve(name: str, dims: Any, types: Any, concrete: Any, strides: Any, *, backward: bool) -> Call:
-    """Return the recorded call with its inputs named; `overload_of` gives what to call.
+def resolve(call: RecordedCall) -> Call:
+    """Return a recorded call with its inputs named; `overload_of` gives what to call.
 
     Raises NotReplayable, with the reason, for what computes nothing, has no tensor, or fits no schema.
     """
-    op = name.removeprefix("aten::")
+    op = call.name.removeprefix("aten::")
     if op in _NO_COMPUTATION:
         raise NotReplayable("computes nothing")
-    inputs = read_inputs(dims, types, concrete, strides)
+    inputs = read_inputs(call)
     if not any(given is not None and given.tensors for given in inputs):
         raise NotReplayable("makes tensors from nothing")
     for overload in _overloads(op):
@@ -38,7 +38,7 @@ def resolve(name: str, dims: Any, types: Any, concrete: Any, strides: Any, *, ba
             continue
         if _is_view(overload._schema) and op not in _MAY_COPY:
             raise NotReplayable("computes nothing")
-        return Call(op, tuple(arguments), backward)
+        return Call(op, tuple(arguments), call.backward)
     raise NotReplayable("no schema fits the inputs")
 
 

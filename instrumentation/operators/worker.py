@@ -14,7 +14,7 @@ import torch
 
 from ..line_process import connect
 from ..metadata import describe_environment
-from .calls import Call, NotReplayable
+from .calls import Call, NotReplayable, RecordedCall
 from .measure import UPDATES
 from .replay import copies_of, make_replay
 from .schema import resolve
@@ -46,7 +46,7 @@ class _Worker:
         self._clock, self._memory_bytes = prepare(self._device, setup["threads"])
         if self._device.type == "cuda":
             _restore_precision(self._metadata.get("precision"))
-        self._calls = [_resolved_or_why(operator) for operator in setup["operators"]]
+        self._calls = [_resolved(operator) for operator in setup["operators"]]
         self._run = describe_run((call for call in self._calls if isinstance(call, Call)), self._metadata)
 
     def answer(self, job: int) -> dict[str, Any]:
@@ -107,15 +107,9 @@ def answered(measure: Callable[[], dict[str, Any]], device: torch.device) -> dic
             torch.cuda.synchronize()
 
 
-def resolved(recorded: list[Any]) -> Call:
-    """Return the call of a line: name, dims, types, concrete values, strides, and whether it runs backward."""
-    name, dims, types, concrete, strides, backward = recorded
-    return resolve(name, dims, types, concrete, strides, backward=backward)
-
-
-def _resolved_or_why(recorded: list[Any]) -> Call | NotReplayable:
+def _resolved(recorded: list[Any]) -> Call | NotReplayable:
     try:
-        return resolved(recorded)
+        return resolve(RecordedCall(*recorded))
     except NotReplayable as reason:
         return reason
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from whatif.graph.described import DTYPE_BYTES, TWO_TENSORS, Described
 from whatif.opdb.work import output_size
 
-from ..operators.calls import NotReplayable
+from ..operators.calls import NotReplayable, RecordedCall
 
 # What recordings call the number formats. TF32 is how a device multiplies fp32 tensors.
 _TYPES = {
@@ -18,17 +17,6 @@ _TYPES = {
 }  # fmt: skip
 # A number that neither changes nor overflows what it is applied to again and again.
 _NUMBER = "1.0009765625"
-
-
-class Spelled(NamedTuple):
-    """One call in the words of a recording: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides"."""
-
-    name: str
-    dims: list[Any]
-    types: list[str]
-    concrete: list[str]
-    strides: list[Any] | None = None
-    backward: bool = False
 
 
 # One input of a call: its dims, type, value and strides.
@@ -44,12 +32,12 @@ def _value(text: str) -> _Input:
     return [], "ScalarList" if text.startswith("[") else "Scalar", text, []
 
 
-def _call(name: str, *inputs: _Input, backward: bool = False) -> Spelled:
+def _call(name: str, *inputs: _Input, backward: bool = False) -> RecordedCall:
     dims, types, concrete, strides = (list(column) for column in zip(*inputs, strict=True))
-    return Spelled(f"aten::{name}", dims, types, concrete, strides, backward)
+    return RecordedCall(f"aten::{name}", dims, types, concrete, strides, backward)
 
 
-def spelled(what: Described) -> Spelled:
+def spelled(what: Described) -> RecordedCall:
     """Return a call of the operator. Raises NotReplayable, with the reason, where torch has none that is known here."""
     if what.family == "other":
         return _as_recorded(what)
@@ -64,7 +52,7 @@ def spelled(what: Described) -> Spelled:
     return rule(what.name, dtype, dict(what.integers), what.phase)
 
 
-def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
     if name == "linear":
         # The weight lies as (n, k), and its transpose is multiplied with.
@@ -75,7 +63,7 @@ def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
     return _call("bmm", _tensor((b, m, k), dtype), _tensor((b, k, n), dtype))
 
 
-def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     x = (c["batch"], c["in_channels"], c["in_h"], c["in_w"])
     weight = (c["out_channels"], c["in_channels"] // c["groups"], c["kernel_h"], c["kernel_w"])
     out_h, out_w = (int(output_size(c, axis)) for axis in "hw")  # type: ignore[arg-type]
@@ -89,7 +77,7 @@ def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
     return _call("convolution_backward", gradient, *tensors, *options, _value(wanted[phase]), backward=True)
 
 
-def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     tensor = _tensor((c["elements"],), dtype)
     base = name.removesuffix("_scalar")
     if base in TWO_TENSORS:
@@ -104,7 +92,7 @@ def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spe
     return _call(name, tensor)
 
 
-def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     rows, columns = c["rows"], c["columns"]
     whole = _tensor((rows, columns), dtype)
     if name in ("softmax", "log_softmax"):
@@ -116,14 +104,14 @@ def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> S
     raise NotReplayable(f"operator {name} is not known here")
 
 
-def _attention(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _attention(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     query = _tensor((c["batch"], c["heads"], c["query_length"], c["head_size"]), dtype)
     key = _tensor((c["batch"], c["kv_heads"], c["key_length"], c["head_size"]), dtype)
     causal, grouped = _value(str(bool(c["causal"]))), _value(str(c["heads"] != c["kv_heads"]))
     return _call("scaled_dot_product_attention", query, key, key, _ABSENT, _value("0.0"), causal, _ABSENT, grouped)
 
 
-def _collective(what: Described) -> Spelled:
+def _collective(what: Described) -> RecordedCall:
     """The whole buffer, for the processes that run it; no operator of torch's."""
     c = dict(what.integers)
     dtype = _TYPES.get(what.dtype)
@@ -131,19 +119,19 @@ def _collective(what: Described) -> Spelled:
         raise NotReplayable(f"number format {what.dtype} is not measured")
     if c["nodes"] != 1:
         raise NotReplayable("collectives over several hosts are not measured here")
-    return Spelled(what.name, [[c["bytes"] // int(DTYPE_BYTES[what.dtype])]], [dtype], [""])
+    return RecordedCall(what.name, [[c["bytes"] // int(DTYPE_BYTES[what.dtype])]], [dtype], [""])
 
 
-def _as_recorded(what: Described) -> Spelled:
+def _as_recorded(what: Described) -> RecordedCall:
     """The layout of the family "other" is what a recording said of the inputs, as JSON."""
     try:
         dims, types, concrete = json.loads(what.layout)
     except (ValueError, TypeError, RecursionError):
         raise NotReplayable("inputs not recorded") from None
-    return Spelled(what.name, dims, types, concrete, None, "backward" in what.name)
+    return RecordedCall(what.name, dims, types, concrete, None, "backward" in what.name)
 
 
-_RULES: dict[str, Callable[[str, str, Mapping[str, int], str], Spelled]] = {
+_RULES: dict[str, Callable[[str, str, Mapping[str, int], str], RecordedCall]] = {
     "matmul": _matmul,
     "conv": _conv,
     "elementwise": _elementwise,

@@ -17,10 +17,10 @@ from whatif.graph.described import Described
 from whatif.opdb.importers.described import Timed
 
 from ..line_process import EndedError, MeasuringProcess
+from ..operators.calls import RecordedCall
 from .collectives import RankGroup
 from .machine import Way
 from .pace import COMPUTES, sensitivity
-from .spelled import Spelled
 
 # Operators that are visited in turns; so many take half a minute on a CPU: what disturbs a visit is over at the next.
 BLOCK = 256
@@ -35,7 +35,7 @@ class Question(NamedTuple):
     """An operator in the database's words, and a call of it."""
 
     what: Described
-    call: Spelled
+    call: RecordedCall
 
 
 class Visit(NamedTuple):

@@ -13,10 +13,11 @@ import torch
 
 from ..gpu_rates import fp32_products
 from ..line_process import connect
-from ..operators.calls import NotReplayable
+from ..operators.calls import NotReplayable, RecordedCall
 from ..operators.replay import copies_of
+from ..operators.schema import resolve
 from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, Chain
-from ..operators.worker import answered, needed_bytes, prepare, resolved, timed_replay
+from ..operators.worker import answered, needed_bytes, prepare, timed_replay
 from .graph_replay import graph_rounds_ns
 from .pace import Pace
 
@@ -41,7 +42,7 @@ class _Worker:
             return self._rounds(job["call"])
 
     def _rounds(self, recorded: list[Any]) -> dict[str, Any]:
-        call = resolved(recorded)
+        call = resolve(RecordedCall(*recorded))
         copies = 1 if self._hot else copies_of(call)
         if needed_bytes(call, copies) > self._memory_bytes:
             raise NotReplayable("needs too much memory")

@@ -63,9 +63,10 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         with fused_on_meta():
             if optimizer is not None:
                 prepare_state(optimizer)
-            watch.know([*model.parameters(), *model.buffers(), *tensors_in([positional, named])])
+            resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
             if optimizer is not None:
-                watch.know(t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+                resident += tensors_in(optimizer.state.values())
+            watch.know(resident)
             grad = torch.no_grad() if wanted.inference else nullcontext()
             with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
                 _run(model, positional, named, optimizer, watch, wanted, notes)
@@ -82,9 +83,6 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         watch.remove()
         order.remove()
     first = next(iter(tensors_in([positional, named])), None)
-    resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
-    if optimizer is not None:
-        resident += [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.is_meta]
     metadata = {
         "version": 1,
         "batch_size": int(first.shape[0]) if first is not None and first.dim() else None,
@@ -104,7 +102,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         )
     return OperatorGraph(
         wanted.target, watch.operations, watch.layer_calls, watch.allocations,
-        sum(t.untyped_storage().nbytes() for t in _distinct(resident)), metadata, tuple(notes),
+        sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta), metadata, tuple(notes),
     )  # fmt: skip
 
 
