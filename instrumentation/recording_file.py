@@ -22,7 +22,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def check_writable(path: Path) -> Path:
-    """Return the file that `path` stands for: known before the run, not after it, to be one that can be written.
+    """Return the file that `path` names, checked before the run to be one that can be written.
 
     Raises WhatifError where it cannot, or where something that is no recording would be lost.
     """

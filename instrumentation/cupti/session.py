@@ -64,7 +64,7 @@ class CuptiSession:
     """Collects CUPTI's records of this process between `start` and `stop` into `records`.
 
     Raises WhatifError, when it is made, where there is no cupti-python or no driver, where two copies of CUPTI are
-    loaded, or where torch.profiler or another profiler has used CUPTI before. `make_tracer` refuses what can be told
+    loaded, or where torch.profiler or another profiler has used CUPTI before. `make_tracer` refuses what is known
     without CUPTI: a profiler that runs, an earlier session, and no GPU.
     """
 

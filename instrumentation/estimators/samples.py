@@ -43,7 +43,7 @@ class Sample:
     ops: Operators
     t_s: Float64
     sound: npt.NDArray[np.bool_]
-    told: tuple[Provenance, ...]
+    provenances: tuple[Provenance, ...]
     sheet: Sheet
     gpu: Gpu | None
 
@@ -75,7 +75,7 @@ class Sample:
         return features(self.ops, self.sheet, names, across=across)
 
     def target(self) -> Float64:
-        """What a model learns: log of time over the law, shape (n,)."""
+        """What a model learns: log of the time over the reference time, shape (n,)."""
         return np.asarray(np.log(self.t_s / reference_s(self.ops, self.sheet, launch=self.launch)))
 
     def sha256(self) -> str:
@@ -121,9 +121,9 @@ def _sample(device: str, kind: Kind, parts: list[tuple[Provenance, Operators, Fl
 
 def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
     """What a device without a data sheet does, from its own times."""
-    law = fit_law(*work(ops), t_s)
-    rate = law.flops_per_s / 1e12 if np.isfinite(law.flops_per_s) else 1.0
-    bandwidth = law.bytes_per_s / 1e9 if np.isfinite(law.bytes_per_s) else 1.0
+    fitted = fit_law(*work(ops), t_s)
+    rate = fitted.flops_per_s / 1e12 if np.isfinite(fitted.flops_per_s) else 1.0
+    bandwidth = fitted.bytes_per_s / 1e9 if np.isfinite(fitted.bytes_per_s) else 1.0
     return Sheet(
         sm_count=1.0, tflops={"fp32": rate, dtype: rate}, memory_gbyte_s=bandwidth, l2_mbyte=_UNKNOWN_CACHE_MBYTE
     )

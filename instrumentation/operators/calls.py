@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -125,7 +125,7 @@ class Call:
 
 
 def read_inputs(call: RecordedCall) -> list[Argument | None]:
-    """Return the inputs of a call, which have no names yet; None stands for one that is absent.
+    """Return the inputs of a call, which have no names yet; None is one that is absent.
 
     Raises NotReplayable where they are missing or no such lists.
     """
@@ -195,13 +195,3 @@ def _parse_scalar(text: str) -> Any:
         return float(text)
     except ValueError:
         raise NotReplayable("value of an input not known") from None
-
-
-def contiguous_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Return strides that lay the axes out in `order`, the outermost first."""
-    strides = [1] * len(shape)
-    step = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(1, shape[axis])
-    return tuple(strides)

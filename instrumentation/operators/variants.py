@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .calls import BF16, FP32, Argument, Call, TensorSpec, contiguous_strides
+from .calls import BF16, FP32, Argument, Call, TensorSpec
 
 RECORDED = "recorded"
 
@@ -103,7 +103,8 @@ def _in_channels_last(call: Call, run: Run) -> Call | None:
     def changed(spec: TensorSpec) -> TensorSpec:
         if len(spec.shape) != 4 or not spec.is_floating:
             return spec
-        return replace(spec, strides=contiguous_strides(spec.shape, (0, 2, 3, 1)))
+        _, channels, height, width = (max(1, size) for size in spec.shape)
+        return replace(spec, strides=(height * width * channels, 1, width * channels, channels))
 
     arguments = (replace(argument, tensors=tuple(map(changed, argument.tensors))) for argument in call.arguments)
     return _unless_same(call, replace(call, arguments=tuple(arguments)))

@@ -91,4 +91,4 @@ class RankGroup(ExitStack):
             rank.ask(message)
         answers = [rank.answer() for rank in self._ranks]
         skipped = next((answer for answer in answers if "skipped" in answer), None)
-        return skipped or {"ns": [max(told) for told in zip(*(answer["ns"] for answer in answers), strict=True)]}
+        return skipped or {"ns": [max(times) for times in zip(*(answer["ns"] for answer in answers), strict=True)]}

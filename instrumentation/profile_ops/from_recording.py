@@ -11,7 +11,7 @@ from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.ingest.operator_calls import describe, describe_other
 
-from ..operators.calls import BF16, FP32, Argument, Call, NotReplayable, RecordedCall
+from ..operators.calls import BF16, FP32, Call, NotReplayable, RecordedCall
 from ..operators.measure import TRANSFERS
 from ..operators.recording import Operator, distinct_operators
 from ..operators.schema import resolve
@@ -21,7 +21,7 @@ from .visits import Question
 
 FP16 = "c10::Half"
 _FORMATS = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "tf32": FP32}
-# c10's number of each type, which a backward softmax is told (c10/core/ScalarType.h).
+# c10's number of each type, which a backward softmax takes (c10/core/ScalarType.h).
 _NUMBERS = {FP16: "5", FP32: "6", BF16: "15"}
 # Families whose products a GPU may compute in TF32.
 _PRODUCTS = ("matmul", "conv")
@@ -86,15 +86,10 @@ def _in_format(recorded: RecordedCall, call: Call, wanted: str) -> RecordedCall:
     for place, argument in enumerate(call.arguments):
         if argument.tensors and argument.is_list:
             raise NotReplayable("types in a list of tensors are not recorded")
-        if _changes(argument, call, wanted):
+        tensor = argument.tensor
+        floating = tensor is not None and tensor.dtype in _NUMBERS
+        if floating and (wanted == FP32 or not stays_fp32(argument, call)):
             types[place] = wanted
         elif argument.name == "input_dtype" and concrete[place] in _NUMBERS.values():
             concrete[place] = _NUMBERS[wanted]
     return recorded._replace(types=types, concrete=concrete)
-
-
-def _changes(argument: Argument, call: Call, wanted: str) -> bool:
-    tensor = argument.tensor
-    if tensor is None or tensor.dtype not in _NUMBERS:
-        return False
-    return wanted == FP32 or not stays_fp32(argument, call)

@@ -57,10 +57,10 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
 
 
 def clocks_note() -> str | None:
-    """Say which clocks and power the GPU has at this moment; None where nobody tells. They are no part of a key."""
+    """Say which clocks and power the GPU has at this moment; None where it does not tell. They are no part of a key."""
     clocks, _ = describe_clocks()
     if clocks is None:
         return None
     units = {"sm_mhz": "MHz SM", "memory_mhz": "MHz memory", "power_w": "W", "temperature_c": "C"}
-    told = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
-    return f"after the last operator: {', '.join(told)}" if told else None
+    readings = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
+    return f"after the last operator: {', '.join(readings)}" if readings else None

@@ -21,7 +21,7 @@ from .profile import WANTED, Profiled, profile, questions_of
 from .visits import Question
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
-MOST_SHAPES, MOST_RANKS = 1_000_000, 256
+MOST_RANKS = 256
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ FEWEST_VISITS, MOST_VISITS = 3, 9
 # Quantiles of Student's distribution, 90 % between -t and t, for 2 to 8 degrees of freedom (any table of it).
 _STUDENT = {3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860}
 CRASHED = "ended the measuring process, or took too long"
-NO_TIME = "no time left"
 
 
 class Question(NamedTuple):

@@ -17,7 +17,7 @@ from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision
 from ..tensors import dtype_name, tensors_in
 from .load import load_model
-from .losses import LOSSES, loss_of
+from .losses import loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
 from .stand_ins import AsOnDevice
 from .watch import Watch
@@ -31,7 +31,7 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None stands for a CPU."""
+    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU."""
 
     target: str
     inputs: Sequence[tuple[str, tuple[int, ...], str]] = ()
@@ -164,6 +164,3 @@ def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], di
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """One tensor for each piece of memory: weights may be shared."""
     return list({t.untyped_storage()._cdata: t for t in tensors}.values())
-
-
-__all__ = ["DTYPES", "INPUT_DTYPES", "LOSSES", "Wanted", "take_down_step"]

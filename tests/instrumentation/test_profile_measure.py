@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     done = profile(store, added(100), added(200), added(300), progress=interrupt)
     assert done.interrupted
     assert done.measured == 1
-    assert dict(done.left_out) == {visits.NO_TIME: 2}
+    assert dict(done.left_out) == {profiling.NO_TIME: 2}
     assert len(rows_in(store)) == 1
     assert not list((tmp_path / "db").rglob("*.jsonl"))
 
@@ -170,7 +170,7 @@ def test_time_that_is_up_measures_nothing_and_says_so(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "db", create=True)
     done = profile(store, added(100), budget_s=0.0)
     assert done.measured == 0
-    assert dict(done.left_out) == {visits.NO_TIME: 1}
+    assert dict(done.left_out) == {profiling.NO_TIME: 1}
     assert not store.contributions()[0]
 
 
