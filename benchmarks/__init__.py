@@ -1,1 +1,1 @@
-"""Scripts that measure this project and its rivals, and the lab that measures training over a real network."""
+"""Scripts that measure this project and its rivals, and the campaign and the lab that measure real training."""

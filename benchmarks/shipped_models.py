@@ -49,7 +49,7 @@ def chosen(contributions: Sequence[tuple[Provenance, Rows]]) -> list[Sample]:
             if (where.environment.framework, where.environment.framework_version) == (FRAMEWORK, version):
                 kept.append((said, rows))
     samples = samples_of(kept)
-    return [s for s in samples if s.kind.dtype in FORMATS or s.told[0].origin.source.tool == "neusight"]
+    return [s for s in samples if s.kind.dtype in FORMATS or s.provenances[0].origin.source.tool == "neusight"]
 
 
 def told_to_others(samples: Sequence[Sample]) -> list[Sample]:

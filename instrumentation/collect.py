@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from .recorder import Recording, describe_error, record
 _SEARCH_STEPS = 2
 
 # A script that reaches its third stop is not about to end by itself.
-_TOLD_AT_STOP = 3
+_WARNS_AT_STOP = 3
 
 
 class _RecordingWritten(SystemExit):
@@ -88,7 +89,9 @@ def _free_gpu_memory() -> None:
 def _run(script: str, args: list[str], collector: "_Collector") -> None:
     """Run the script until it ends or is stopped; raises WhatifError when it fails before the recording is written."""
     try:
-        with _running_as_main(script, args), _quiet_threads():
+        # As if Python had been started with the script.
+        path = [str(Path(script).resolve().parent), *sys.path]
+        with patch.object(sys, "argv", [script, *args]), patch.object(sys, "path", path), _quiet_threads():
             runpy.run_path(script, run_name="__main__")
     except _RecordingWritten:
         return
@@ -133,7 +136,7 @@ class _Collector:
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._explicit = False
-        self._stops = 0  # how often the script was told to stop
+        self._stops = 0  # how often the script was stopped
         self._failure: WhatifError | None = None  # why there is no recording, which the script may have caught
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
@@ -200,8 +203,9 @@ class _Collector:
         @functools.wraps(inner)
         def step_and_end(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            if _active is self and not torch.compiler.is_compiling():
-                self._after_step_of(optimizer)
+            ends = _active is self and not self._explicit and optimizer is self._optimizers[-1]
+            if ends and not torch.compiler.is_compiling():
+                self._end_step()
             return result
 
         optimizer.step = step_and_end  # type: ignore[method-assign]
@@ -213,13 +217,9 @@ class _Collector:
             self._recording = None
         self._search_steps_left = _SEARCH_STEPS
 
-    def _after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._explicit and optimizer is self._optimizers[-1]:
-            self._end_step()
-
     def _stop_script(self) -> NoReturn:
         self._stops += 1
-        if self._stops == _TOLD_AT_STOP:
+        if self._stops == _WARNS_AT_STOP:
             became = "is written" if self._failure is None else "cannot be written"
             print(
                 f"whatif: {self.output} {became}, but the script catches what stops it (SystemExit) and goes on;"
@@ -271,18 +271,6 @@ def _quiet_threads() -> Iterator[None]:
     finally:
         if threading.excepthook is quiet:  # The script may have set its own.
             threading.excepthook = before
-
-
-@contextmanager
-def _running_as_main(script: str, args: list[str]) -> Iterator[None]:
-    """Make `sys.argv` and `sys.path` what the script would see if Python had been started with it."""
-    argv, path = sys.argv, sys.path
-    sys.argv = [script, *args]
-    sys.path = [str(Path(script).resolve().parent), *path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = argv, path
 
 
 def _line_of(error: Exception, script: str) -> str:

@@ -8,7 +8,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .layers import gradient_bytes, named_parameters
+from .layers import named_parameters
 
 # Defaults of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
 BUCKET_CAP_BYTES = 25 << 20
@@ -18,16 +18,16 @@ FIRST_BUCKET_BYTES = 1 << 20
 def describe_buckets(model: nn.Module, grad_ready_order: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the buckets in the order in which they are sent, and the two limits in bytes; None without gradients.
 
-    `source` is "ddp" where a DistributedDataParallel told them. Its buckets of the first iteration differ from those
-    of all later ones, so it has to have run two. Else it is "rule": what DDP would do with its default limits (or with
-    those of a DDP that has not yet made its final buckets).
+    `source` is "ddp" where they were read from a DistributedDataParallel. Its buckets of the first iteration differ
+    from those of all later ones, so it has to have run two. Else it is "rule": what DDP would do with its default
+    limits (or with those of a DDP that has not yet made its final buckets).
     """
     ddp = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
     cap_bytes, first_bytes = BUCKET_CAP_BYTES, FIRST_BUCKET_BYTES
     if ddp is not None:
         cap_bytes, first_bytes = _limits(ddp)
     limits = {"bucket_cap_bytes": cap_bytes, "first_bucket_bytes": first_bytes}
-    buckets = _told_by(ddp, model) if ddp is not None else None
+    buckets = _buckets_of(ddp, model) if ddp is not None else None
     if ddp is not None and buckets is not None:
         world_size = ddp.process_group.size()
         return {"source": "ddp", **limits, "world_size": world_size, "buckets": buckets}
@@ -65,18 +65,18 @@ def _limits(ddp: DistributedDataParallel) -> tuple[int, int]:
     return cap_bytes, first_bytes if default else cap_bytes
 
 
-def _told_by(ddp: DistributedDataParallel, model: nn.Module) -> list[dict[str, Any]] | None:
+def _buckets_of(ddp: DistributedDataParallel, model: nn.Module) -> list[dict[str, Any]] | None:
     """Return the buckets that DDP uses; None where it has none yet, or does not say what is in them."""
     untyped: Any = ddp
-    told = untyped._get_ddp_logging_data()
+    logged = untyped._get_ddp_logging_data()
     parameters = _reduced_parameters(ddp, model)
-    if told.get("has_rebuilt_buckets"):
+    if logged.get("has_rebuilt_buckets"):
         buckets = [
             [parameters[int(index)] for index in indices.split()]
-            for indices in told["rebuilt_per_bucket_param_indices"].split(",")
+            for indices in logged["rebuilt_per_bucket_param_indices"].split(",")
         ]
-    elif told.get("find_unused_parameters"):  # These are never rebuilt.
-        buckets = _split(parameters, _numbers(told["bucket_sizes"]))
+    elif logged.get("find_unused_parameters"):  # These are never rebuilt.
+        buckets = _split(parameters, [int(size) for size in logged["bucket_sizes"].replace(",", " ").split()])
     else:
         return None
     return [{"bytes": sum(size for _, size in bucket), "parameters": [n for n, _ in bucket]} for bucket in buckets]
@@ -86,14 +86,14 @@ def _reduced_parameters(ddp: DistributedDataParallel, model: nn.Module) -> list[
     """Return name and gradient bytes of the parameters that DDP reduces, in the order of its indices."""
     full_names = {id(parameter): name for name, _, parameter in named_parameters(model)}
     return [
-        (full_names[id(parameter)], gradient_bytes(parameter))
+        (full_names[id(parameter)], parameter.nbytes)
         for name, _, parameter in named_parameters(ddp)
         if parameter.requires_grad and name not in ddp.parameters_to_ignore
     ]
 
 
 def _split(parameters: list[tuple[str, int]], sizes: list[int]) -> list[list[tuple[str, int]]]:
-    """Cut the parameters at the buckets' sizes, which are told last bucket of the model first."""
+    """Cut the parameters at the buckets' sizes, which come last bucket of the model first."""
     ends = set(accumulate(reversed(sizes)))
     buckets: list[list[tuple[str, int]]] = [[]]
     filled = 0
@@ -103,7 +103,3 @@ def _split(parameters: list[tuple[str, int]], sizes: list[int]) -> list[list[tup
         if filled in ends:
             buckets.append([])
     return [bucket for bucket in reversed(buckets) if bucket]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.replace(",", " ").split()]

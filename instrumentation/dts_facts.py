@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whatif.errors import WhatifError
 
+from .tensors import tensors_in
+
 # A backward pass takes two products for each of the forward pass: training takes three times its FLOPs.
 PASSES = 3
 FEWEST_STEPS = 3
@@ -104,7 +106,7 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
             found.append(
                 LayerFacts(
                     name, type(module).__name__, (counting.get_total_flops() - before[name]) / samples,
-                    sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own),
+                    sum(p.numel() for p in own), sum(p.nbytes for p in own),
                     _bytes(args) / samples, _bytes(output) / samples,
                 )
             )  # fmt: skip
@@ -156,10 +158,4 @@ def power_of(rates_gflop_s: Sequence[float]) -> Power:
 
 
 def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, tuple | list):
-        return sum(_bytes(item) for item in value)
-    if isinstance(value, dict):
-        return sum(_bytes(item) for item in value.values())
-    return 0
+    return sum(tensor.nbytes for tensor in tensors_in([value]))

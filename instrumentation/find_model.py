@@ -1,4 +1,4 @@
-"""Finds the model of a script that nobody told us about: which modules hold what it optimizes, or what it calls.
+"""Finds the model of a script: the modules that hold what it optimizes, or that it calls.
 
 A script with an optimizer is not hooked for this: torch.compile would compile its model anew without the hooks.
 """

@@ -15,6 +15,8 @@ import torch
 
 from whatif.errors import WhatifError
 
+from .operators.timing import CYCLES_PER_NS, cuda_clock
+
 # A product of this size fills every GPU and takes 60 MB an operand in fp32.
 PRODUCT = 4096
 # From a size that launching dominates to one that no second-level cache holds twice.
@@ -28,6 +30,7 @@ MOST_REPEATS = 200
 LAUNCHES = 200
 # Holds the GPU for 2 to 3 ms, in which the launches of a measurement queue up: their own pace is no part of it.
 HOLD_CYCLES = 5_000_000
+HOLD_NS = HOLD_CYCLES / CYCLES_PER_NS
 
 _EMPTY_KERNEL = 'extern "C" __global__ void whatif_empty() {}'
 
@@ -142,19 +145,13 @@ def _repeats(size_bytes: int) -> int:
 
 def _best_s(work: Callable[[], Any], repeats: int = 1) -> float:
     """Return the shortest time of one piece of work on the GPU, s, by CUDA events."""
-    cuda: Any = torch.cuda  # Partly untyped.
-    work()
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        cuda._sleep(HOLD_CYCLES)
-        begin.record()
+
+    def batch() -> None:
         for _ in range(repeats):
             work()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3 / repeats)
-    return best
+
+    work()
+    return min(cuda_clock(batch, ahead_ns=HOLD_NS) for _ in range(ROUNDS)) / 1e9 / repeats
 
 
 def _launch_times(cupy: Any) -> dict[str, float]:
@@ -189,14 +186,14 @@ def _launch_times(cupy: Any) -> dict[str, float]:
 
 def _device_attributes(cupy: Any) -> dict[str, Any]:
     """Return what the driver says about the device; CUDA 13 no longer tells clocks."""
-    told = cupy.cuda.runtime.getDeviceProperties(torch.cuda.current_device())
-    clock_khz, memory_khz = told.get("clockRate"), told.get("memoryClockRate")
+    properties = cupy.cuda.runtime.getDeviceProperties(torch.cuda.current_device())
+    clock_khz, memory_khz = properties.get("clockRate"), properties.get("memoryClockRate")
     return {
-        "multiprocessors": told.get("multiProcessorCount"),
+        "multiprocessors": properties.get("multiProcessorCount"),
         "sm_mhz": clock_khz / 1e3 if clock_khz else None,
         "memory_mhz": memory_khz / 1e3 if memory_khz else None,
-        "memory_bus_bits": told.get("memoryBusWidth"),
-        "memory_bytes": told.get("totalGlobalMem"),
-        "l2_cache_bytes": told.get("l2CacheSize"),
-        "shared_memory_bytes_per_multiprocessor": told.get("sharedMemPerMultiprocessor"),
+        "memory_bus_bits": properties.get("memoryBusWidth"),
+        "memory_bytes": properties.get("totalGlobalMem"),
+        "l2_cache_bytes": properties.get("l2CacheSize"),
+        "shared_memory_bytes_per_multiprocessor": properties.get("sharedMemPerMultiprocessor"),
     }

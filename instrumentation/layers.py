@@ -6,13 +6,15 @@ which lies inside a mark. Full backward hooks would wrap the module's tensors an
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import record_function
 from torch.utils.hooks import RemovableHandle
+
+from .tensors import dtype_name
 
 LAYER_PREFIX = "whatif::layer::"
 
@@ -69,14 +71,9 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
     for full_name, layer, parameter in named_parameters(model):
         row = rows[layer]
         row["parameters"] += parameter.numel()
-        row["gradient_bytes"] += gradient_bytes(parameter) if parameter.requires_grad else 0
+        row["gradient_bytes"] += parameter.nbytes if parameter.requires_grad else 0
         row["shapes"][full_name.rpartition(".")[2]] = list(parameter.shape)
     return list(rows.values())
-
-
-def gradient_bytes(parameter: nn.Parameter) -> int:
-    """Return the size of a parameter's gradient, which has its shape and dtype."""
-    return parameter.numel() * parameter.element_size()
 
 
 class Hooks:
@@ -90,30 +87,37 @@ class Hooks:
             handle.remove()
 
 
+def hook_layers(model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> list[RemovableHandle]:
+    """Hook every layer: `enter(name, module, args)` before its forward call, `leave(name, module, args, output)` after.
+
+    `leave` is called even where the user's code catches an error of the layer.
+    """
+    handles = []
+    for name, module in named_layers(model):
+        if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
+            continue
+        handles.append(module.register_forward_pre_hook(functools.partial(enter, name), prepend=True))
+        handles.append(module.register_forward_hook(functools.partial(leave, name), always_call=True))
+    return handles
+
+
 class LayerMarks(Hooks):
     """Marks the forward call of every layer in the trace until `remove`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._open = threading.local()
-        self._handles = []
-        for name, module in named_layers(model):
-            if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
-                continue
-            enter = functools.partial(self._enter, LAYER_PREFIX + name)
-            self._handles.append(module.register_forward_pre_hook(enter, prepend=True))
-            # always_call: a mark is closed even where the user's code catches an error of the layer.
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        self._handles = hook_layers(model, self._enter, self._leave)
 
-    def _enter(self, mark_name: str, module: nn.Module, args: Any) -> None:
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():  # A compiled region stays as the user's code would compile.
             return
-        mark = _Mark(mark_name)
+        mark = _Mark(LAYER_PREFIX + name)
         if not hasattr(self._open, "marks"):
             self._open.marks = []
         self._open.marks.append(mark)
         mark.__enter__()
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         marks = getattr(self._open, "marks", None)
@@ -136,8 +140,8 @@ class GradientOrder(Hooks):
             row = {
                 "name": full_name,
                 "layer": layer,
-                "bytes": gradient_bytes(parameter),
-                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "bytes": parameter.nbytes,  # The gradient has the same shape and type.
+                "dtype": dtype_name(parameter.dtype),
             }
             untyped: Any = parameter
             self._handles.append(untyped.register_post_accumulate_grad_hook(functools.partial(self._ready, row)))

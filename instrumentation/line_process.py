@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
+
+from whatif.errors import WhatifError
 
 from .kept_memory import KEEP_FREED_MEMORY
 
@@ -25,16 +28,16 @@ class EndedError(Exception):
     """The process ended, or was ended because it fell silent; the message is the last that it printed."""
 
 
-class LineProcess:
-    """A module that runs in a process of its own; a context manager, so that it never outlives its parent.
+class MeasuringProcess:
+    """A module that measures in a process of its own; a context manager, so that it never outlives its parent.
 
-    ``threads``: of a CPU, for libraries that read it when they are loaded; None leaves it to them.
+    ``setup`` is the first line that it reads, and ``ready`` its answer to that. ``threads``: of a CPU, for libraries
+    that read it when they are loaded; None leaves it to them.
     """
 
-    def __init__(self, module: str, *, threads: int | None = None, silence_s: float = SILENCE_S) -> None:
-        self._module = module
-        self._threads = threads
-        self._silence_s = silence_s
+    def __init__(self, module: str, setup: dict[str, Any], *, threads: int | None = None) -> None:
+        self._module, self._setup, self._threads = module, setup, threads
+        self._silence_s = SILENCE_S
 
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile()
@@ -49,6 +52,16 @@ class LineProcess:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_copy_lines, args=(self._process.stdout, self._lines), daemon=True)
         self._reader.start()
+        try:
+            self.ready = self.measure(self._setup)
+        except EndedError as error:
+            self.__exit__()
+            raise WhatifError(
+                f"expected a process that measures, got one that ended before its first answer; its last line: {error}."
+            ) from None
+        except BaseException:  # Ctrl-C while torch is loaded
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,6 +73,11 @@ class LineProcess:
                 if stream is not None:
                     stream.close()
         self._log.close()
+
+    def measure(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one job. Raises EndedError where none comes."""
+        self.ask(job)
+        return self.answer()
 
     def ask(self, message: dict[str, Any]) -> None:
         """Send one line."""
@@ -94,9 +112,14 @@ def _copy_lines(source: Any, lines: queue.SimpleQueue[str]) -> None:
     lines.put("")
 
 
-def answering() -> Callable[[dict[str, Any]], None]:
-    """Return what a measuring process answers with. From then on whatever libraries print goes elsewhere."""
+def connect() -> tuple[Callable[[dict[str, Any]], None], Iterator[dict[str, Any]]]:
+    """Return what a measuring process answers with, and the lines that it is sent: its setup, then one job each.
+
+    From then on whatever libraries print goes elsewhere. Ctrl-C reaches the whole group of processes: the parent
+    decides, and ends this one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    return lambda message: print(json.dumps(message), file=answers, flush=True)
+    return lambda message: print(json.dumps(message), file=answers, flush=True), map(json.loads, sys.stdin)

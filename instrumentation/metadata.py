@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from .layers import Hooks
+from .tensors import dtype_name, tensors_in
 
 _LIBRARIES = (
     *("numpy", "triton", "torchvision", "torchaudio", "transformers", "accelerate", "lightning", "pytorch_lightning"),
@@ -78,7 +78,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
         "capturable": optimizer.defaults.get("capturable"),
         "parameter_tensors": len(parameters),
         "parameters": sum(parameter.numel() for parameter in parameters),
-        "state_bytes": sum(tensor.numel() * tensor.element_size() for tensor in state),
+        "state_bytes": sum(tensor.nbytes for tensor in state),
     }
 
 
@@ -102,25 +102,14 @@ class FirstInput(Hooks):
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self.autocast is not None:
             return
-        tensor = next(_tensors([*args, *kwargs.values()]), None)
+        tensor = next((t for t in tensors_in([*args, *kwargs.values()]) if t.dim() > 0), None)
         if tensor is None:
             return
         if self.shape is None:
             self.shape = list(tensor.shape)
-            self.dtype = _dtype_name(tensor.dtype)
+            self.dtype = dtype_name(tensor.dtype)
         if torch.is_autocast_enabled(tensor.device.type):
-            self.autocast = _dtype_name(torch.get_autocast_dtype(tensor.device.type))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors with a leading dimension among the values and in the containers among them."""
-    for value in values:
-        if torch.is_tensor(value) and value.dim() > 0:
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            self.autocast = dtype_name(torch.get_autocast_dtype(tensor.device.type))
 
 
 def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]:
@@ -128,7 +117,7 @@ def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]
 
     `matmul`, `conv` and `rnn` say how float32 products are computed ("ieee", "tf32", "none": torch's default).
     """
-    dtypes = sorted({_dtype_name(parameter.dtype) for parameter in model.parameters()})
+    dtypes = sorted({dtype_name(parameter.dtype) for parameter in model.parameters()})
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     return {
@@ -151,7 +140,3 @@ def _setting(backend: Any, name: str) -> Any:
         return getattr(backend, name, None)
     except RuntimeError:  # The old switch does not tell what was set by the new one.
         return None
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,5 @@
 """Records some steps of a training loop: first their time without the profiler, then their events."""
 
-import enum
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,13 +29,6 @@ METADATA_VERSION = 1
 
 # Fewer recorded steps are not worth a file: the first one is dropped by readers, and a median needs two more.
 FEWEST_STEPS = 3
-
-
-class _Phase(enum.Enum):
-    WARMUP = enum.auto()
-    UNTRACED = enum.auto()
-    TRACED = enum.auto()
-    DONE = enum.auto()
 
 
 class Recording:
@@ -85,9 +77,8 @@ class Recording:
         self._recorded_steps = steps
         self._backend = backend
         self._memory = memory
-        self._count = 0  # steps of all phases
-        self._phase_count = 0
-        self._phase = _Phase.WARMUP
+        self._count = 0  # steps so far
+        self._done = False
         self._device: torch.device | None = None  # the GPU that the model is on, if any
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
@@ -98,22 +89,27 @@ class Recording:
     @property
     def done(self) -> bool:
         """Whether the file is written (or given up): further steps change nothing."""
-        return self._phase is _Phase.DONE
+        return self._done
 
     @property
     def tracing(self) -> bool:
         """Whether the tracer is running."""
-        return self._phase is _Phase.TRACED
+        return self._tracer is not None
 
     @property
     def steps_needed(self) -> int:
         """How many calls of `step` a whole recording takes."""
-        return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS + self._recorded_steps
+        return self._steps_before + self._recorded_steps
 
     @property
     def fewest_steps(self) -> int:
         """How many calls of `step` it takes until `finish` has enough to write."""
-        return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS + FEWEST_STEPS
+        return self._steps_before + FEWEST_STEPS
+
+    @property
+    def _steps_before(self) -> int:
+        """How many steps end before the first recorded one begins."""
+        return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS
 
     @property
     def enough(self) -> bool:
@@ -142,24 +138,25 @@ class Recording:
 
     def step(self) -> None:
         """End a training step; writes the file at the end of the last recorded one."""
-        if self._phase is _Phase.DONE:
+        if self.done:
             return
         self._count += 1
-        self._phase_count += 1
-        if self._phase is _Phase.WARMUP:
-            if self._phase_count == self._warmup_steps:
-                self._begin_untraced()
-        elif self._phase is _Phase.UNTRACED:
-            assert self._timer is not None
+        if self._timer is not None:
             self._timer.mark()
-            if self._phase_count == self._untraced_steps:
-                self._begin_traced()
-        else:
-            self._end_traced_step()
+        if self._tracer is not None:
+            self._tracer.step()
+        if self._count == self._warmup_steps:
+            self._begin_untraced()
+        elif self._count == self._warmup_steps + self._untraced_steps:
+            self._begin_traced()
+        elif self._count == self._steps_before:
+            self._timer = StepTimer(self._device)
+        elif self._count == self.steps_needed:
+            self.finish()
 
     def finish(self) -> None:
         """Write what was recorded, unless that is done; raises WhatifError when that is fewer than 3 steps."""
-        if self._phase is _Phase.DONE:
+        if self.done:
             return
         tracer, enough = self._tracer, self.enough
         if tracer is not None and enough and self._backend == "kineto":
@@ -170,7 +167,7 @@ class Recording:
                 f"{self.path}: expected at least {self.fewest_steps} training steps ({self.steps_needed} for a whole"
                 f" recording), got {self._count}: train for longer or record fewer steps."
             )
-        recorded = self._phase_count - TRACER_WARMUP_STEPS
+        recorded = self._count - self._steps_before
         self._write(tracer, recorded)
         if recorded < self._recorded_steps:
             print(
@@ -185,7 +182,7 @@ class Recording:
             self._stop()
 
     def _stop(self) -> None:
-        self._phase = _Phase.DONE
+        self._done = True
         self._stop_watching()
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
@@ -203,7 +200,6 @@ class Recording:
     def _begin_untraced(self) -> None:
         self._stop_watching()
         self._device = gpu_of(self._model)
-        self._phase, self._phase_count = _Phase.UNTRACED, 0
         if self._device is not None:
             torch.cuda.reset_peak_memory_stats(self._device)
         self._timer = StepTimer(self._device)
@@ -214,7 +210,6 @@ class Recording:
         with self._on_its_gpu():
             self._metadata = self._describe(self._timer)
         self._timer = None
-        self._phase, self._phase_count = _Phase.TRACED, 0
         self._tracer = make_tracer(
             self._backend,
             self._model,
@@ -225,16 +220,6 @@ class Recording:
             scratch=scratch_file(self.path),
         )
         self._tracer.start()
-
-    def _end_traced_step(self) -> None:
-        assert self._tracer is not None
-        if self._timer is not None:
-            self._timer.mark()
-        self._tracer.step()
-        if self._phase_count == TRACER_WARMUP_STEPS:
-            self._timer = StepTimer(self._device)
-        elif self._phase_count == TRACER_WARMUP_STEPS + self._recorded_steps:
-            self.finish()
 
     def _describe(self, timer: StepTimer) -> dict[str, Any]:
         """Everything that is known before the tracer starts; the current GPU is the model's."""

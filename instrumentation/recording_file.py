@@ -1,7 +1,6 @@
 """Reads and writes a recording: events and what was measured beside them, in one file, whole or not at all."""
 
 import gzip
-import io
 import json
 import os
 import re
@@ -23,7 +22,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def check_writable(path: Path) -> Path:
-    """Return the file that `path` stands for: known before the run, not after it, to be one that can be written.
+    """Return the file that `path` names, checked before the run to be one that can be written.
 
     Raises WhatifError where it cannot, or where something that is no recording would be lost.
     """
@@ -94,10 +93,5 @@ def cannot_write(path: Path, error: OSError) -> WhatifError:
 
 def _encode(recording: dict[str, Any], compress: bool) -> bytes:
     text = json.dumps(recording, separators=(",", ":")).encode()
-    if not compress:
-        return text
-    buffer = io.BytesIO()
-    # No name and no time in the header: the same recording gives the same bytes.
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
-        file.write(text)
-    return buffer.getvalue()
+    # No time in the header: the same recording gives the same bytes.
+    return gzip.compress(text, mtime=0) if compress else text

@@ -116,7 +116,7 @@ class KinetoTracer:
             schedule=schedule(wait=0, warmup=TRACER_WARMUP_STEPS, active=steps + 1, repeat=1),
             record_shapes=True,
             profile_memory=memory,
-            # Without the synchronisation events nobody can tell which GPU work a waiting CPU thread waits for.
+            # Without these events a trace does not say which GPU work a waiting CPU thread waits for.
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=cuda),
         )
 

@@ -52,12 +52,6 @@ def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> li
     return [event for event, cpu, number in zip(events, on_cpu, numbers, strict=True) if keep(event, cpu, number)]
 
 
-def count_steps(events: Iterable[dict[str, Any]]) -> int:
-    """Return how many steps are marked on the CPU."""
-    marks = (event for event in events if event.get("cat") not in _GPU_CATEGORIES and event.get("ph") == "X")
-    return sum(_step_number(event) is not None for event in marks)
-
-
 def _step_number(event: dict[str, Any]) -> int | None:
     match = _STEP_MARK.fullmatch(str(event.get("name", "")))
     return int(match[1]) if match else None

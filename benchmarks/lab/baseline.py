@@ -7,8 +7,9 @@ the memory of the other must be in the baseline, so the same training runs on th
 from pathlib import Path
 from typing import Any
 
-from whatif.instrumentation.campaign.trim import trim
 from whatif.instrumentation.recorder import record
+
+from benchmarks.campaign.trim import trim
 
 from .jobs import Job, Layout
 from .models import MODELS, Training

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from whatif.instrumentation.campaign.cnns import ResNet, Vgg
-from whatif.instrumentation.campaign.language import Bert, Gpt2, answer_loss, next_token_loss
-from whatif.instrumentation.campaign.models import Batch, images, next_tokens, spans
+
+from benchmarks.campaign.cnns import ResNet, Vgg
+from benchmarks.campaign.language import Bert, Gpt2, answer_loss, next_token_loss
+from benchmarks.campaign.models import Batch, images, next_tokens, spans
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from whatif.instrumentation.campaign.cnns import ResNet
 
+from benchmarks.campaign.cnns import ResNet
 from whatif import read
 from whatif.models.exchange.network_options import network_of
 from whatif.models.layers.gradients import add_gradients

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..layers import LAYER_PREFIX, named_layers
+from ..layers import LAYER_PREFIX, hook_layers
 
 # Kineto's words, from which readers know the phase.
 BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 # What is open on a thread: its key, ns at its start, its identifier and the sequence number then. A plain tuple and one
 # key for all nodes, because a node's hooks run thousands of times a step.
 _Open = tuple[object, int, int, int]
-_NODE = "node"
+_NODE = object()
 
 
 class _Call(NamedTuple):
@@ -102,15 +102,7 @@ class LayerStamps:
 
     def attach(self) -> None:
         """Set all hooks."""
-        for layer, module in named_layers(self._model):
-            if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
-                continue
-            name = LAYER_PREFIX + layer
-            self._handles += [
-                module.register_forward_pre_hook(functools.partial(self._enter_layer, name), prepend=True),
-                # always_call: a span is closed even where the user's code catches an error of the layer.
-                module.register_forward_hook(functools.partial(self._leave_layer, name), always_call=True),
-            ]
+        self._handles += hook_layers(self._model, self._enter_layer, self._leave_layer)
         if self._optimizer is not None:
             self._handles += [
                 self._optimizer.register_step_pre_hook(self._enter_update),
@@ -160,7 +152,7 @@ class LayerStamps:
     def _leave_layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        entry = self._leave(ANNOTATION, name, name)
+        entry = self._leave(ANNOTATION, name, LAYER_PREFIX + name)
         if entry is not None:
             thread = self._this_step()
             _, start_ns, _, first = entry

@@ -1,8 +1,9 @@
 """What CUPTI's numbers and mangled symbols are called in a trace: the words that Kineto uses for the same things."""
 
-import ctypes
 import functools
 import re
+
+import torch
 
 # Read off Kineto's own traces, as is the spelling of a copy's kind: `HtoD` for `HTOD`.
 SYNC_KINDS = {
@@ -53,26 +54,4 @@ def demangle(symbol: str) -> str:
 
     By the C++ runtime that torch has loaded, as Kineto does it, so that both spell a kernel alike.
     """
-    if not symbol.startswith("_Z"):
-        return symbol
-    runtime = _cxx_runtime()
-    if runtime is None:
-        return symbol
-    status = ctypes.c_int()
-    text = runtime.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
-    if not text:
-        return symbol
-    try:
-        return ctypes.string_at(text).decode(errors="replace")
-    finally:
-        runtime.free(ctypes.c_void_p(text))
-
-
-@functools.cache
-def _cxx_runtime() -> ctypes.CDLL | None:
-    try:
-        runtime = ctypes.CDLL("libstdc++.so.6")  # Brings the C library, and so `free`, with it.
-    except OSError:
-        return None
-    runtime.__cxa_demangle.restype = ctypes.c_void_p
-    return runtime
+    return torch._C._demangle(symbol) if symbol.startswith("_Z") else symbol

@@ -6,7 +6,6 @@ would find nothing in the others.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -96,7 +95,7 @@ class Records:
     """Everything delivered so far, as rows in order of delivery; `add` takes more.
 
     `cupti` is the module `cupti.cupti`: its enumerations tell kinds apart. `external_ids` maps correlation ids to the
-    ids that were pushed around the call; `unknown_kinds` counts records that nothing here reads.
+    ids that were pushed around the call. Records of other kinds are left out.
     """
 
     def __init__(self, cupti: Any) -> None:
@@ -107,7 +106,6 @@ class Records:
         self.events: list[EventRow] = []
         self.overheads: list[OverheadRow] = []
         self.external_ids: dict[int, int] = {}
-        self.unknown_kinds: Counter[int] = Counter()
         kind = cupti.ActivityKind
         self._external_kind = int(cupti.ExternalCorrelationKind.CUSTOM2)
         self._copy_kind = _enum_names(cupti.ActivityMemcpyKind)
@@ -136,10 +134,7 @@ class Records:
         """Copy what is needed out of the records; none of them is kept."""
         takers = self._takers
         for record in records:
-            take = takers.get(int(record.kind))
-            if take is None:
-                self.unknown_kinds[int(record.kind)] += 1
-            else:
+            if take := takers.get(int(record.kind)):
                 take(record)
 
     def _kernel(self, record: Any) -> None:

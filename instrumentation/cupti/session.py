@@ -30,8 +30,6 @@ _FORCED_FLUSH = 1
 # CUPTI has one subscriber a process: the codes of versions before and since 12.
 _TAKEN = frozenset({"ERROR_MAX_LIMIT_REACHED", "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"})
 
-_opened = False
-
 
 def load_cupti() -> Any:
     """Return the module `cupti.cupti`, or raise WhatifError where it is missing or too old."""
@@ -62,29 +60,16 @@ def cupti_version() -> str:
         return "an unknown version"
 
 
-def gpu_is_there() -> bool:
-    """Whether there is a CUDA device to record."""
-    return torch.cuda.is_available()
-
-
 class CuptiSession:
     """Collects CUPTI's records of this process between `start` and `stop` into `records`.
 
-    Raises WhatifError, when it is made, where there is no CUDA device, no cupti-python or no driver, where two copies
-    of CUPTI are loaded, or where torch.profiler, another profiler or an earlier session has used CUPTI.
+    Raises WhatifError, when it is made, where there is no cupti-python or no driver, where two copies of CUPTI are
+    loaded, or where torch.profiler or another profiler has used CUPTI before. `make_tracer` refuses what is known
+    without CUPTI: a profiler that runs, an earlier session, and no GPU.
     """
 
     def __init__(self) -> None:
-        if torch._C._autograd._profiler_enabled():
-            raise _used("torch.profiler, which is running")
         self.cupti = cupti = load_cupti()
-        if not gpu_is_there():
-            raise WhatifError(
-                "the backend cupti: expected a CUDA device, got none; record with the backend kineto, or on a machine"
-                " with an NVIDIA GPU and its driver."
-            )
-        if _opened:
-            raise _used("an earlier CUPTI session")
         self.records = Records(cupti)
         self.dropped_records = 0
         self._failure: BaseException | None = None
@@ -102,8 +87,6 @@ class CuptiSession:
 
     def start(self) -> None:
         """Begin to collect; raises WhatifError where CUPTI refuses."""
-        global _opened
-        _opened = True
         cupti = self.cupti
         try:
             # Then a record's thread is the operating system's, as `threading.get_native_id` has it.
@@ -169,18 +152,14 @@ class CuptiSession:
         except cupti.cuptiError as error:
             # Any other failure is no evidence: what matters is whether activities can be enabled, which `start` shows.
             if error.status in [int(cupti.Result[name]) for name in _TAKEN]:
-                raise _used("torch.profiler or another profiler") from error
+                raise WhatifError(
+                    "the backend cupti: expected a process in which nothing has used CUPTI yet, got one used by"
+                    " torch.profiler or another profiler; record in a fresh process that does not call torch.profiler."
+                ) from error
 
 
 def _ignore(*arguments: Any) -> None:
     """Stand in for a callback; no callback is ever enabled."""
-
-
-def _used(by: str) -> WhatifError:
-    return WhatifError(
-        f"the backend cupti: expected a process in which nothing has used CUPTI yet, got one used by {by}; record in a"
-        " fresh process that does not call torch.profiler."
-    )
 
 
 def loaded_cupti_libraries(maps: Path = Path("/proc/self/maps")) -> set[str]:

@@ -148,9 +148,7 @@ class TraceBuilder:
 
     def _kernel(self, row: KernelRow) -> Event:
         args: Event = {
-            "device": row.device,
-            "context": row.context,
-            "stream": row.stream,
+            **_place(row),
             "registers per thread": row.registers,
             "shared memory": row.shared_bytes,
             "grid": list(row.grid),
@@ -162,8 +160,7 @@ class TraceBuilder:
         return self._event("kernel", demangle(row.name), row.device, row.stream, row.start_ns, row.end_ns, args)
 
     def _copy(self, row: CopyRow) -> Event:
-        place = {"device": row.device, "context": row.context, "stream": row.stream, "bytes": row.size_bytes}
-        args = self._correlated(row.correlation, place)
+        args = self._correlated(row.correlation, {**_place(row), "bytes": row.size_bytes})
         category = "gpu_memset" if row.is_memset else "gpu_memcpy"
         return self._event(category, row.name, row.device, row.stream, row.start_ns, row.end_ns, args)
 
@@ -230,6 +227,10 @@ class _EventRecords:
             "wait_on_cuda_event_record_corr_id": correlation,
             "wait_on_cuda_event_id": row.event,
         }
+
+
+def _place(row: KernelRow | CopyRow) -> Event:
+    return {"device": row.device, "context": row.context, "stream": row.stream}
 
 
 def _title(kind: str, process: int, thread: int, **args: str) -> Event:

@@ -80,17 +80,15 @@ class CuptiTracer:
 
 def _devices() -> list[dict[str, Any]]:
     """Describe the GPUs in Kineto's words."""
-    rows = []
-    for index in range(torch.cuda.device_count()):
-        properties: Any = torch.cuda.get_device_properties(index)
-        rows.append(
-            {
-                "id": index,
-                "name": properties.name,
-                "totalGlobalMem": properties.total_memory,
-                "computeMajor": properties.major,
-                "computeMinor": properties.minor,
-                "numSms": properties.multi_processor_count,
-            }
-        )
-    return rows
+    found: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        {
+            "id": index,
+            "name": properties.name,
+            "totalGlobalMem": properties.total_memory,
+            "computeMajor": properties.major,
+            "computeMinor": properties.minor,
+            "numSms": properties.multi_processor_count,
+        }
+        for index, properties in enumerate(found)
+    ]

@@ -24,8 +24,8 @@ class Settings:
     ridge: float = 1.0
     seeds: int = 1
 
-    def told(self) -> dict[str, float]:
-        """The settings as a model's file tells them."""
+    def as_floats(self) -> dict[str, float]:
+        """Return the settings as a model's file has them."""
         return {name: float(value) for name, value in asdict(self).items()}
 
 

@@ -175,7 +175,7 @@ def _against_interpolation(
     """Which operators the model misses less than an interpolation of the same rows; its mean miss, percent, by name."""
     kept, trial = sample.take(~tried), sample.take(tried)
     rows = measurements(kept.ops, kept.t_s)
-    index = index_of([(sample.told[0], rows)])
+    index = index_of([(sample.provenances[0], rows)])
     answers = Estimator(index, sample.device, (AnswerSource.INTERPOLATED,)).estimate(trial.ops)
     other = np.abs(np.log(answers.t_s / trial.t_s))
     wins, error = [], {}
@@ -198,7 +198,7 @@ def facts_of(
     sources = {
         Source(name=o.tool or "unknown", licence=o.licence or "unknown", uri=o.uri or "", author=o.author or "")
         for s in samples
-        for o in (said.origin.source for said in s.told)
+        for o in (said.origin.source for said in s.provenances)
     }
     called = samples[0].features(names, across=across)[1]
     return ModelFacts(
@@ -209,12 +209,12 @@ def facts_of(
         high={a: int(ops.integers[a].max()) for a in attributes},
         half=dict.fromkeys(names, 0.0), growth=0.0, launch_s=_launch(samples, names),
         devices=tuple(sorted({s.device for s in samples})), rows=sum(map(len, samples)), data_sha256=digest,
-        arrays_sha256="", sources=tuple(sorted(sources, key=lambda s: (s.name, s.uri))), settings=settings.told(),
+        arrays_sha256="", sources=tuple(sorted(sources, key=lambda s: (s.name, s.uri))), settings=settings.as_floats(),
     )  # fmt: skip
 
 
 def _launch(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
-    """What times with a launch hold beyond a kernel's own: a law's floor less a kernel's; the median of the devices."""
+    """What times with a launch hold beyond a kernel's own: a fitted floor less a kernel's; median of the devices."""
     if not samples[0].launch:
         return {}
     held: dict[str, float] = {}

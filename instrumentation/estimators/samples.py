@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Sample:
     ops: Operators
     t_s: Float64
     sound: npt.NDArray[np.bool_]
-    told: tuple[Provenance, ...]
+    provenances: tuple[Provenance, ...]
     sheet: Sheet
     gpu: Gpu | None
 
@@ -63,16 +63,7 @@ class Sample:
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Sample:
         """The measurements under a mask."""
-        return Sample(
-            self.device,
-            self.kind,
-            self.ops.take(rows),
-            self.t_s[rows],
-            self.sound[rows],
-            self.told,
-            self.sheet,
-            self.gpu,
-        )
+        return replace(self, ops=self.ops.take(rows), t_s=self.t_s[rows], sound=self.sound[rows])
 
     def drawn(self, most: int, seed: int) -> Sample:
         """At most about ``most`` measurements, drawn by the operators' keys: the same ones on every device."""
@@ -84,7 +75,7 @@ class Sample:
         return features(self.ops, self.sheet, names, across=across)
 
     def target(self) -> Float64:
-        """What a model learns: log of time over the law, shape (n,)."""
+        """What a model learns: log of the time over the reference time, shape (n,)."""
         return np.asarray(np.log(self.t_s / reference_s(self.ops, self.sheet, launch=self.launch)))
 
     def sha256(self) -> str:
@@ -130,9 +121,9 @@ def _sample(device: str, kind: Kind, parts: list[tuple[Provenance, Operators, Fl
 
 def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
     """What a device without a data sheet does, from its own times."""
-    law = fit_law(*work(ops), t_s)
-    rate = law.flops_per_s / 1e12 if np.isfinite(law.flops_per_s) else 1.0
-    bandwidth = law.bytes_per_s / 1e9 if np.isfinite(law.bytes_per_s) else 1.0
+    fitted = fit_law(*work(ops), t_s)
+    rate = fitted.flops_per_s / 1e12 if np.isfinite(fitted.flops_per_s) else 1.0
+    bandwidth = fitted.bytes_per_s / 1e9 if np.isfinite(fitted.bytes_per_s) else 1.0
     return Sheet(
         sm_count=1.0, tflops={"fp32": rate, dtype: rate}, memory_gbyte_s=bandwidth, l2_mbyte=_UNKNOWN_CACHE_MBYTE
     )

@@ -3,9 +3,9 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 # Bytes of an element by the name that the profiler gives its type. "TensorList" hides the types: see `tensor_list`.
 ELEMENT_BYTES = {
@@ -30,6 +30,17 @@ _LITERALS = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "
 
 class NotReplayable(Exception):  # noqa: N818
     """Why a call cannot be repeated alone; the message is a few words that are counted."""
+
+
+class RecordedCall(NamedTuple):
+    """One call as a trace has it: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides", unchecked."""
+
+    name: str
+    dims: Any
+    types: Any
+    concrete: Any
+    strides: Any = None
+    backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,20 +124,12 @@ class Call:
         return sum(tensor.storage_bytes for tensor in self.tensors())
 
 
-@dataclass(frozen=True)
-class RawInput:
-    """One entry of the trace's parallel lists, checked to be of a known form."""
-
-    kind: str  # "tensor", "tensors", "value" or "absent"
-    tensors: tuple[TensorSpec, ...] = ()
-    value: Any = None
-
-
-def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[RawInput]:
-    """Return the inputs of a call from the trace's "Input Dims", "Input type", "Concrete Inputs" and "Input Strides".
+def read_inputs(call: RecordedCall) -> list[Argument | None]:
+    """Return the inputs of a call, which have no names yet; None is one that is absent.
 
     Raises NotReplayable where they are missing or no such lists.
     """
+    _, dims, types, concrete, strides, _ = call
     lists = (dims, types, concrete)
     if not all(isinstance(entry, list) for entry in lists) or len({len(entry) for entry in lists}) != 1:
         raise NotReplayable("inputs not recorded")
@@ -135,14 +138,14 @@ def read_inputs(dims: Any, types: Any, concrete: Any, strides: Any) -> list[RawI
     return [_read_input(*entry) for entry in zip(dims, types, concrete, strides, strict=True)]
 
 
-def _read_input(dims: Any, kind: Any, concrete: Any, strides: Any) -> RawInput:
+def _read_input(dims: Any, kind: Any, concrete: Any, strides: Any) -> Argument | None:
     if kind in ("Scalar", "ScalarList"):
-        return RawInput("value", value=parse_value(concrete))
+        return Argument("", value=parse_value(concrete))
     if kind == "":
-        return RawInput("absent")
+        return None
     if kind == "TensorList":
-        return RawInput("tensors", tensors=_tensor_list(dims, strides))
-    return RawInput("tensor", tensors=(_tensor(dims, kind, strides),))
+        return Argument("", _tensor_list(dims, strides), is_list=True)
+    return Argument("", (_tensor(dims, kind, strides),))
 
 
 def _tensor(dims: Any, dtype: Any, strides: Any) -> TensorSpec:
@@ -192,13 +195,3 @@ def _parse_scalar(text: str) -> Any:
         return float(text)
     except ValueError:
         raise NotReplayable("value of an input not known") from None
-
-
-def contiguous_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Return strides that lay the axes out in `order`, the outermost first."""
-    strides = [1] * len(shape)
-    step = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(1, shape[axis])
-    return tuple(strides)

@@ -9,6 +9,8 @@ from typing import Any
 
 from whatif.errors import WhatifError
 
+from .calls import RecordedCall
+
 # Inside these marks the work belongs to the update and to data loading, which other what-ifs describe.
 _OTHER_WORK = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 # Autograd's own spans: what runs inside one is the backward pass.
@@ -22,19 +24,12 @@ _TRANSFERS = ("Memcpy HtoD", "Memcpy DtoH")
 class Operator:
     """All calls of one operator with the same inputs.
 
-    `dims`, `types`, `concrete` and `strides` are the trace's own "Input Dims", "Input type", "Concrete Inputs" and
-    "Input Strides", unchecked. `recorded_ns` is time per step: the GPU's on a GPU, else the CPU's. `transfers`: it
-    copies between host and GPU.
+    `recorded_ns` is time per step: the GPU's on a GPU, else the CPU's. `transfers`: it copies between host and GPU.
     """
 
-    name: str
-    dims: Any
-    types: Any
-    concrete: Any
-    strides: Any
+    call: RecordedCall
     calls_per_step: float
     recorded_ns: float
-    backward: bool
     transfers: bool
 
 
@@ -157,7 +152,7 @@ def _walk(
         if event.get("cat") != "cpu_op" or entry.other_work or not window[0] <= event["ts"] < window[1]:
             continue
         if entry.group is None and name.startswith("aten::") and name not in through:
-            entry.group = groups.setdefault(_key(event), _Group(event))
+            entry.group = groups.setdefault(json.dumps([name, *_inputs(event)]), _Group(event))
             entry.group.calls += 1
             entry.group.backward_calls += entry.backward
             if not gpu_work:
@@ -168,25 +163,17 @@ def _walk(
                 entry.group.transfers |= work["name"].startswith(_TRANSFERS)
 
 
-def _inputs(event: dict[str, Any]) -> tuple[Any, Any, Any]:
-    args = event.get("args", {})
-    return args.get("Input Dims"), args.get("Input type"), args.get("Concrete Inputs")
-
-
-def _key(event: dict[str, Any]) -> str:
-    return json.dumps([event["name"], *_inputs(event)])
+def _inputs(event: dict[str, Any]) -> list[Any]:
+    return [event.get("args", {}).get(key) for key in ("Input Dims", "Input type", "Concrete Inputs")]
 
 
 def _operator(group: _Group, steps: int) -> Operator:
-    dims, types, concrete = _inputs(group.event)
+    event = group.event
+    backward = 2 * group.backward_calls > group.calls
+    dims, types, concrete = _inputs(event)
     return Operator(
-        name=group.event["name"],
-        dims=dims,
-        types=types,
-        concrete=concrete,
-        strides=group.event.get("args", {}).get("Input Strides"),
+        RecordedCall(event["name"], dims, types, concrete, event.get("args", {}).get("Input Strides"), backward),
         calls_per_step=round(group.calls / steps, 3),
         recorded_ns=group.microseconds * 1e3 / steps,
-        backward=2 * group.backward_calls > group.calls,
         transfers=group.transfers,
     )

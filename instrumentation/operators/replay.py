@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .calls import Argument, Call, NotReplayable
-from .schema import overload_of
+from .schema import may_be_absent, overload_of
 from .tensors import make_tensor
 
 # Inputs and results are rotated over as many copies as fill this size, so that an operator finds them outside the
@@ -170,10 +170,9 @@ def _forward_call(call: Call, forward: _Forward) -> Call:
         if expected.name in forward.constants:
             arguments.append(Argument(expected.name, value=forward.constants[expected.name]))
         elif shared is not None and expected.name != "weight_buf" and expected.name != "dropout_state":
-            arguments.append(Argument(expected.name, shared.tensors, shared.is_list, shared.value))
-        elif expected.has_default_value() or expected.type.kind() == "OptionalType":
-            default = expected.default_value if expected.has_default_value() else None
-            arguments.append(Argument(expected.name, value=default))
+            arguments.append(replace(shared, name=expected.name))
+        elif may_be_absent(expected):
+            arguments.append(Argument(expected.name, value=expected.default_value))
         else:
             raise NotReplayable("needs an internal state")
     return Call(forward.op, tuple(arguments), backward=False)

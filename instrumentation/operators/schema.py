@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .calls import Argument, Call, NotReplayable, RawInput, read_inputs
+from .calls import Argument, Call, NotReplayable, RecordedCall, read_inputs
 
 # These may return their input or copy it: the recorded strides decide, as they did in the run.
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "to", "_reshape_alias", "reshape_as"})
@@ -20,16 +21,16 @@ _INTEGERS = frozenset({"IntType", "SymIntType", "ScalarTypeType", "LayoutType", 
 _NUMBERS = _INTEGERS | {"FloatType", "NumberType", "BoolType"}
 
 
-def resolve(name: str, dims: Any, types: Any, concrete: Any, strides: Any, *, backward: bool) -> Call:
-    """Return the recorded call with its inputs named; `overload_of` gives what to call.
+def resolve(call: RecordedCall) -> Call:
+    """Return a recorded call with its inputs named; `overload_of` gives what to call.
 
     Raises NotReplayable, with the reason, for what computes nothing, has no tensor, or fits no schema.
     """
-    op = name.removeprefix("aten::")
+    op = call.name.removeprefix("aten::")
     if op in _NO_COMPUTATION:
         raise NotReplayable("computes nothing")
-    inputs = read_inputs(dims, types, concrete, strides)
-    if not any(given.tensors for given in inputs):
+    inputs = read_inputs(call)
+    if not any(given is not None and given.tensors for given in inputs):
         raise NotReplayable("makes tensors from nothing")
     for overload in _overloads(op):
         arguments = _match(overload._schema, inputs)
@@ -37,7 +38,7 @@ def resolve(name: str, dims: Any, types: Any, concrete: Any, strides: Any, *, ba
             continue
         if _is_view(overload._schema) and op not in _MAY_COPY:
             raise NotReplayable("computes nothing")
-        return Call(op, tuple(arguments), backward)
+        return Call(op, tuple(arguments), call.backward)
     raise NotReplayable("no schema fits the inputs")
 
 
@@ -65,23 +66,27 @@ def _overloads(op: str) -> Sequence[Any]:
     return tuple(getattr(untyped, name) for name in untyped.overloads())
 
 
-def _match(schema: Any, inputs: Sequence[RawInput]) -> list[Argument] | None:
+def _match(schema: Any, inputs: Sequence[Argument | None]) -> list[Argument] | None:
     """The inputs by the schema's names, or None where they do not fit it."""
     if len(schema.arguments) != len(inputs):
         return None
     arguments = []
     for expected, given in zip(schema.arguments, inputs, strict=True):
-        value = given.value
-        if given.kind == "absent":
+        if given is None:
             # The profiler writes neither strings nor devices nor None: the default is the best that is known.
-            if not expected.has_default_value() and expected.type.kind() != "OptionalType":
+            if not may_be_absent(expected):
                 return None
-            value = expected.default_value if expected.has_default_value() else None
-        argument = Argument(expected.name, given.tensors, given.kind == "tensors", value)
+            given = Argument("", value=expected.default_value)
+        argument = replace(given, name=expected.name)
         if not _accepts(expected, argument):
             return None
         arguments.append(argument)
     return arguments
+
+
+def may_be_absent(expected: Any) -> bool:
+    """Whether an argument of a schema has a default, which is None for one that is optional."""
+    return bool(expected.has_default_value() or expected.type.kind() == "OptionalType")
 
 
 def _accepts(expected: Any, given: Argument) -> bool:

@@ -71,10 +71,10 @@ def _measure_with_progress(
 
 def _row(operator: Operator, times: dict[str, Any]) -> dict[str, Any]:
     return {
-        "op": operator.name,
-        "dims": operator.dims,
-        "types": operator.types,
-        "concrete": operator.concrete,
+        "op": operator.call.name,
+        "dims": operator.call.dims,
+        "types": operator.call.types,
+        "concrete": operator.call.concrete,
         "calls_per_step": operator.calls_per_step,
         **times,
     }

@@ -19,7 +19,7 @@ LONG_NS = 20e6
 FEWEST_ROUNDS = 5
 
 # `torch.cuda._sleep` counts cycles: enough of them, at any clock rate of a GPU, for the CPU to get ahead.
-_CYCLES_PER_NS = 3.0
+CYCLES_PER_NS = 3.0
 
 
 class Clock(Protocol):
@@ -50,7 +50,7 @@ def cuda_clock(work: Callable[[], None], *, ahead_ns: float = 0.0) -> float:
     begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     cuda.synchronize()
     if ahead_ns:
-        cuda._sleep(int(ahead_ns * _CYCLES_PER_NS))
+        cuda._sleep(int(ahead_ns * CYCLES_PER_NS))
     begin.record()
     work()
     end.record()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .calls import NotReplayable
-from .timing import Clock, cuda_clock, first_ns, measure_alone
+from .timing import Clock, first_ns, measure_alone
 
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "for_loop": {"foreach": False, "fused": False},
@@ -43,11 +43,6 @@ def measure_updates(
         replays[name] = [step]
     estimates = {name: first_ns(replay, device) for name, replay in replays.items()}
     return measure_alone(replays, clock, estimates)[0] if replays else {}
-
-
-def wall_of_gpu(work: Callable[[], None]) -> float:
-    """Return the time of the work in ns between CUDA events, launching included: what an update costs a step."""
-    return cuda_clock(work)
 
 
 def _optimizer(

@@ -1,14 +1,14 @@
 """The same call under a what-if: another precision, memory format, batch size, or normalization in eval mode."""
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .calls import BF16, FP32, Argument, Call, TensorSpec, contiguous_strides
+from .calls import BF16, FP32, Argument, Call, TensorSpec
 
 RECORDED = "recorded"
-VARIANTS = (RECORDED, "bf16", "channels_last", "bf16_channels_last", "batch_x0.5", "batch_x2", "eval")
 
 # Normalizations take a bf16 input beside fp32 weights and statistics, and autocast leaves those as they are.
 _NORMALIZATIONS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
@@ -72,18 +72,9 @@ def named_parameter_shapes(metadata: dict[str, Any]) -> list[tuple[str, tuple[in
 
 def variants(call: Call, run: Run, wanted: Iterable[str]) -> dict[str, Call]:
     """Return the wanted variants that apply to the call, by name, in the order of `VARIANTS`."""
-    bf16 = _in_bf16(call)
-    made = {
-        RECORDED: call,
-        "bf16": bf16,
-        "channels_last": _in_channels_last(call, run),
-        "bf16_channels_last": None if bf16 is None else _in_channels_last(bf16, run),
-        "batch_x0.5": _with_batch(call, run, 0.5),
-        "batch_x2": _with_batch(call, run, 2),
-        "eval": _in_eval_mode(call),
-    }
     chosen = set(wanted) | {RECORDED}
-    return {name: made[name] for name in VARIANTS if name in chosen and made[name] is not None}  # type: ignore[misc]
+    made = {name: change(call, run) for name, change in _CHANGES.items() if name in chosen}
+    return {name: variant for name, variant in made.items() if variant is not None}
 
 
 def stays_fp32(argument: Argument, call: Call) -> bool:
@@ -92,7 +83,7 @@ def stays_fp32(argument: Argument, call: Call) -> bool:
     return argument.name in _ALWAYS_FP32 or (normalization and argument.name not in _ACTIVATIONS)
 
 
-def _in_bf16(call: Call) -> Call | None:
+def _in_bf16(call: Call, run: Run) -> Call | None:
     def changed(argument: Argument) -> Argument:
         if stays_fp32(argument, call):
             return argument
@@ -112,13 +103,14 @@ def _in_channels_last(call: Call, run: Run) -> Call | None:
     def changed(spec: TensorSpec) -> TensorSpec:
         if len(spec.shape) != 4 or not spec.is_floating:
             return spec
-        return replace(spec, strides=contiguous_strides(spec.shape, (0, 2, 3, 1)))
+        _, channels, height, width = (max(1, size) for size in spec.shape)
+        return replace(spec, strides=(height * width * channels, 1, width * channels, channels))
 
     arguments = (replace(argument, tensors=tuple(map(changed, argument.tensors))) for argument in call.arguments)
     return _unless_same(call, replace(call, arguments=tuple(arguments)))
 
 
-def _in_eval_mode(call: Call) -> Call | None:
+def _in_eval_mode(call: Call, run: Run) -> Call | None:
     """Batch normalization with its running statistics; the backward call is then torch's own, also under cuDNN."""
     if call.op == "cudnn_batch_norm_backward":
         taken = {"grad_out": "grad_output", "save_invstd": "save_var", "eps": "epsilon"}
@@ -247,3 +239,21 @@ def _product_with_batch(call: Call, run: Run, factor: float) -> Call | None:
     if by_sum:
         changed[right.name] = replace(right, tensors=(_scaled(b, 0, factor),))
     return replace(call, arguments=tuple(changed.get(argument.name, argument) for argument in call.arguments))
+
+
+def _in_bf16_channels_last(call: Call, run: Run) -> Call | None:
+    bf16 = _in_bf16(call, run)
+    return None if bf16 is None else _in_channels_last(bf16, run)
+
+
+# None: the call has no such form.
+_CHANGES: dict[str, Callable[[Call, Run], Call | None]] = {
+    RECORDED: lambda call, run: call,
+    "bf16": _in_bf16,
+    "channels_last": _in_channels_last,
+    "bf16_channels_last": _in_bf16_channels_last,
+    "batch_x0.5": functools.partial(_with_batch, factor=0.5),
+    "batch_x2": functools.partial(_with_batch, factor=2),
+    "eval": _in_eval_mode,
+}
+VARIANTS = tuple(_CHANGES)

@@ -1,28 +1,25 @@
 """The process in which operators are measured: what crashes here, or asks for too much, ends no one else.
 
-Reads one JSON request from standard input and writes one JSON line for each thing that it begins and finishes.
+Reads JSON lines from standard input, first the recording's operators and then one job each, and answers each with one.
 """
 
 import contextlib
+import functools
 import gc
-import json
-import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..line_process import answering
+from ..line_process import connect
 from ..metadata import describe_environment
-from .calls import Call, NotReplayable
+from .calls import Call, NotReplayable, RecordedCall
 from .measure import UPDATES
 from .replay import copies_of, make_replay
 from .schema import resolve
-from .timing import Clock, cpu_clock, first_ns, measure_alone
-from .update_times import measure_updates, wall_of_gpu
+from .timing import Clock, cpu_clock, cuda_clock, first_ns, measure_alone
+from .update_times import measure_updates
 from .variants import RECORDED, describe_run, named_parameter_shapes, variants
 
 # Inputs and results of one operator's variants together may not take more than this on a CPU.
@@ -35,52 +32,32 @@ GPU_MEMORY_SHARE = 0.4
 LONGEST_CALL_NS = 3e9
 
 
-class _Worker:
-    """Measures what it is asked for and tells each result."""
+# What torch raises for a call that it refuses.
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, MemoryError)
 
-    def __init__(self, request: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-        self._request = request
-        self._tell = tell
-        self._metadata: dict[str, Any] = request["metadata"]
-        self._end_s = time.monotonic() + request["budget_s"]
-        threads = self._metadata.get("threads")
-        self._device = torch.device("cuda" if request["cuda"] else "cpu")
+
+class _Worker:
+    """Measures one job after the other of the recording that the first line describes."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._metadata: dict[str, Any] = setup["metadata"]
+        self._variants: list[str] = setup["variants"]
+        self._device = torch.device("cuda" if setup["cuda"] else "cpu")
+        self._clock, self._memory_bytes = prepare(self._device, setup["threads"])
         if self._device.type == "cuda":
-            self._clock: Clock | None = None
-            free_bytes, _ = torch.cuda.mem_get_info()
-            self._memory_bytes = int(GPU_MEMORY_SHARE * free_bytes)
             _restore_precision(self._metadata.get("precision"))
-        else:
-            if type(threads) is int and 0 < threads <= (os.cpu_count() or 1):
-                torch.set_num_threads(threads)
-            self._clock = cpu_clock(torch.get_num_threads())
-            self._memory_bytes = CPU_MEMORY_BYTES
-            limit_address_space()
-        self._calls = [_resolved(operator) for operator in request["operators"]]
+        self._calls = [_resolved(operator) for operator in setup["operators"]]
         self._run = describe_run((call for call in self._calls if isinstance(call, Call)), self._metadata)
 
-    def work(self) -> None:
-        """Do all jobs of the request, in order, while there is time."""
-        for job in self._request["jobs"]:
-            if job != UPDATES and time.monotonic() > self._end_s:
-                self._tell({"job": job, "skipped": "no time left"})
-                continue
-            self._tell({"begin": job})
-            try:
-                found = self._updates() if job == UPDATES else self._operator(self._calls[job])
-            except NotReplayable as reason:
-                found = {"skipped": str(reason)}
-            except (RuntimeError, TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
-                found = {"skipped": f"refused by torch ({type(error).__name__})"}
-            self._tell({"job": job, **found})
-            if self._device.type == "cuda":
-                # A device that has failed stays so: then this process ends here, and another one goes on.
-                torch.cuda.synchronize()
+    def answer(self, job: int) -> dict[str, Any]:
+        """Measure the update or one operator; or say why it was left out."""
+        measure = self._updates if job == UPDATES else functools.partial(self._operator, self._calls[job])
+        return answered(measure, self._device)
 
     def _updates(self) -> dict[str, Any]:
         optimizer = self._metadata.get("optimizer")
         shapes = [shape for _, shape in named_parameter_shapes(self._metadata)]
-        clock = self._clock or wall_of_gpu
+        clock = self._clock or cuda_clock  # on a GPU launching included: what an update costs a step
         described = optimizer if isinstance(optimizer, dict) else {}
         return {"ns": measure_updates(described, shapes, self._device, clock, self._memory_bytes)}
 
@@ -89,38 +66,66 @@ class _Worker:
             raise call
         replays, estimates = {}, {}
         room_bytes = self._memory_bytes
-        for name, variant in variants(call, self._run, self._request["variants"]).items():
+        for name, variant in variants(call, self._run, self._variants).items():
             try:
-                room_bytes -= _needed_bytes(variant)
+                copies = copies_of(variant)
+                room_bytes -= needed_bytes(variant, copies)
                 if room_bytes < 0:
                     raise NotReplayable("needs too much memory")
-                replay = make_replay(variant, self._device)
-                estimates[name] = first_ns(replay, self._device)
-                if estimates[name] > LONGEST_CALL_NS:
-                    raise NotReplayable("takes too long")
-                replays[name] = replay
-            except (NotReplayable, RuntimeError, TypeError, ValueError, IndexError, OverflowError, MemoryError):
+                replays[name], estimates[name] = timed_replay(variant, self._device, copies)
+            except (NotReplayable, *REFUSED):
                 if name == RECORDED:
                     raise
-                # A variant that this operator does not have; the others are still worth measuring.
-                estimates.pop(name, None)
+                # Else a variant that this operator does not have; the others are still worth measuring.
         ns, spread = measure_alone(replays, self._clock, estimates)
         if RECORDED not in ns:
             raise NotReplayable("too short to be timed")
         return {"ns": ns, "spread": spread}
 
 
-def _resolved(operator: list[Any]) -> Call | NotReplayable:
-    name, dims, types, concrete, strides, backward = operator
+def prepare(device: torch.device, threads: int | None) -> tuple[Clock | None, int]:
+    """Set this process up for measuring; return its clock (None: a GPU's events) and the memory a call may take."""
+    if device.type == "cuda":
+        return None, int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info()[0])
+    if threads is not None:
+        torch.set_num_threads(threads)
+    limit_address_space()
+    return cpu_clock(torch.get_num_threads()), CPU_MEMORY_BYTES
+
+
+def answered(measure: Callable[[], dict[str, Any]], device: torch.device) -> dict[str, Any]:
+    """Return what `measure` finds, or under "skipped" why there is nothing."""
     try:
-        return resolve(name, dims, types, concrete, strides, backward=backward)
+        return measure()
+    except NotReplayable as reason:
+        return {"skipped": str(reason)}
+    except REFUSED as error:
+        return {"skipped": f"refused by torch ({type(error).__name__})"}
+    finally:
+        if device.type == "cuda":
+            # A device that has failed stays so: then this process ends here, and another one goes on.
+            torch.cuda.synchronize()
+
+
+def _resolved(recorded: list[Any]) -> Call | NotReplayable:
+    try:
+        return resolve(RecordedCall(*recorded))
     except NotReplayable as reason:
         return reason
 
 
-def _needed_bytes(call: Call) -> int:
-    """Inputs of all copies, and as much again for results."""
-    return 2 * copies_of(call) * call.input_bytes
+def needed_bytes(call: Call, copies: int) -> int:
+    """Return the bytes of all copies of the inputs, and as much again for results."""
+    return 2 * copies * call.input_bytes
+
+
+def timed_replay(call: Call, device: torch.device, copies: int) -> tuple[list[Callable[[], Any]], float]:
+    """Return the call on several sets of inputs, and about how long it takes in ns; raises as `make_replay` does."""
+    replay = make_replay(call, device, copies)
+    estimate_ns = first_ns(replay, device)
+    if estimate_ns > LONGEST_CALL_NS:
+        raise NotReplayable("takes too long")
+    return replay, estimate_ns
 
 
 def _restore_precision(precision: Any) -> None:
@@ -157,18 +162,19 @@ def limit_address_space() -> None:
 
 
 def main() -> None:
-    """Serve one request."""
-    tell = answering()
-    request = json.loads(sys.stdin.readline())
-    if request["cuda"] and not torch.cuda.is_available():
-        tell({"machine": {"gpu": None}})
+    """Serve one parent until it closes the pipe."""
+    tell, asked = connect()
+    setup = next(asked)
+    if setup["cuda"] and not torch.cuda.is_available():
+        tell({"gpu": None})
         return
-    environment = describe_environment(request["cuda"])
-    tell({"machine": {"gpu": environment["gpu"], "cpu": environment["cpu"]}})
     torch.manual_seed(0)
     gc.disable()  # Its pauses would fall into somebody's time.
-    _Worker(request, tell).work()
-    tell({"end": True})
+    environment = describe_environment(setup["cuda"])
+    worker = _Worker(setup)
+    tell({"gpu": environment["gpu"], "cpu": environment["cpu"]})
+    for job in asked:
+        tell(worker.answer(job["job"]))
 
 
 if __name__ == "__main__":

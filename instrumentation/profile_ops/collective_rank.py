@@ -3,9 +3,7 @@
 Reads JSON lines from standard input, first who it is and then what to run, and answers each with a JSON line.
 """
 
-import json
-import signal
-import sys
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..line_process import answering
+from ..line_process import connect
 from ..operators.timing import cpu_clock, cuda_clock
+from ..operators.worker import answered
 from ..trace_module.spelling import DTYPES_BY_NAME
 
 # A rank that waits longer for the others has lost them.
@@ -37,33 +36,28 @@ def _call(name: str, elements: int, dtype: torch.dtype, device: torch.device, ra
     }[name]
 
 
-def _answer(job: dict[str, Any], device: torch.device, ranks: int) -> dict[str, Any]:
+def _times(job: dict[str, Any], device: torch.device, ranks: int) -> dict[str, Any]:
     """The time of the chain in ns, of each round; all ranks begin it together."""
     # Threads of gloo work beside the caller: the wall clock.
     clock = cuda_clock if device.type == "cuda" else cpu_clock(0)
+    call = _call(job["name"], job["elements"], DTYPES_BY_NAME[job["type"]], device, ranks)
+
+    def chain() -> None:
+        for _ in range(job["calls"]):
+            call()
+
+    chain()
     found = []
-    try:
-        call = _call(job["name"], job["elements"], DTYPES_BY_NAME[job["type"]], device, ranks)
-
-        def chain() -> None:
-            for _ in range(job["calls"]):
-                call()
-
-        chain()
-        for _ in range(job["rounds"]):
-            dist.barrier()
-            found.append(clock(chain))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, MemoryError) as error:
-        return {"skipped": f"refused by torch ({type(error).__name__})"}
+    for _ in range(job["rounds"]):
+        dist.barrier()
+        found.append(clock(chain))
     return {"ns": found}
 
 
 def main() -> None:
     """Serve one parent until it closes the pipe."""
-    # Ctrl-C reaches the whole group of processes; the parent decides, and ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell = answering()
-    setup = json.loads(sys.stdin.readline())
+    tell, asked = connect()
+    setup = next(asked)
     torch.set_num_threads(1)
     # Before the group is made: that takes all ranks, and the parent starts one after the other.
     tell({"ready": True})
@@ -77,8 +71,8 @@ def main() -> None:
     dist.init_process_group(
         "nccl" if is_cuda else "gloo", store=meeting, rank=setup["rank"], world_size=setup["ranks"], timeout=TIMEOUT
     )
-    for line in sys.stdin:
-        tell(_answer(json.loads(line), device, setup["ranks"]))
+    for job in asked:
+        tell(answered(functools.partial(_times, job, device, setup["ranks"]), device))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from whatif.errors import WhatifError
 from whatif.graph.described import DTYPE_BYTES, Described
 
-from .process import MeasuringProcess, Way
+from ..line_process import MeasuringProcess
+from .machine import Way
 
 # As torch.distributed has them: those that change their one buffer, and those that fill another one.
 LAYOUTS = {
@@ -46,30 +47,25 @@ def collective_design(
     return list(found)
 
 
-class RankGroup:
+class RankGroup(ExitStack):
     """The processes of one group on this machine; measures collectives as one process measures operators."""
 
     def __init__(self, way: Way) -> None:
+        super().__init__()
         self._way = way
 
-    def __enter__(self) -> RankGroup:
+    def __enter__(self) -> Self:
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-ranks-"))
+            meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-ranks-")), "meeting")
+            setup = {"device": self._way.device, "ranks": self._way.ranks, "meeting": str(meeting)}
             self._ranks = [
                 stack.enter_context(
-                    MeasuringProcess(
-                        {"device": self._way.device, "rank": rank, "ranks": self._way.ranks,
-                         "meeting": str(Path(folder, "meeting"))},
-                        module="collective_rank",
-                    )
+                    MeasuringProcess(f"{__package__}.collective_rank", {**setup, "rank": rank}, threads=1)
                 )
                 for rank in range(self._way.ranks)
-            ]  # fmt: skip
-            self._stack = stack.pop_all()
+            ]
+            self.push(stack.pop_all())
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return the time of one call in ns by each round, or why there is none. Raises EndedError.
@@ -95,4 +91,4 @@ class RankGroup:
             rank.ask(message)
         answers = [rank.answer() for rank in self._ranks]
         skipped = next((answer for answer in answers if "skipped" in answer), None)
-        return skipped or {"ns": [max(told) for told in zip(*(answer["ns"] for answer in answers), strict=True)]}
+        return skipped or {"ns": [max(times) for times in zip(*(answer["ns"] for answer in answers), strict=True)]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from whatif.errors import WhatifError
@@ -26,6 +26,9 @@ MOST_FLOPS = {"cpu": 2.15e9, "cuda": 4e12}
 MOST_DRAWS = 10_000
 
 
+Sizes = dict[str, int]
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What can be swept under one name: its family, its name and phase in the database, and how sizes are drawn."""
@@ -33,8 +36,8 @@ class Sweep:
     family: str
     name: str
     phase: str
-    draw: Callable[[random.Random], dict[str, int]]
-    grid: Callable[[], Iterator[dict[str, int]]]
+    draw: Callable[[random.Random], Sizes]
+    grid: Sequence[Sizes]
 
 
 def _uniform(draw: random.Random) -> int:
@@ -45,101 +48,77 @@ def _log_uniform(draw: random.Random, largest: int = LARGEST_DIMENSION) -> int:
     return min(largest, max(1, round(2 ** draw.uniform(0, math.log2(largest)))))
 
 
-_Draw = Callable[[random.Random], dict[str, int]]
-_Grid = Callable[[], Iterator[dict[str, int]]]
-
-
-def _elementwise(tensors: int) -> tuple[_Draw, _Grid]:
-    def draw(draw: random.Random) -> dict[str, int]:
+def _elementwise(tensors: int) -> tuple[Callable[[random.Random], Sizes], list[Sizes]]:
+    def draw(draw: random.Random) -> Sizes:
         return {"elements": _uniform(draw) * _uniform(draw), "tensors": tensors}
 
-    def grid() -> Iterator[dict[str, int]]:
-        for half_octave in range(49):
-            yield {"elements": round(2 ** (half_octave / 2)), "tensors": tensors}
-
-    return draw, grid
+    return draw, [{"elements": round(2 ** (half_octave / 2)), "tensors": tensors} for half_octave in range(49)]
 
 
-def _product(draw: random.Random) -> dict[str, int]:
+def _product(draw: random.Random) -> Sizes:
     return {"batch": 1, "m": _uniform(draw), "n": _uniform(draw), "k": _uniform(draw)}
 
 
-def _batched(draw: random.Random) -> dict[str, int]:
+def _batched(draw: random.Random) -> Sizes:
     return {"batch": _log_uniform(draw, 128), "m": _uniform(draw), "n": _uniform(draw), "k": _uniform(draw)}
 
 
-def _products() -> Iterator[dict[str, int]]:
-    sizes = [2**power for power in range(0, 13, 2)]
-    for m, n, k in itertools.product(sizes, repeat=3):
-        yield {"batch": 1, "m": m, "n": n, "k": k}
-
-
-def _convolution(draw: random.Random) -> dict[str, int]:
+def _convolution(draw: random.Random) -> Sizes:
     # Drawn evenly, nine of ten would be larger than any memory: these are even in their logarithm.
-    kernel, stride, padding = draw.choice(CONVOLUTIONS)
-    side = _log_uniform(draw)
-    sizes = {
-        "batch": _log_uniform(draw, 256), "in_channels": _log_uniform(draw), "out_channels": _log_uniform(draw),
-        "in_h": side, "in_w": side,
-    }  # fmt: skip
-    return sizes | _square(kernel, stride, padding)
+    window, side = draw.choice(CONVOLUTIONS), _log_uniform(draw)
+    return _convolution_sizes(window, _log_uniform(draw, 256), _log_uniform(draw), _log_uniform(draw), side)
 
 
-def _convolutions() -> Iterator[dict[str, int]]:
-    grid = itertools.product(CONVOLUTIONS, (1, 8, 64), (3, 16, 64, 256), (16, 64, 256), (7, 14, 28, 56, 112))
-    for (kernel, stride, padding), batch, channels, out, side in grid:
-        sizes = {"batch": batch, "in_channels": channels, "out_channels": out, "in_h": side, "in_w": side}
-        yield sizes | _square(kernel, stride, padding)
+def _convolution_sizes(window: tuple[int, int, int], batch: int, channels: int, out: int, side: int) -> Sizes:
+    sizes = {"batch": batch, "in_channels": channels, "out_channels": out, "in_h": side, "in_w": side}
+    same = {**dict(zip(("kernel", "stride", "padding"), window, strict=True)), "dilation": 1}
+    return sizes | {f"{name}_{axis}": value for name, value in same.items() for axis in "hw"} | {"groups": 1}
 
 
-def _square(kernel: int, stride: int, padding: int) -> dict[str, int]:
-    same = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": 1}
-    return {f"{name}_{axis}": value for name, value in same.items() for axis in "hw"} | {"groups": 1}
-
-
-def _normalized(draw: random.Random) -> dict[str, int]:
+def _normalized(draw: random.Random) -> Sizes:
     return {"rows": _uniform(draw), "columns": _uniform(draw)}
 
 
-def _normalizations() -> Iterator[dict[str, int]]:
-    for rows, columns in itertools.product([2**p for p in range(0, 15, 2)], [2**p for p in range(4, 15, 2)]):
-        yield {"rows": rows, "columns": columns}
-
-
-def _attended(draw: random.Random) -> dict[str, int]:
+def _attended(draw: random.Random) -> Sizes:
     heads, length = 2 ** draw.randint(0, 5), _uniform(draw)
+    return _attention_sizes(_log_uniform(draw, 64), length, heads, draw.choice((32, 64, 128)), draw.randint(0, 1))
+
+
+def _attention_sizes(batch: int, length: int, heads: int, head_size: int, causal: int) -> Sizes:
     return {
-        "batch": _log_uniform(draw, 64), "query_length": length, "key_length": length, "heads": heads,
-        "kv_heads": heads, "head_size": draw.choice((32, 64, 128)), "causal": draw.randint(0, 1),
+        "batch": batch, "query_length": length, "key_length": length, "heads": heads, "kv_heads": heads,
+        "head_size": head_size, "causal": causal,
     }  # fmt: skip
 
 
-def _attentions() -> Iterator[dict[str, int]]:
-    grid = itertools.product((1, 4, 16), (64, 256, 1024), (4, 16), (64, 128), (0, 1))
-    for batch, length, heads, head_size, causal in grid:
-        yield {
-            "batch": batch, "query_length": length, "key_length": length, "heads": heads, "kv_heads": heads,
-            "head_size": head_size, "causal": causal,
-        }  # fmt: skip
-
+_POWERS = [2**power for power in range(0, 15, 2)]
+_PRODUCTS = [{"batch": 1, "m": m, "n": n, "k": k} for m, n, k in itertools.product(_POWERS[:-1], repeat=3)]
+_NORMALIZATIONS = [{"rows": rows, "columns": columns} for rows, columns in itertools.product(_POWERS, _POWERS[2:])]
+_CONVOLUTIONS = [
+    _convolution_sizes(*sizes)
+    for sizes in itertools.product(CONVOLUTIONS, (1, 8, 64), (3, 16, 64, 256), (16, 64, 256), (7, 14, 28, 56, 112))
+]
+_ATTENTIONS = [
+    _attention_sizes(*sizes) for sizes in itertools.product((1, 4, 16), (64, 256, 1024), (4, 16), (64, 128), (0, 1))
+]
 
 # Tianshu's nine, table 3, come first; `all` means them.
 SWEEPS: dict[str, Sweep] = {
     **{name: Sweep("elementwise", name, "fwd", *_elementwise(2)) for name in ("add", "sub", "mul", "div")},
-    "mm": Sweep("matmul", "mm", "fwd", _product, _products),
+    "mm": Sweep("matmul", "mm", "fwd", _product, _PRODUCTS),
     "relu": Sweep("elementwise", "relu", "fwd", *_elementwise(1)),
-    "conv2d": Sweep("conv", "conv2d", "fwd", _convolution, _convolutions),
-    "conv2d_dgrad": Sweep("conv", "conv2d", "dgrad", _convolution, _convolutions),
-    "conv2d_wgrad": Sweep("conv", "conv2d", "wgrad", _convolution, _convolutions),
+    "conv2d": Sweep("conv", "conv2d", "fwd", _convolution, _CONVOLUTIONS),
+    "conv2d_dgrad": Sweep("conv", "conv2d", "dgrad", _convolution, _CONVOLUTIONS),
+    "conv2d_wgrad": Sweep("conv", "conv2d", "wgrad", _convolution, _CONVOLUTIONS),
     **{
         name: Sweep("elementwise", name, "fwd", *_elementwise(1))
         for name in ("gelu", "tanh", "sigmoid", "silu", "exp", "add_scalar", "mul_scalar", "div_scalar", "copy")
     },
-    "linear": Sweep("matmul", "linear", "fwd", _product, _products),
-    "bmm": Sweep("matmul", "bmm", "fwd", _batched, _products),
-    "softmax": Sweep("normalization", "softmax", "fwd", _normalized, _normalizations),
-    "layer_norm": Sweep("normalization", "layer_norm", "fwd", _normalized, _normalizations),
-    "attention": Sweep("attention", "attention", "fwd", _attended, _attentions),
+    "linear": Sweep("matmul", "linear", "fwd", _product, _PRODUCTS),
+    "bmm": Sweep("matmul", "bmm", "fwd", _batched, _PRODUCTS),
+    "softmax": Sweep("normalization", "softmax", "fwd", _normalized, _NORMALIZATIONS),
+    "layer_norm": Sweep("normalization", "layer_norm", "fwd", _normalized, _NORMALIZATIONS),
+    "attention": Sweep("attention", "attention", "fwd", _attended, _ATTENTIONS),
 }
 NINE = tuple(SWEEPS)[:9]
 # What Tianshu calls its nine, in TensorFlow's words.
@@ -179,7 +158,7 @@ def design(
 def _of_one(name: str, dtype: str, shapes: int, grid: bool, seed: int, kind: str) -> list[Described]:
     sweep = SWEEPS[name]
     if grid:
-        fitting = (what for what in (_described(sweep, dtype, sizes) for sizes in sweep.grid()) if _fits(what, kind))
+        fitting = (what for what in (_described(sweep, dtype, sizes) for sizes in sweep.grid) if _fits(what, kind))
         return list(itertools.islice(fitting, shapes))
     draw = random.Random(f"{seed} {sweep.family} {sweep.phase} {name}")
     found: dict[Described, None] = {}
@@ -192,7 +171,7 @@ def _of_one(name: str, dtype: str, shapes: int, grid: bool, seed: int, kind: str
     return list(found)
 
 
-def _described(sweep: Sweep, dtype: str, sizes: dict[str, int]) -> Described:
+def _described(sweep: Sweep, dtype: str, sizes: Sizes) -> Described:
     return Described(sweep.family, sweep.name, dtype, tuple(sizes.items()), sweep.phase)
 
 

@@ -11,18 +11,17 @@ from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.ingest.operator_calls import describe, describe_other
 
-from ..operators.calls import BF16, FP32, Argument, Call, NotReplayable
+from ..operators.calls import BF16, FP32, Call, NotReplayable, RecordedCall
 from ..operators.measure import TRANSFERS
 from ..operators.recording import Operator, distinct_operators
 from ..operators.schema import resolve
 from ..operators.variants import stays_fp32
 from ..recording_file import read_json
-from .spelled import Spelled
 from .visits import Question
 
 FP16 = "c10::Half"
 _FORMATS = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "tf32": FP32}
-# c10's number of each type, which a backward softmax is told (c10/core/ScalarType.h).
+# c10's number of each type, which a backward softmax takes (c10/core/ScalarType.h).
 _NUMBERS = {FP16: "5", FP32: "6", BF16: "15"}
 # Families whose products a GPU may compute in TF32.
 _PRODUCTS = ("matmul", "conv")
@@ -57,12 +56,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _questions(operator: Operator, dtypes: Sequence[str]) -> list[Question]:
     if operator.transfers:
         raise NotReplayable(TRANSFERS)
-    call = resolve(
-        operator.name, operator.dims, operator.types, operator.concrete, operator.strides, backward=operator.backward
-    )
-    recorded = Spelled(
-        operator.name, operator.dims, operator.types, operator.concrete, operator.strides, operator.backward
-    )
+    recorded = operator.call
+    call = resolve(recorded)
     if not dtypes:
         return [Question(_described(recorded), recorded)]
     found = []
@@ -77,7 +72,7 @@ def _questions(operator: Operator, dtypes: Sequence[str]) -> list[Question]:
     return found
 
 
-def _described(call: Spelled) -> Described:
+def _described(call: RecordedCall) -> Described:
     said = (call.name, call.dims, call.types, call.concrete)
     what = describe(*said) or describe_other(*said)
     if what is None:
@@ -85,21 +80,16 @@ def _described(call: Spelled) -> Described:
     return what
 
 
-def _in_format(recorded: Spelled, call: Call, wanted: str) -> Spelled:
+def _in_format(recorded: RecordedCall, call: Call, wanted: str) -> RecordedCall:
     """The call with its floating-point tensors in another format, as autocast would have it."""
     types, concrete = list(recorded.types), list(recorded.concrete)
     for place, argument in enumerate(call.arguments):
         if argument.tensors and argument.is_list:
             raise NotReplayable("types in a list of tensors are not recorded")
-        if _changes(argument, call, wanted):
+        tensor = argument.tensor
+        floating = tensor is not None and tensor.dtype in _NUMBERS
+        if floating and (wanted == FP32 or not stays_fp32(argument, call)):
             types[place] = wanted
         elif argument.name == "input_dtype" and concrete[place] in _NUMBERS.values():
             concrete[place] = _NUMBERS[wanted]
     return recorded._replace(types=types, concrete=concrete)
-
-
-def _changes(argument: Argument, call: Call, wanted: str) -> bool:
-    tensor = argument.tensor
-    if tensor is None or tensor.dtype not in _NUMBERS:
-        return False
-    return wanted == FP32 or not stays_fp32(argument, call)

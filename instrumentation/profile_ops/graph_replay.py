@@ -1,6 +1,7 @@
 """Operators on CUDA by graph replay: a long and a short chain as CUDA graphs, so that no launch is part of the time."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,11 +49,11 @@ def _warm(replay: Sequence[Callable[[], Any]]) -> None:
 def _captured(replay: Sequence[Callable[[], Any]], count: int) -> Any:
     cuda: Any = torch.cuda  # Partly untyped.
     graph = cuda.CUDAGraph()
-    kept: list[Any] = []
+    # Results of one round of copies stay alive, as in a chain: each call writes where the last one did not.
+    kept: deque[Any] = deque(maxlen=len(replay))
     with cuda.graph(graph):
         for call in itertools.islice(itertools.cycle(replay), count):
-            # Results of one round of copies stay alive, as in a chain: each call writes where the last one did not.
-            kept = [*kept[-len(replay) + 1 :], call()] if len(replay) > 1 else [call()]
+            kept.append(call())
     graph.replay()
     cuda.synchronize()
     return graph

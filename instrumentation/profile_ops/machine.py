@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,19 @@ from whatif.opdb.provenance import Environment, Method, Origin, Source
 
 from ..gpu_clocks import describe_clocks, power_limit_watt
 from ..metadata import describe_environment
-from .process import Way
+
+
+class Way(NamedTuple):
+    """How operators are measured: on which device of torch, with how many threads of a CPU, and in what state.
+
+    ``ranks``: over how many processes, for collectives; 0 for operators of one device.
+    """
+
+    device: str
+    threads: int
+    cache: str
+    method: str
+    ranks: int = 0
 
 
 def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:
@@ -44,10 +57,10 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
 
 
 def clocks_note() -> str | None:
-    """Say which clocks and power the GPU has at this moment; None where nobody tells. They are no part of a key."""
+    """Say which clocks and power the GPU has at this moment; None where it does not tell. They are no part of a key."""
     clocks, _ = describe_clocks()
     if clocks is None:
         return None
     units = {"sm_mhz": "MHz SM", "memory_mhz": "MHz memory", "power_w": "W", "temperature_c": "C"}
-    told = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
-    return f"after the last operator: {', '.join(told)}" if told else None
+    readings = [f"{value:g} {units[name]}" for name, value in clocks.items() if value is not None]
+    return f"after the last operator: {', '.join(readings)}" if readings else None

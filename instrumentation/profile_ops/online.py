@@ -15,8 +15,7 @@ from whatif.graph.described import Described
 from whatif.opdb.rows import Operators, Rows
 from whatif.opdb.store import Store
 
-from .machine import origin_of
-from .process import Way
+from .machine import Way, origin_of
 from .profile import known_rows, profile, questions_of
 from .visits import Question
 

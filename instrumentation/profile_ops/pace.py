@@ -2,7 +2,7 @@
 
 A neighbour on the same physical core, or clocks that sink, slow a thread down without taking CPU time from it: on the
 machine of docs/profile.md up to twice, for seconds or minutes. What slows an operator slows this as well, so the ratio
-of both times repeats where neither of them does. Times are told at the fastest pace that was seen on the machine.
+of both times repeats where neither of them does. Times are given at the fastest pace that was seen on the machine.
 Operators that wait for memory are slowed less: their time goes with the square root of the pace.
 """
 
@@ -68,7 +68,7 @@ def sensitivity(what: Described) -> float:
 def fastest(folder: Path, machine: str, seen_ns: float) -> float:
     """Return the fastest pace of the machine, ns: ``seen_ns`` or what an earlier run into this database has seen.
 
-    It is remembered, so that the times of all runs are told at one pace. A file that is damaged is written anew.
+    It is remembered, so that the times of all runs are given at one pace. A file that is damaged is written anew.
     """
     path = folder / FILE
     paces: dict[str, float] = {}

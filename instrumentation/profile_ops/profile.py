@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph.described import Described
+from whatif.graph.types import Float64
 from whatif.opdb.importers.described import operators_of, rows_of
 from whatif.opdb.importers.found import Found
 from whatif.opdb.importing import add_found
@@ -24,12 +24,12 @@ from whatif.opdb.rows import Operators, Rows, measurements
 from whatif.opdb.store import Store
 
 from ..operators.calls import NotReplayable
+from ..operators.measure import NO_TIME
 from .journal import Journal
-from .machine import clocks_note, origin_of
+from .machine import Way, clocks_note, origin_of
 from .pace import fastest
-from .process import Way
 from .spelled import spelled
-from .visits import NO_TIME, Question, Visited, fastest_pace_ns, visit_all
+from .visits import Question, Visited, fastest_pace_ns, visit_all
 
 # Half of the 90 % interval of each time, as a share of it: what two runs may differ by (docs/profile.md).
 WANTED = 0.03
@@ -78,16 +78,15 @@ def profile(
     """
     origin = origin_of(way, author=author, licence=licence)
     done = Profiled()
-    there = _are_known(questions, known_operators(store, origin))
     asked = []
-    for question, is_known in zip(questions, there.tolist(), strict=True):
+    for question, is_known in zip(questions, _are_known(questions, store, origin), strict=True):
         if question.what.dtype == "tf32" and way.device != "cuda":
             done.left_out[ONLY_CUDA] += 1
         elif is_known:
             done.present += 1
         else:
             asked.append(question)
-    store.begin()  # a folder that cannot be written to is told before hours of measuring
+    store.begin()  # refuses a folder that cannot be written to before hours of measuring
     with Journal(store.folder, origin) as journal:
         done.damaged_lines = journal.damaged_lines
         if asked:
@@ -119,35 +118,27 @@ def _visit_groups(
     before = 0
     for ranks, part in groups.items():
 
-        def told(done: int, total: int, before: int = before) -> None:
+        def part_done(done: int, total: int, before: int = before) -> None:
             if progress:
                 progress(before + done, len(asked))
 
         visit_all(
             part, journal.found, way._replace(ranks=ranks), wanted=wanted, end_s=end_s, keep=journal.keep,
-            progress=told,
+            progress=part_done,
         )  # fmt: skip
         before += len(part)
 
 
-def known_operators(store: Store, origin: Origin) -> set[tuple[str, int]]:
-    """Return family and key of what the database has of this device, environment and method."""
-    return {(rows.family, key) for rows in _like(store, origin) for key in rows.ops.keys.tolist()}
-
-
 def known_rows(store: Store, origin: Origin, ops: Operators) -> Rows:
     """Return what the database has of these operators from this device, environment and method; others are absent."""
-    times: dict[int, tuple[float, float, float, int]] = {}
+    times: dict[int, Float64] = {}
     for rows in _like(store, origin):
         if rows.family == ops.family:
-            told = zip(
-                rows.t_s.tolist(), rows.t_low_s.tolist(), rows.t_high_s.tolist(), rows.repeats.tolist(), strict=True
-            )
-            times |= dict(zip(rows.ops.keys.tolist(), told, strict=True))
-    there = [row for row, key in enumerate(ops.keys.tolist()) if key in times]
-    found = [times[int(ops.keys[row])] for row in there]
-    t, low, high, repeats = zip(*found, strict=True) if found else ((), (), (), ())
-    return measurements(ops.take(np.array(there, dtype=np.int64)), t, t_low_s=low, t_high_s=high, repeats=repeats)
+            columns = np.stack([rows.t_s, rows.t_low_s, rows.t_high_s, rows.repeats], axis=1)
+            times |= dict(zip(rows.ops.keys.tolist(), columns, strict=True))
+    there = ops.take(np.array([key in times for key in ops.keys.tolist()], dtype=np.bool_))
+    t, low, high, repeats = np.array([times[key] for key in there.keys.tolist()]).reshape(-1, 4).T
+    return measurements(there, t, t_low_s=low, t_high_s=high, repeats=repeats)
 
 
 def _like(store: Store, origin: Origin) -> Iterator[Rows]:
@@ -159,11 +150,13 @@ def _like(store: Store, origin: Origin) -> Iterator[Rows]:
                 yield contribution.read()
 
 
-def _are_known(questions: Sequence[Question], known: set[tuple[str, int]]) -> npt.NDArray[np.bool_]:
+def _are_known(questions: Sequence[Question], store: Store, origin: Origin) -> list[bool]:
+    """Whether the database has each question's operator from this device, environment and method."""
+    known = {(rows.family, key) for rows in _like(store, origin) for key in rows.ops.keys.tolist()}
     found = np.zeros(len(questions), dtype=np.bool_)
     for places, ops in operators_of([question.what for question in questions]):
         found[places] = [(ops.family, key) in known for key in ops.keys.tolist()]
-    return found
+    return found.tolist()
 
 
 def _finish(

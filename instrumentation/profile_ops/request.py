@@ -16,13 +16,12 @@ from whatif.opdb.store import Store
 from .collectives import LAYOUTS, SIZES_BYTES, collective_design
 from .designs import design, sweep_names
 from .from_recording import recorded_questions
-from .machine import origin_of
-from .process import Way
+from .machine import Way, origin_of
 from .profile import WANTED, Profiled, profile, questions_of
 from .visits import Question
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
-MOST_SHAPES, MOST_RANKS = 1_000_000, 256
+MOST_RANKS = 256
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from whatif.graph.described import DTYPE_BYTES, TWO_TENSORS, Described
 from whatif.opdb.work import output_size
 
-from ..operators.calls import NotReplayable
+from ..operators.calls import NotReplayable, RecordedCall
 
 # What recordings call the number formats. TF32 is how a device multiplies fp32 tensors.
 _TYPES = {
@@ -20,47 +19,25 @@ _TYPES = {
 _NUMBER = "1.0009765625"
 
 
-class Spelled(NamedTuple):
-    """One call in the words of a recording: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides"."""
-
-    name: str
-    dims: list[Any]
-    types: list[str]
-    concrete: list[str]
-    strides: list[Any] | None = None
-    backward: bool = False
+# One input of a call: its dims, type, value and strides.
+_Input = tuple[list[int], str, str, list[int]]
+_ABSENT: _Input = ([], "", "", [])
 
 
-class _Inputs:
-    """Collects the inputs of one call, in the order of its schema."""
-
-    def __init__(self) -> None:
-        self.dims: list[Any] = []
-        self.types: list[str] = []
-        self.concrete: list[str] = []
-        self.strides: list[Any] = []
-
-    def tensor(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> _Inputs:
-        return self._add(list(shape), dtype, "", list(strides) if strides else [])
-
-    def value(self, text: str) -> _Inputs:
-        return self._add([], "ScalarList" if text.startswith("[") else "Scalar", text, [])
-
-    def absent(self) -> _Inputs:
-        return self._add([], "", "", [])
-
-    def _add(self, dims: list[int], kind: str, concrete: str, strides: list[int]) -> _Inputs:
-        self.dims.append(dims)
-        self.types.append(kind)
-        self.concrete.append(concrete)
-        self.strides.append(strides)
-        return self
-
-    def call(self, name: str, *, backward: bool = False) -> Spelled:
-        return Spelled(f"aten::{name}", self.dims, self.types, self.concrete, self.strides, backward)
+def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] = ()) -> _Input:
+    return list(shape), dtype, "", list(strides)
 
 
-def spelled(what: Described) -> Spelled:
+def _value(text: str) -> _Input:
+    return [], "ScalarList" if text.startswith("[") else "Scalar", text, []
+
+
+def _call(name: str, *inputs: _Input, backward: bool = False) -> RecordedCall:
+    dims, types, concrete, strides = (list(column) for column in zip(*inputs, strict=True))
+    return RecordedCall(f"aten::{name}", dims, types, concrete, strides, backward)
+
+
+def spelled(what: Described) -> RecordedCall:
     """Return a call of the operator. Raises NotReplayable, with the reason, where torch has none that is known here."""
     if what.family == "other":
         return _as_recorded(what)
@@ -75,77 +52,66 @@ def spelled(what: Described) -> Spelled:
     return rule(what.name, dtype, dict(what.integers), what.phase)
 
 
-def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
     if name == "linear":
         # The weight lies as (n, k), and its transpose is multiplied with.
-        inputs = _Inputs().tensor((n,), dtype).tensor((b * m, k), dtype).tensor((k, n), dtype, (1, k))
-        return inputs.value("1").value("1").call("addmm")
+        weight = _tensor((k, n), dtype, (1, k))
+        return _call("addmm", _tensor((n,), dtype), _tensor((b * m, k), dtype), weight, _value("1"), _value("1"))
     if b == 1 and name != "bmm":
-        return _Inputs().tensor((m, k), dtype).tensor((k, n), dtype).call("mm")
-    return _Inputs().tensor((b, m, k), dtype).tensor((b, k, n), dtype).call("bmm")
+        return _call("mm", _tensor((m, k), dtype), _tensor((k, n), dtype))
+    return _call("bmm", _tensor((b, m, k), dtype), _tensor((b, k, n), dtype))
 
 
-def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     x = (c["batch"], c["in_channels"], c["in_h"], c["in_w"])
     weight = (c["out_channels"], c["in_channels"] // c["groups"], c["kernel_h"], c["kernel_w"])
     out_h, out_w = (int(output_size(c, axis)) for axis in "hw")  # type: ignore[arg-type]
-    inputs = _Inputs()
+    tensors = [_tensor(x, dtype), _tensor(weight, dtype), _ABSENT]
+    options = [_value(f"[{c[f'{name}_h']}, {c[f'{name}_w']}]") for name in ("stride", "padding", "dilation")]
+    options += [_value("False"), _value("[0, 0]"), _value(str(c["groups"]))]
     if phase == "fwd":
-        inputs.tensor(x, dtype).tensor(weight, dtype).absent()
-    else:
-        out = (x[0], weight[0], out_h, out_w)
-        inputs.tensor(out, dtype).tensor(x, dtype).tensor(weight, dtype).absent()
-    for option in ("stride", "padding", "dilation"):
-        inputs.value(f"[{c[f'{option}_h']}, {c[f'{option}_w']}]")
-    inputs.value("False").value("[0, 0]").value(str(c["groups"]))
-    if phase == "fwd":
-        return inputs.call("convolution")
+        return _call("convolution", *tensors, *options)
+    gradient = _tensor((x[0], weight[0], out_h, out_w), dtype)
     wanted = {"dgrad": "[True, False, False]", "wgrad": "[False, True, False]", "bwd": "[True, True, False]"}
-    return inputs.value(wanted[phase]).call("convolution_backward", backward=True)
+    return _call("convolution_backward", gradient, *tensors, *options, _value(wanted[phase]), backward=True)
 
 
-def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
-    shape = (c["elements"],)
-    inputs = _Inputs().tensor(shape, dtype)
+def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
+    tensor = _tensor((c["elements"],), dtype)
     base = name.removesuffix("_scalar")
     if base in TWO_TENSORS:
-        inputs = inputs.value(_NUMBER) if base != name else inputs.tensor(shape, dtype)
-        if base in ("add", "sub"):
-            inputs.value("1")
-        return inputs.call(base)
-    if name == "gelu":
-        inputs.absent()  # the approximation: torch's default
+        scale = [_value("1")] if base in ("add", "sub") else []
+        return _call(base, tensor, tensor if base == name else _value(_NUMBER), *scale)
     if name == "copy":
-        return _Inputs().tensor(shape, dtype).tensor(shape, dtype).value("False").call("copy_", backward=True)
-    if name not in ("relu", "gelu", "tanh", "sigmoid", "silu", "exp"):
+        return _call("copy_", tensor, tensor, _value("False"), backward=True)
+    if name == "gelu":
+        return _call(name, tensor, _ABSENT)  # the approximation: torch's default
+    if name not in ("relu", "tanh", "sigmoid", "silu", "exp"):
         raise NotReplayable(f"operator {name} is not known here")
-    return inputs.call(name)
+    return _call(name, tensor)
 
 
-def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
+def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     rows, columns = c["rows"], c["columns"]
-    inputs = _Inputs().tensor((rows, columns), dtype)
+    whole = _tensor((rows, columns), dtype)
     if name in ("softmax", "log_softmax"):
-        return inputs.value("-1").value("False").call(f"_{name}")
+        return _call(f"_{name}", whole, _value("-1"), _value("False"))
     if name == "layer_norm":
         # Autocast and mixed precision leave the weights of a normalization in fp32; a module in bf16 does not.
-        inputs.value(f"[{columns}]").tensor((columns,), dtype).tensor((columns,), dtype).value("1e-05")
-        return inputs.call("native_layer_norm")
+        weight = _tensor((columns,), dtype)
+        return _call("native_layer_norm", whole, _value(f"[{columns}]"), weight, weight, _value("1e-05"))
     raise NotReplayable(f"operator {name} is not known here")
 
 
-def _attention(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Spelled:
-    inputs = _Inputs()
-    inputs.tensor((c["batch"], c["heads"], c["query_length"], c["head_size"]), dtype)
-    for _ in range(2):
-        inputs.tensor((c["batch"], c["kv_heads"], c["key_length"], c["head_size"]), dtype)
-    inputs.absent().value("0.0").value("True" if c["causal"] else "False").absent()
-    inputs.value("True" if c["heads"] != c["kv_heads"] else "False")
-    return inputs.call("scaled_dot_product_attention")
+def _attention(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
+    query = _tensor((c["batch"], c["heads"], c["query_length"], c["head_size"]), dtype)
+    key = _tensor((c["batch"], c["kv_heads"], c["key_length"], c["head_size"]), dtype)
+    causal, grouped = _value(str(bool(c["causal"]))), _value(str(c["heads"] != c["kv_heads"]))
+    return _call("scaled_dot_product_attention", query, key, key, _ABSENT, _value("0.0"), causal, _ABSENT, grouped)
 
 
-def _collective(what: Described) -> Spelled:
+def _collective(what: Described) -> RecordedCall:
     """The whole buffer, for the processes that run it; no operator of torch's."""
     c = dict(what.integers)
     dtype = _TYPES.get(what.dtype)
@@ -153,19 +119,19 @@ def _collective(what: Described) -> Spelled:
         raise NotReplayable(f"number format {what.dtype} is not measured")
     if c["nodes"] != 1:
         raise NotReplayable("collectives over several hosts are not measured here")
-    return Spelled(what.name, [[c["bytes"] // int(DTYPE_BYTES[what.dtype])]], [dtype], [""])
+    return RecordedCall(what.name, [[c["bytes"] // int(DTYPE_BYTES[what.dtype])]], [dtype], [""])
 
 
-def _as_recorded(what: Described) -> Spelled:
+def _as_recorded(what: Described) -> RecordedCall:
     """The layout of the family "other" is what a recording said of the inputs, as JSON."""
     try:
         dims, types, concrete = json.loads(what.layout)
     except (ValueError, TypeError, RecursionError):
         raise NotReplayable("inputs not recorded") from None
-    return Spelled(what.name, dims, types, concrete, None, "backward" in what.name)
+    return RecordedCall(what.name, dims, types, concrete, None, "backward" in what.name)
 
 
-_RULES: dict[str, Callable[[str, str, Mapping[str, int], str], Spelled]] = {
+_RULES: dict[str, Callable[[str, str, Mapping[str, int], str], RecordedCall]] = {
     "matmul": _matmul,
     "conv": _conv,
     "elementwise": _elementwise,

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from whatif.graph.described import Described
 from whatif.opdb.importers.described import Timed
 
-from ..line_process import EndedError
+from ..line_process import EndedError, MeasuringProcess
+from ..operators.calls import RecordedCall
 from .collectives import RankGroup
+from .machine import Way
 from .pace import COMPUTES, sensitivity
-from .process import MeasuringProcess, Way
-from .spelled import Spelled
 
 # Operators that are visited in turns; so many take half a minute on a CPU: what disturbs a visit is over at the next.
 BLOCK = 256
@@ -28,14 +28,13 @@ FEWEST_VISITS, MOST_VISITS = 3, 9
 # Quantiles of Student's distribution, 90 % between -t and t, for 2 to 8 degrees of freedom (any table of it).
 _STUDENT = {3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860}
 CRASHED = "ended the measuring process, or took too long"
-NO_TIME = "no time left"
 
 
 class Question(NamedTuple):
     """An operator in the database's words, and a call of it."""
 
     what: Described
-    call: Spelled
+    call: RecordedCall
 
 
 class Visit(NamedTuple):
@@ -149,4 +148,6 @@ def _pass(
 
 
 def _measuring(way: Way) -> MeasuringProcess | RankGroup:
-    return RankGroup(way) if way.ranks else MeasuringProcess(way._asdict(), threads=way.threads)
+    return (
+        RankGroup(way) if way.ranks else MeasuringProcess(f"{__package__}.worker", way._asdict(), threads=way.threads)
+    )

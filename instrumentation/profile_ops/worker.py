@@ -3,23 +3,21 @@
 Reads JSON lines from standard input, first how to measure and then one call each, and answers each with a JSON line.
 """
 
+import functools
 import gc
 import itertools
-import json
-import signal
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ..gpu_rates import fp32_products
-from ..line_process import answering
-from ..operators.calls import NotReplayable
-from ..operators.replay import copies_of, make_replay
+from ..line_process import connect
+from ..operators.calls import NotReplayable, RecordedCall
+from ..operators.replay import copies_of
 from ..operators.schema import resolve
-from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, Chain, Clock, cpu_clock, first_ns
-from ..operators.worker import CPU_MEMORY_BYTES, GPU_MEMORY_SHARE, LONGEST_CALL_NS, limit_address_space
+from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, Chain
+from ..operators.worker import answered, needed_bytes, prepare, timed_replay
 from .graph_replay import graph_rounds_ns
 from .pace import Pace
 
@@ -31,42 +29,24 @@ class _Worker:
         self._device = torch.device(setup["device"])
         self._graphs = setup["method"] == "graph_replay"
         self._hot = setup["cache"] == "hot"
-        if self._device.type == "cuda":
-            self._clock: Clock | None = None
-            self._memory_bytes = int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info()[0])
-        else:
-            torch.set_num_threads(setup["threads"])
-            self._clock = cpu_clock(setup["threads"])
-            self._memory_bytes = CPU_MEMORY_BYTES
-            limit_address_space()
+        self._clock, self._memory_bytes = prepare(self._device, setup["threads"])
         # With several threads the time is that of the slowest one, and nothing that one thread runs tells its pace.
         self._pace = Pace(self._clock) if self._clock is not None and setup["threads"] == 1 else None
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:
         """Measure one call: its time in ns by each round, and the pace beside it; or why it was left out."""
-        try:
-            with self._precision(job["dtype"]):
-                return self._measured(job)
-        except NotReplayable as reason:
-            return {"skipped": str(reason)}
-        except (RuntimeError, TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
-            return {"skipped": f"refused by torch ({type(error).__name__})"}
-        finally:
-            if self._device.type == "cuda":
-                # A device that has failed stays so: then this process ends here, and another one goes on.
-                torch.cuda.synchronize()
+        return answered(functools.partial(self._measured, job), self._device)
 
     def _measured(self, job: dict[str, Any]) -> dict[str, Any]:
-        name, dims, types, concrete, strides, backward = job["call"]
-        call = resolve(name, dims, types, concrete, strides, backward=backward)
+        with self._precision(job["dtype"]):
+            return self._rounds(job["call"])
+
+    def _rounds(self, recorded: list[Any]) -> dict[str, Any]:
+        call = resolve(RecordedCall(*recorded))
         copies = 1 if self._hot else copies_of(call)
-        # As much again for results.
-        if 2 * copies * call.input_bytes > self._memory_bytes:
+        if needed_bytes(call, copies) > self._memory_bytes:
             raise NotReplayable("needs too much memory")
-        replay = make_replay(call, self._device, copies)
-        estimate_ns = first_ns(replay, self._device)
-        if estimate_ns > LONGEST_CALL_NS:
-            raise NotReplayable("takes too long")
+        replay, estimate_ns = timed_replay(call, self._device, copies)
         if self._graphs:
             return {"ns": graph_rounds_ns(replay, estimate_ns)}
         chain = Chain(replay, self._clock, estimate_ns)
@@ -91,15 +71,13 @@ class _Worker:
 
 def main() -> None:
     """Serve one parent until it closes the pipe."""
-    # Ctrl-C reaches the whole group of processes; the parent decides, and ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell = answering()
+    tell, asked = connect()
     torch.manual_seed(0)
     gc.disable()  # Its pauses would fall into somebody's time.
-    worker = _Worker(json.loads(sys.stdin.readline()))
+    worker = _Worker(next(asked))
     tell({"ready": True})
-    for line in sys.stdin:
-        tell(worker.answer(json.loads(line)))
+    for job in asked:
+        tell(worker.answer(job))
 
 
 if __name__ == "__main__":

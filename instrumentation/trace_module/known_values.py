@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# Larger ones are masks over scores, which nobody reads back; computing them would take longer than all the rest.
+# Larger ones are masks over scores, which no program reads back; computing them would take longer than all the rest.
 _MOST_BYTES = 2**24
 
 

@@ -14,7 +14,7 @@ from whatif.errors import WhatifError
 
 
 def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
-    """Return the module that ``target`` ("package.module:Model" or "file.py:function") stands for, on meta tensors.
+    """Return the module that ``target`` ("package.module:Model" or "file.py:function") names, on meta tensors.
 
     The target is a module, or a class or function that returns one, alone or with example inputs, which are given
     too (else None). It is called with ``keywords``. Raises WhatifError, one sentence, on anything else.
@@ -28,14 +28,7 @@ def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
         raise WhatifError(
             f"{target}: expected a module, or a class or function that returns one, got {type(found).__name__}."
         )
-    try:
-        with torch.device("meta"):
-            made = found(**keywords)
-    except (NotImplementedError, RuntimeError) as on_meta:
-        # Some constructors compute with numbers; they need real ones, and so much memory.
-        made = _on_cpu(target, found, keywords, on_meta)
-    except Exception as error:
-        raise _user_error(target, "calling it", error) from error
+    made = _made(target, found, keywords)
     inputs = None
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         made, inputs = made
@@ -44,11 +37,16 @@ def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
     return made.to("meta"), inputs
 
 
-def _on_cpu(target: str, found: Any, keywords: dict[str, Any], on_meta: Exception) -> Any:
-    if "meta" not in str(on_meta).lower():
-        raise _user_error(target, "calling it", on_meta) from on_meta
+def _made(target: str, found: Any, keywords: dict[str, Any]) -> Any:
     try:
-        return found(**keywords)
+        try:
+            with torch.device("meta"):
+                return found(**keywords)
+        except RuntimeError as error:
+            if "meta" not in str(error).lower():
+                raise
+            # Some constructors compute with numbers; they need real ones, and so much memory.
+            return found(**keywords)
     except Exception as error:
         raise _user_error(target, "calling it", error) from error
 

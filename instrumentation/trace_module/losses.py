@@ -7,8 +7,6 @@ from torch import nn
 
 from whatif.errors import WhatifError
 
-LOSSES = ("auto", "cross_entropy", "mse", "sum")
-
 
 def loss_of(output: Any, wanted: str) -> tuple[torch.Tensor, str]:
     """Return the loss of a model's output and a sentence on what it is.

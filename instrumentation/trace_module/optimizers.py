@@ -28,8 +28,8 @@ _ELEMENTWISE_LISTS = frozenset(
 )
 
 
-def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer | None:
-    """Return the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; None for "none".
+def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer:
+    """Return the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; "none" updates nothing.
 
     Without an implementation it is torch's own default: lists of tensors (foreach) on a GPU, a loop on a CPU.
     """

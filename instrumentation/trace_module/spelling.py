@@ -35,9 +35,7 @@ def _one(value: Any) -> tuple[list[Any], str, str]:
         return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), ""
     if isinstance(value, list | tuple):
         tensors = [item for item in value if isinstance(item, torch.Tensor)]
-        if tensors and len(tensors) == len(value):
-            return [list(t.shape) for t in tensors], f"TensorList:{TYPE_NAMES.get(tensors[0].dtype, 'unknown')}", ""
-        if tensors:  # an index without a tensor in some of its places
+        if tensors:  # of an index some places may hold none
             return [list(t.shape) for t in tensors], f"TensorList:{TYPE_NAMES.get(tensors[-1].dtype, 'unknown')}", ""
         return [], "ScalarList", f"[{', '.join(map(str, value))}]"
     if value is None:
@@ -45,16 +43,3 @@ def _one(value: Any) -> tuple[list[Any], str, str]:
     if isinstance(value, bool | int | float):
         return [], "Scalar", str(value)
     return [], "", ""
-
-
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Return the tensors among ``values`` and in the lists and tables among them, in their order."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            found += tensors_in(value.values())
-        elif isinstance(value, list | tuple):
-            found += tensors_in(value)
-    return found

@@ -16,7 +16,7 @@ _FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
 class AsOnDevice(TorchFunctionMode):
     """While it is entered, ``dropout`` and ``scaled_dot_product_attention`` call the operators of a GPU, or of a CPU.
 
-    ``capability`` is the GPU's compute capability (8.0); None stands for a CPU.
+    ``capability`` is the GPU's compute capability (8.0); None: a CPU.
     """
 
     def __init__(self, capability: float | None) -> None:

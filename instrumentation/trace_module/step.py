@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from whatif.errors import WhatifError
 from whatif.from_module.operations import OperatorGraph
@@ -14,10 +15,10 @@ from whatif.graph.types import Phase
 
 from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision
+from ..tensors import dtype_name, tensors_in
 from .load import load_model
-from .losses import LOSSES, loss_of
+from .losses import loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
-from .spelling import tensors_in
 from .stand_ins import AsOnDevice
 from .watch import Watch
 
@@ -30,7 +31,7 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None stands for a CPU."""
+    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU."""
 
     target: str
     inputs: Sequence[tuple[str, tuple[int, ...], str]] = ()
@@ -62,9 +63,10 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         with fused_on_meta():
             if optimizer is not None:
                 prepare_state(optimizer)
-            watch.know([*model.parameters(), *model.buffers(), *tensors_in([positional, named])])
+            resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
             if optimizer is not None:
-                watch.know(t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+                resident += tensors_in(optimizer.state.values())
+            watch.know(resident)
             grad = torch.no_grad() if wanted.inference else nullcontext()
             with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
                 _run(model, positional, named, optimizer, watch, wanted, notes)
@@ -81,14 +83,11 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         watch.remove()
         order.remove()
     first = next(iter(tensors_in([positional, named])), None)
-    resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
-    if optimizer is not None:
-        resident += [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.is_meta]
     metadata = {
         "version": 1,
         "batch_size": int(first.shape[0]) if first is not None and first.dim() else None,
         "input_shape": list(first.shape) if first is not None else None,
-        "input_dtype": str(first.dtype).removeprefix("torch.") if first is not None else None,
+        "input_dtype": dtype_name(first.dtype) if first is not None else None,
         "precision": describe_precision(model, None),
         "layers": describe_layers(model),
         "grad_ready_order": order.rows(),
@@ -103,7 +102,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         )
     return OperatorGraph(
         wanted.target, watch.operations, watch.layer_calls, watch.allocations,
-        sum(t.untyped_storage().nbytes() for t in _distinct(resident)), metadata, tuple(notes),
+        sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta), metadata, tuple(notes),
     )  # fmt: skip
 
 
@@ -156,25 +155,12 @@ def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], di
             f"{wanted.target}: expected --input SHAPE (as 64,3,224,224) or a function that returns the model with its "
             "inputs, got neither."
         )
-    own = _to_meta(own)
+    own = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, own)
     if isinstance(own, dict):
         return [], own
     return (list(own) if isinstance(own, list | tuple) else [own]), {}
 
 
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, dict):
-        return {key: _to_meta(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_meta(item) for item in value]
-    return value
-
-
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """One tensor for each piece of memory: weights may be shared."""
     return list({t.untyped_storage()._cdata: t for t in tensors}.values())
-
-
-__all__ = ["DTYPES", "INPUT_DTYPES", "LOSSES", "Wanted", "take_down_step"]

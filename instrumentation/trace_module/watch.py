@@ -11,10 +11,11 @@ from whatif.errors import WhatifError
 from whatif.from_module.operations import Allocation, LayerCall, Operation
 from whatif.graph.types import Phase
 
-from ..layers import named_layers
+from ..layers import Hooks, hook_layers
+from ..tensors import tensors_in
 from .known_values import KnownValues
 from .optimizers import lists_on_meta
-from .spelling import TYPE_NAMES, spelled, tensors_in
+from .spelling import TYPE_NAMES, spelled
 
 # Operators that read a value back: a program that does so chooses by data, and a step without data cannot.
 _READ_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique")
@@ -24,7 +25,7 @@ _BLOCK_BYTES = 512
 _UNSEEN = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes down every operator that is called while it is entered; ``phase`` is set by who drives the step."""
 
     def __init__(self, model: nn.Module, *, rounded: bool) -> None:
@@ -38,19 +39,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open: list[tuple[str, int]] = []
         self._last_sequence = _next_sequence() - 1
         self._known: dict[int, None] = {}
-        self._handles = [
-            handle
-            for name, module in named_layers(model)
-            for handle in (
-                module.register_forward_pre_hook(self._enter(name), prepend=True),
-                module.register_forward_hook(self._leave, always_call=True),
-            )
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks off the model; what is still alive outlives the step."""
-        for handle in self._handles:
-            handle.remove()
+        self._handles = hook_layers(model, self._enter, self._leave)
 
     @property
     def layer(self) -> str:
@@ -138,14 +127,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known.pop(key, None)
         self.allocations.append(Allocation(birth, len(self.operations), size_bytes))
 
-    def _enter(self, name: str) -> Any:
-        def entered(module: nn.Module, args: Any) -> None:
-            self._open.append((name, len(self.operations)))
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        self._open.append((name, len(self.operations)))
 
-        return entered
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        name, first = self._open.pop()
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        _, first = self._open.pop()
         # Recomputed activations run in the backward pass: their spans belong to no forward pass.
         if len(self.operations) > first and torch._C._current_autograd_node() is None:
             self.layer_calls.append(LayerCall(name, first, len(self.operations)))

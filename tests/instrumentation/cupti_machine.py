@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from whatif.instrumentation.cupti import session
 
 if os.environ.get("WHATIF_STRICT") == "1":
     from cupti import cupti
@@ -197,6 +196,4 @@ class Gpu(TorchDispatchMode):
 
 
 def no_gpu_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Not torch's own question: its optimizers would ask as well, and look for the device.
-    monkeypatch.setattr(session, "gpu_is_there", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

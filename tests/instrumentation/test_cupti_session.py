@@ -32,7 +32,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     """A driver beneath the binding, and a process that has not used it."""
     found = Library()
     monkeypatch.setattr(session, "load_cupti", lambda: found)
-    monkeypatch.setattr(session, "_opened", False)
     no_gpu_to_wait_for(monkeypatch)
     return found
 
@@ -62,33 +61,15 @@ def test_a_binding_without_runtime_calls_is_too_old(monkeypatch: pytest.MonkeyPa
 
 
 @no_gpu_here
-def test_a_machine_without_a_gpu_is_refused() -> None:
-    with pytest.raises(WhatifError, match="expected a CUDA device, got none"):
-        CuptiSession()
-
-
-@no_gpu_here
-def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_driver_is_refused() -> None:
     """The binding's own error, of the real package on a machine that has no driver."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(WhatifError, match=r"expected the CUDA driver and CUPTI, got NotSupportedError .*libcuda"):
-        CuptiSession()
-
-
-def test_torch_profiler_and_cupti_exclude_each_other() -> None:
-    with torch.profiler.profile(), pytest.raises(WhatifError, match=r"used by torch\.profiler, which is running"):
         CuptiSession()
 
 
 def test_an_earlier_use_of_torch_profiler_is_found(library: Library) -> None:
     library.subscribed_by_other = True
     with pytest.raises(WhatifError, match=r"used by torch\.profiler or another profiler; record in a fresh process"):
-        CuptiSession()
-
-
-def test_a_process_has_one_session(library: Library) -> None:
-    CuptiSession().start()
-    with pytest.raises(WhatifError, match="used by an earlier CUPTI session"):
         CuptiSession()
 
 

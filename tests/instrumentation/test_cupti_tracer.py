@@ -31,7 +31,6 @@ def driver() -> Iterator[Library]:
     found = Library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "load_cupti", lambda: found)
-        patch.setattr(session, "_opened", False)
         no_gpu_to_wait_for(patch)
         yield found
 

@@ -21,7 +21,7 @@ def operator(name: str, ts: float, dur: float, *, dims: Any = None, tid: int = 1
 
 def found(*events: Any) -> dict[str, Any]:
     steps = [span(f"ProfilerStep#{number}", 100.0 * number, 100.0, "user_annotation") for number in (1, 2)]
-    return {each.name: each for each in op_recording.distinct_operators({"traceEvents": [*steps, *events]})}
+    return {each.call.name: each for each in op_recording.distinct_operators({"traceEvents": [*steps, *events]})}
 
 
 def test_the_outermost_operators_of_the_steps_count() -> None:
@@ -52,8 +52,8 @@ def test_autograds_spans_are_the_backward_pass() -> None:
         span("autograd::engine::evaluate_function: MmBackward0", 140, 20, tid=2),
         operator("aten::mm", 142, 5, tid=2),
     )
-    assert operators["aten::mm"].backward  # Two calls of three.
-    assert operators["aten::t"].backward
+    assert operators["aten::mm"].call.backward  # Two calls of three.
+    assert operators["aten::t"].call.backward
     assert operators["aten::mm"].calls_per_step == 1.5
 
 
@@ -69,7 +69,7 @@ def test_on_a_gpu_the_work_that_was_launched_counts() -> None:
         span("relu", 560, 6, "kernel", tid=7, **{"External id": 3}),
         span("Memcpy HtoD (Pageable -> Device)", 580, 2, "gpu_memcpy", tid=7, **{"External id": 4}),
     )
-    assert [each.name for each in operators.values()] == ["aten::linear", "aten::relu", "aten::to"]
+    assert [each.call.name for each in operators.values()] == ["aten::linear", "aten::relu", "aten::to"]
     assert [each.recorded_ns for each in operators.values()] == [22e3, 3e3, 1e3]
     assert [each.transfers for each in operators.values()] == [False, False, True]
 
@@ -78,12 +78,12 @@ def test_the_same_operator_on_other_inputs_is_another_one() -> None:
     trace = [span("ProfilerStep#1", 0, 100, "user_annotation")]
     trace += [operator("aten::relu", 10, 5, dims=[[2]]), operator("aten::relu", 20, 9, dims=[[3]])]
     operators = op_recording.distinct_operators({"traceEvents": trace})
-    assert [each.dims for each in operators] == [[[3]], [[2]]]
+    assert [each.call.dims for each in operators] == [[[3]], [[2]]]
 
 
 def test_the_dearest_make_the_share() -> None:
     operators = list(found(*(operator(f"aten::op{size}", 110 + size, size / 100) for size in (90, 9, 1))).values())
-    assert [each.name for each in op_recording.dearest(operators, 0.95)] == ["aten::op90", "aten::op9"]
+    assert [each.call.name for each in op_recording.dearest(operators, 0.95)] == ["aten::op90", "aten::op9"]
     assert op_recording.dearest([], 0.95) == []
 
 

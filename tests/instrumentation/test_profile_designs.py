@@ -50,7 +50,7 @@ def test_a_call_is_read_back_as_the_operator_that_it_was_made_of(name: str, seed
 def test_every_sweep_has_a_schema_in_this_torch(name: str) -> None:
     for what in [*design([name], 3), *design([name], 3, grid=True)]:
         call = spelling.spelled(what)
-        found = schema.resolve(call.name, call.dims, call.types, call.concrete, call.strides, backward=call.backward)
+        found = schema.resolve(call)
         assert schema.overload_of(found) is not None
 
 
@@ -177,7 +177,7 @@ def test_an_operator_is_called_as_programs_call_it_and_gives_the_same(name: str)
     replay = need("whatif.instrumentation.operators.replay")
     what = Described(*_small(name))
     call = spelling.spelled(what)
-    found = schema.resolve(call.name, call.dims, call.types, call.concrete, call.strides, backward=call.backward)
+    found = schema.resolve(call)
     run, _ = replay._bound(found, torch.device("cpu"), with_graph=False)
     overload = schema.overload_of(found)
     # torch has no other name for a convolution's gradients: autograd calls them from inside.

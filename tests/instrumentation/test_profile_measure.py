@@ -20,7 +20,7 @@ torch = need("torch")
 need("pyarrow")
 profiling = need("whatif.instrumentation.profile_ops.profile")
 visits = need("whatif.instrumentation.profile_ops.visits")
-process = need("whatif.instrumentation.profile_ops.process")
+process = need("whatif.instrumentation.line_process")
 spelling = need("whatif.instrumentation.profile_ops.spelled")
 online = need("whatif.instrumentation.profile_ops.online")
 machine = need("whatif.instrumentation.profile_ops.machine")
@@ -28,7 +28,8 @@ journals = need("whatif.instrumentation.profile_ops.journal")
 
 pytestmark = pytest.mark.slow
 
-WAY = process.Way("cpu", 1, "hot", "chain_difference")
+WORKER = "whatif.instrumentation.profile_ops.worker"
+WAY = machine.Way("cpu", 1, "hot", "chain_difference")
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     done = profile(store, added(100), added(200), added(300), progress=interrupt)
     assert done.interrupted
     assert done.measured == 1
-    assert dict(done.left_out) == {visits.NO_TIME: 2}
+    assert dict(done.left_out) == {profiling.NO_TIME: 2}
     assert len(rows_in(store)) == 1
     assert not list((tmp_path / "db").rglob("*.jsonl"))
 
@@ -149,7 +150,7 @@ def test_what_ends_the_process_costs_itself_alone(tmp_path: Path) -> None:
 
 def test_a_process_that_falls_silent_is_ended() -> None:
     """No operator answers within nothing."""
-    with process.MeasuringProcess(WAY._asdict()) as running:
+    with process.MeasuringProcess(WORKER, WAY._asdict()) as running:
         running._silence_s = 0.0
         with pytest.raises(process.EndedError):
             running.measure({"call": spelling.spelled(product(512)), "dtype": "fp32"})
@@ -159,7 +160,7 @@ def test_a_process_that_falls_silent_is_ended() -> None:
 def test_a_process_that_never_begins_is_one_sentence() -> None:
     with (
         pytest.raises(WhatifError, match="expected a process that measures, got one that ended") as caught,
-        process.MeasuringProcess({}, module="spelled"),
+        process.MeasuringProcess("whatif.instrumentation.profile_ops.spelled", {}),
     ):
         pass
     assert "\n" not in str(caught.value)
@@ -169,7 +170,7 @@ def test_time_that_is_up_measures_nothing_and_says_so(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "db", create=True)
     done = profile(store, added(100), budget_s=0.0)
     assert done.measured == 0
-    assert dict(done.left_out) == {visits.NO_TIME: 1}
+    assert dict(done.left_out) == {profiling.NO_TIME: 1}
     assert not store.contributions()[0]
 
 
@@ -284,6 +285,6 @@ def test_graph_replay_and_events_agree_on_a_gpu(tmp_path: Path) -> None:
     times = []
     for method in ("chain_difference", "graph_replay"):
         store = Store.open(tmp_path / method, create=True)
-        profiling.profile(store, questions, process.Way("cuda", 1, "hot", method))
+        profiling.profile(store, questions, machine.Way("cuda", 1, "hot", method))
         times += rows_in(store).values()
     assert times[0] == pytest.approx(times[1], rel=0.1)

@@ -12,6 +12,7 @@ from whatif.errors import WhatifError
 torch = need("torch")
 nn = torch.nn
 record = need("whatif.instrumentation").record
+tracer = need("whatif.instrumentation.tracer")
 parse_clocks = need("whatif.instrumentation.gpu_clocks").parse_clocks
 QUICK = {"steps": 3, "warmup_steps": 1, "untraced_steps": 2}
 
@@ -50,6 +51,13 @@ def test_another_profiler_is_refused_and_left_alone(tmp_path: Path) -> None:
         train(tmp_path / "run.json")
     assert profiler.events()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_records_once_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer, "_gpu_recorded", True)
+    tracer.check_session(cuda=False)
+    with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
+        tracer.check_session(cuda=True)
 
 
 def test_a_profiler_that_starts_later_is_refused_as_well(tmp_path: Path) -> None:

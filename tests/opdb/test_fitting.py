@@ -238,5 +238,5 @@ def test_what_ships_is_what_is_told(tmp_path: Path) -> None:
     alone = shipped.chosen([p4, told_of[4], told(measured("P4"), "P4")])
     assert [len(s) for s in alone if s.kind.family == "matmul"] == [5, 5]
     assert [len(s) for s in shipped.told_to_others(alone) if s.kind.family == "matmul"] == [0, 5]
-    found = {(s.device, s.kind.dtype, s.told[0].origin.source.tool) for s in shipped.chosen(told_of)}
+    found = {(s.device, s.kind.dtype, s.provenances[0].origin.source.tool) for s in shipped.chosen(told_of)}
     assert found == {(H100, "bf16", "aiconfigurator-core"), (V100, "fp32", "neusight")}

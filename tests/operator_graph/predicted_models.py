@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from whatif.instrumentation.campaign.cnns import ResNet
-from whatif.instrumentation.campaign.models import TWINS
+
+from benchmarks.campaign.cnns import ResNet
+from benchmarks.campaign.models import TWINS
 
 
 class WithLoss(nn.Module):

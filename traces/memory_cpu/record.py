@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent.parent))  # the script finds the package `benchmarks` from any folder
 UNREAD = ("Input Strides", "Ev Idx", "Record function id", "Total Reserved", "finished")
 STEPS, WARMUP_STEPS, UNTRACED_STEPS = 3, 2, 4
 
@@ -19,10 +20,11 @@ STEPS, WARMUP_STEPS, UNTRACED_STEPS = 3, 2, 4
 def record_here(name: str) -> None:
     """Record the baseline of one twin in this process."""
     import torch
-    from whatif.instrumentation.campaign.models import TWINS
-    from whatif.instrumentation.campaign.training import Training
-    from whatif.instrumentation.campaign.variants import baseline_options
     from whatif.instrumentation.recorder import record
+
+    from benchmarks.campaign.models import TWINS
+    from benchmarks.campaign.training import Training
+    from benchmarks.campaign.variants import baseline_options
 
     torch.set_num_threads(1)
     training = Training(name, baseline_options(TWINS[name]), full=False)
@@ -59,7 +61,7 @@ def main() -> None:
     if words[:1] == ["--here"]:
         record_here(words[1])
         return
-    from whatif.instrumentation.campaign.models import TWINS
+    from benchmarks.campaign.models import TWINS
 
     for name in words or TWINS:
         subprocess.run(

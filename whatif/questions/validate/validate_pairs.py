@@ -100,7 +100,7 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
         where = ", ".join(map(str, paths))
         raise WhatifError(
             f"{where}: expected records of runs, or a {PAIRS_FILE}, got none of either; "
-            "record pairs with `python -m whatif.instrumentation.campaign OUT`."
+            "see docs/validate.md for how to record pairs."
         )
     return pairs, unpaired
 

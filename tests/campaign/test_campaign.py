@@ -19,16 +19,17 @@ from tests.helpers import need
 from whatif.errors import WhatifError
 
 torch = need("torch")
-campaign = need("whatif.instrumentation.campaign.__main__")
-queue = need("whatif.instrumentation.campaign.queue")
-variants = need("whatif.instrumentation.campaign.variants")
-records = need("whatif.instrumentation.campaign.records")
-packing = need("whatif.instrumentation.campaign.pack")
-trimming = need("whatif.instrumentation.campaign.trim")
+campaign = need("benchmarks.campaign.__main__")
+queue = need("benchmarks.campaign.queue")
+variants = need("benchmarks.campaign.variants")
+records = need("benchmarks.campaign.records")
+packing = need("benchmarks.campaign.pack")
+trimming = need("benchmarks.campaign.trim")
 
 pytestmark = pytest.mark.slow
 keep_whole_steps = need("whatif.instrumentation.whole_steps").keep_whole_steps
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 MODELS = ("gnmt", "vgg19")
 VARIANTS = ("baseline", "adam_for", "batch_x0.5", "channels_last")
 # Why some of them are no runs of the first model.
@@ -163,8 +164,8 @@ def test_what_the_budget_cuts_off_is_no_failure(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_a_folder_to_go_on_from(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "whatif.instrumentation.campaign", str(out), "--models", "gnmt", "--tiny"]
-    process = subprocess.Popen([*command, "--variants", "baseline"], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.campaign", str(out), "--models", "gnmt", "--tiny"]
+    process = subprocess.Popen([*command, "--variants", "baseline"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     log = out / "logs" / "gnmt--baseline.time.1.log"
     while not log.exists() and process.poll() is None:
         time.sleep(0.05)
@@ -250,11 +251,13 @@ def test_packs_the_most_valuable_first_within_its_limits(tmp_path: Path) -> None
 def test_a_reader_that_ends_early_and_a_finished_campaign_are_no_surprise(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "whatif.instrumentation.campaign", str(tmp_path), "--tiny", "--list"]
+    command = [sys.executable, "-m", "benchmarks.campaign", str(tmp_path), "--tiny", "--list"]
     read, write = os.pipe()
     os.close(read)
     try:
-        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        ended = subprocess.run(
+            command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
     finally:
         os.close(write)
     assert ended.returncode == 1

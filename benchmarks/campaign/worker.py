@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..kept_memory import KEEP_FREED_MEMORY
+from whatif.instrumentation.kept_memory import KEEP_FREED_MEMORY
+
 from .variants import Options
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 0.02
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
@@ -62,12 +64,13 @@ class Worker:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
         if request.device == "cpu":
             environment |= CPU_ENVIRONMENT
-        command = [sys.executable, "-m", "whatif.instrumentation.campaign.run", request.to_json()]
+        command = [sys.executable, "-m", "benchmarks.campaign.run", request.to_json()]
         with log.open("w") as stream:
             # A session of its own: an interrupt at the terminal is the campaign's to handle, and it ends as a whole.
+            # ROOT holds `benchmarks`.
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, cwd=ROOT,
             )  # fmt: skip
         self._began_s = time.monotonic()
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..recorder import FEWEST_STEPS
-from ..recording_file import read_recording, rewrite_recording
-from ..whole_steps import count_steps, keep_whole_steps
+from whatif.instrumentation.recorder import FEWEST_STEPS
+from whatif.instrumentation.recording_file import read_recording, rewrite_recording
+from whatif.instrumentation.whole_steps import keep_whole_steps
 
 
 def trim(path: Path, limit_bytes: int) -> int:
@@ -13,7 +13,10 @@ def trim(path: Path, limit_bytes: int) -> int:
     At least three steps stay, even where they are larger than the limit. Raises WhatifError for what is no recording.
     """
     recording, compressed = read_recording(path)
-    steps = count_steps(recording["traceEvents"])
+    steps: int = sum(
+        event.get("cat") == "user_annotation" and str(event.get("name")).startswith("ProfilerStep#")
+        for event in recording["traceEvents"]
+    )
     packed_bytes = path.stat().st_size
     while packed_bytes > limit_bytes and steps > FEWEST_STEPS:
         steps = max(FEWEST_STEPS, min(steps - 1, int(steps * limit_bytes / packed_bytes)))

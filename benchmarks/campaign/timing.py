@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from ..steptimer import StepTimer
+from whatif.instrumentation.steptimer import StepTimer
 
 
 @dataclass(frozen=True)

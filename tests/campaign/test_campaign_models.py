@@ -7,11 +7,11 @@ import pytest
 from tests.helpers import need
 
 torch = need("torch")
-models = need("whatif.instrumentation.campaign.models")
-variants = need("whatif.instrumentation.campaign.variants")
-training = need("whatif.instrumentation.campaign.training")
-loading = need("whatif.instrumentation.campaign.loading")
-memory = need("whatif.instrumentation.campaign.memory")
+models = need("benchmarks.campaign.models")
+variants = need("benchmarks.campaign.variants")
+training = need("benchmarks.campaign.training")
+loading = need("benchmarks.campaign.loading")
+memory = need("benchmarks.campaign.memory")
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """Records paired ground truth: models under variants, each with its untraced step time, its peak memory and a trace.
 
-    python -m whatif.instrumentation.campaign OUT --rounds 3
+    python -m benchmarks.campaign OUT --rounds 3
 
 What was recorded already is not recorded again, so an interrupted or cut-off campaign goes on with the same command.
 Every run is a process of its own; what fails is written into its record and stops nothing. docs/campaign.md says more.
@@ -120,11 +120,10 @@ def _interrupt(number: int, frame: Any) -> NoReturn:
 def _emulates_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 slower than float32."""
     import torch
-
-    from ..rates import measure_cpu_rates
+    from whatif.instrumentation.rates import measure_cpu_rates
 
     torch.set_num_threads(1)
-    rates = measure_cpu_rates()
+    rates: dict[str, float] = measure_cpu_rates()
     return rates["bf16_gflops"] < rates["fp32_gflops"]
 
 
@@ -138,7 +137,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     from .models import FULL
 
     parser = argparse.ArgumentParser(
-        prog="python -m whatif.instrumentation.campaign", description=__doc__, allow_abbrev=False,
+        prog="python -m benchmarks.campaign", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for records, traces and logs")

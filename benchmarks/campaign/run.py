@@ -1,6 +1,6 @@
 """One part of one run of the campaign, in this process: time steps, record a trace, or measure its operators.
 
-`python -m whatif.instrumentation.campaign.run REQUEST` prepares, waits for a line on standard input, and leaves its
+`python -m benchmarks.campaign.run REQUEST` prepares, waits for a line on standard input, and leaves its
 result, or the reason why there is none, in the file that the request names.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from whatif.instrumentation.metadata import describe_environment
+from whatif.instrumentation.recorder import record
 
 from whatif.output_file import replacing
 
-from ..metadata import describe_environment
-from ..recorder import record
 from .memory import measure_memory
 from .timing import time_steps
 from .training import Training
@@ -84,14 +84,14 @@ def _trace(request: Request) -> dict[str, Any]:
 
 
 def _operators(request: Request) -> dict[str, Any]:
-    from ..operators.times import add_operator_times
+    from whatif.instrumentation.operators.times import add_operator_times
 
     _wait_for_go()
     return {"rows": add_operator_times(Path(request.trace))}
 
 
 def _update(request: Request) -> dict[str, Any]:
-    from ..operators.times import add_operator_times
+    from whatif.instrumentation.operators.times import add_operator_times
 
     _wait_for_go()
     return {"rows": add_operator_times(Path(request.trace), variants=(), budget_s=UPDATE_BUDGET_S)}
