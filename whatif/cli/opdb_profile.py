@@ -84,8 +84,8 @@ def run_profile(args: argparse.Namespace) -> int:
     """Measure, and report what was and was not measured."""
     from whatif.cli.main import INTERRUPTED
     from whatif.cli.opdb import _store
-    from whatif.cli.reading import progress_bar, warn
-    from whatif.report.text_profile import print_profiled
+    from whatif.cli.reading import progress_bar, show, warn
+    from whatif.report.text_profile import print_profiled, profiled_dict
 
     asked = _module()
     wanted: dict[str, Any] = {"sizes_bytes": args.sizes} if args.sizes else {}
@@ -99,7 +99,8 @@ def run_profile(args: argparse.Namespace) -> int:
     store = _store(args, create=True)
     with progress_bar("measuring") as progress:
         done = asked.run_request(request, store, progress)
-    print_profiled(done, device, store.folder, as_json=args.json)
+    told = (done, device, store.folder)
+    show(args, lambda: profiled_dict(*told), lambda: print_profiled(*told))
     warn(_warnings(done))
     return INTERRUPTED if done.interrupted else 0
 

@@ -5,7 +5,7 @@ All times are ms per step: what falls into the steady steps, scaled to the step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,13 @@ class Explanation:
     def baseline_ms(self) -> float:
         """The simulated step, ms."""
         return self.baseline.step_ns / 1e6
+
+    @property
+    def all_layers(self) -> tuple[Part, ...]:
+        """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
+        rest = self.without_layer
+        known = self.layers and rest.gpu_ms + rest.cpu_ms > 0
+        return (*self.layers, *([replace(rest, name="(no layer)")] if known else []))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as a JSON object with the keys that scripts rely on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from whatif.questions.stragglers import RankReport, RankRow
-from whatif.report.layout import ms_format, pct, plain, print_table, print_title, report
+from whatif.report.layout import ms_format, pct, report
 
 
 def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
@@ -13,7 +13,6 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
     ms = ms_format(found.step_ms)
     rows, shown = _shown(found, top)
     with report() as out:
-        print_title(out, f"Ranks{shown}, ms a step")
         headers = ["", *(["GPU busy"] if has_gpu else []), "CPU busy", "transfer", "exposed", "waits for peers",
                    "comes last", "holds up"]  # fmt: skip
         cells = []
@@ -24,23 +23,23 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
             exposed = ms(parts.communication_ms if parts else None)
             cells.append([f"rank {row.rank}", *on_gpu, ms(busy), ms(row.transfer_ms), exposed, ms(row.waiting_ms),
                           f"{pct(row.last_pct)} %", ms(row.late_ms)])  # fmt: skip
-        print_table(out, headers, cells)
+        out.table(f"Ranks{shown}, ms a step", headers, cells)
         for sentence in found.sentences[:3]:
-            out.print(plain(f"  {sentence}"))
+            out.say(f"  {sentence}")
 
 
 def print_clocks(found: RankReport, *, top: int) -> None:
     """Print which files are which ranks, and how their clocks differ; of more than ``top`` the worst matched ones."""
     rows, shown = _shown(found, top)
     with report() as out:
-        print_title(out, f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched")
+        title = f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched"
         cells = [
             [f"rank {row.rank}", Path(row.path).name, f"{row.clock_offset_us:+,.1f}", f"{row.clock_drift_ppm:+.1f}",
              f"{row.clock_spread_us:,.1f}", f"{row.unmatched:,} of {row.collectives:,}"]
             for row in rows
         ]  # fmt: skip
         headers = ["", " ", "clock ahead µs", "drift ppm", "spread µs", "unmatched"]
-        print_table(out, headers, cells, text_columns=2, gives_way=1)
+        out.table(title, headers, cells, text_columns=2, gives_way=1)
 
 
 def _shown(found: RankReport, top: int) -> tuple[list[RankRow], str]:

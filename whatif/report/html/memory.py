@@ -10,17 +10,11 @@ from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import REST, SOURCES, capacity_sentences, size
+from whatif.report.text_memory import PARTS, SOURCES, capacity_sentences, size
 
 MIB, GIB = 2**20, 2**30
-PARTS = (
-    ("parameters", "parameters"),
-    ("optimizer_state", "optimizer state"),
-    ("inputs", REST),
-    ("gradients", "gradients"),
-    ("activations", "activations"),
-    ("workspace", "workspace"),
-)
+# From the bottom of the chart: what stays for the whole step first.
+STACKED = ("parameters", "optimizer_state", "inputs", "gradients", "activations", "workspace")
 
 
 def memory(facts: Facts, charts: Charts) -> Html:
@@ -36,8 +30,8 @@ def memory(facts: Facts, charts: Charts) -> Html:
         "area",
         labels,
         tuple(
-            Series(label, tuple(getattr(m, key) / unit for m in found.moments), color)
-            for color, (key, label) in enumerate(PARTS)
+            Series(PARTS[key], tuple(getattr(m, key) / unit for m in found.moments), color)
+            for color, key in enumerate(STACKED)
         ),
         f"the step's {part}s: forward, backward, update",
         unit_name,
@@ -47,11 +41,11 @@ def memory(facts: Facts, charts: Charts) -> Html:
     made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
     rows: list[Row] = [
         [
-            label,
+            PARTS[key],
             Cell(size(getattr(most, key)), getattr(most, key), getattr(most, key) / max(most.total, 1)),
             pct(getattr(most, key), most.total),
         ]
-        for key, label in PARTS
+        for key in STACKED
     ]
     over: list[Row] = [
         [
@@ -71,7 +65,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
         for one in found.layers
     ]
     says = f"A step needs {size(most.total)} at its peak: " + ", ".join(
-        f"{label} {size(getattr(most, key))}" for key, label in PARTS
+        f"{PARTS[key]} {size(getattr(most, key))}" for key in STACKED
     )
     return section(
         "memory",

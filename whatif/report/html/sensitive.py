@@ -11,7 +11,7 @@ from whatif.report.html.markup import Html, paragraph, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
 from whatif.report.text_explain import short_name
-from whatif.report.text_sensitivity import headline, kind_titles
+from whatif.report.text_sensitivity import gain_cell, headline, kind_titles
 
 # More lines of a chart cannot be distinguished.
 DRAWN_PARTS = 8
@@ -48,8 +48,8 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
             [
                 short_name(part.name) or "(no name)",
                 Cell(ms(part.work_ms), part.work_ms),
-                Cell(_pct(found.pct(part.work_ms)), found.pct(part.work_ms)),
-                *(Cell(_pct(found.pct(gain)), found.pct(gain)) for gain in part.gain_ms),
+                Cell(gain_cell(found.pct(part.work_ms)), found.pct(part.work_ms)),
+                *(Cell(gain_cell(found.pct(gain)), found.pct(gain)) for gain in part.gain_ms),
                 found.note(part),
             ]
             for part in found.of_kind(kind)
@@ -71,8 +71,3 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
         *parts,
         command(facts.baseline, "explain", TRACE, "--sensitivity"),
     )
-
-
-def _pct(value: float) -> str:
-    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
-    return f"{round(value, 1) + 0.0:.1f}"

@@ -12,7 +12,7 @@ from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct
 from whatif.report.text_explain import ONE_RANK, short_name
 from whatif.simulation.steps import CLOCK_NOUNS
 
@@ -80,14 +80,10 @@ def layers(facts: Facts) -> Html:
     if not found.layers:
         told = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
         return section("layers", "Layers", told)
-    rest = found.without_layer
-    rows = [*found.layers]
-    if rest.gpu_ms or rest.cpu_ms:
-        rows.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
     return section(
         "layers",
         "Layers",
-        _parts("t-layers", _of("Layers", found.layers, found.n_layers), rows, facts),
+        _parts("t-layers", _of("Layers", found.layers, found.n_layers), found.all_layers, facts),
         command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
     )
 
@@ -126,11 +122,10 @@ def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, not
     for part in parts:
         share = part.critical_ms / step_ms if step_ms else 0.0
         gpu = [Cell(ms(part.gpu_ms), part.gpu_ms)] if has_gpu else []
-        count = f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
         rows.append(
             [
                 short_name(part.name) or "(no name)",
-                Cell(count, part.tasks),
+                Cell(count(part.tasks), part.tasks),
                 *gpu,
                 Cell(ms(part.cpu_ms), part.cpu_ms),
                 Cell(ms(part.critical_ms), part.critical_ms, share),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from whatif.prediction.composition import spelled
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.questions.advice.reasons import peak_told
-from whatif.questions.advice.trial import Refusal
 from whatif.report.html.charts import Chart, Series, bars_height, figure
 from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
@@ -15,15 +14,11 @@ from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.text_advise import REFUSED, effort, gain_range
+from whatif.report.text_advise import what_ifs as _names
 from whatif.simulation.steps import RECORDED
 
 DRAWN = 12
-REFUSED = (
-    ("Does not apply", Refusal.NOT_APPLICABLE),
-    ("Partly done already", Refusal.IN_PART),
-    ("Not judged", Refusal.ELSEWHERE),
-    ("Failed", Refusal.FAILED),
-)
 
 
 def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
@@ -33,7 +28,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     drawn = [*advice.gaining, *advice.together]
     drawn = [entry for entry in sorted(drawn, key=lambda e: -e.trial.gain_pct) if entry.gain_range_pct][:DRAWN]
     if drawn:
-        labels = tuple(_name(entry) for entry in drawn)
+        labels = tuple(_names(entry) for entry in drawn)
         ends = [entry.gain_range_pct or (0.0, 0.0) for entry in drawn]
         charts["c-gains"] = Chart(
             "bars",
@@ -85,25 +80,19 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
     for entry in entries:
         trial, gains = entry.trial, entry.gain_range_pct
         star = "" if trial.same_training else "*"
-        effort = "–" if trial.effort.size.name == "UNKNOWN" else trial.effort.size.name.lower()
         rows.append(
             [
-                _name(entry),
+                _names(entry),
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
-                Cell(_range(gains), gains[0] if gains else None),
+                Cell(gain_range(entry) or "–", gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
-                Cell(effort, float(trial.effort.size)),
+                Cell(effort(entry), float(trial.effort.size)),
                 Cell([prose(entry.reason), *([] if entry.alone_pct else _how(entry))]),
                 answered_by(trial.estimates),
             ]
         )
     return table(ident, caption, columns, rows, made=Made.PREDICTED)
-
-
-def _range(ends: tuple[float, float] | None) -> str:
-    # Rounded to whole numbers first: a format would write -0.
-    return " … ".join(str(round(end)) for end in ends) if ends else "–"
 
 
 def _how(entry: Ranked) -> list[Html]:
@@ -121,7 +110,7 @@ def _rest(advice: Advice) -> list[Html]:
     ):
         if entries:
             told: list[Row] = [
-                [_name(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
+                [_names(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
                 for e in entries
             ]
             found.append(table(ident, title, columns, told, made=Made.PREDICTED))
@@ -146,7 +135,7 @@ def prediction(facts: Facts) -> Html | None:
     if shown is None:
         return None
     ms = ms_format(shown.baseline_ms)
-    names = " + ".join(spelled(t) for t in shown.transforms)
+    names = " + ".join(map(spelled, shown.transforms))
     which = "as asked for" if facts.asked else "best single change"
     parts: list[Html] = [
         paragraph(
@@ -174,7 +163,3 @@ def prediction(facts: Facts) -> Html | None:
         parts += [tag("h3", "Warnings and notes"), items(shown.warnings)]
     parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
     return section("prediction", f"The prediction: {which}", *parts)
-
-
-def _name(entry: Ranked) -> str:
-    return " + ".join(entry.trial.spelled)
