@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whatif.cli.options import add_json
+from whatif.cli.options import add_json, number, whole_number
 from whatif.cli.reading import progress_bar, show, warn
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Subcommands parse their own words; options stand behind them.
 REST_IS_FOREIGN = True
 
+_SEED = whole_number(0, what="a natural number")
+_SHARE = number(lambda share: 0 < share < 1, "a share between 0 and 1")
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
 _ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
 
@@ -85,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     evaluate = command("evaluate", _evaluate, "measure the error of the estimators on held-out operators")
     evaluate.add_argument("--device", help="only this device")
-    evaluate.add_argument("--seed", type=_natural, help="seed of the split (default: 2026)")
-    evaluate.add_argument("--share", type=_share, help="share of operators to hold out (default: 0.1)")
+    evaluate.add_argument("--seed", type=_SEED, help="seed of the split (default: 2026)")
+    evaluate.add_argument("--share", type=_SHARE, help="share of operators to hold out (default: 0.1)")
     evaluate.add_argument(
         "--unseen-device", action="store_true", help="hold out whole devices, one at a time, instead of operators"
     )
@@ -113,22 +115,6 @@ def run(args: argparse.Namespace) -> int:
 def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="only this device")
     parser.add_argument("--family", help="only this family of operators")
-
-
-def _natural(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"expected a natural number, got {text!r}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1, got {text!r}")
-    return share
 
 
 def _store(args: argparse.Namespace, *, create: bool = False) -> Store:

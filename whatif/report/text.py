@@ -113,8 +113,13 @@ def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[floa
         out.say(f"  alone it does not apply: {reason}", "dim")
     shared_ms = composition.interaction_ms
     if shared_ms is not None and ms(abs(shared_ms)) != ms(0.0):
-        sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
-        out.say(f"  alone they add up to {ms(abs(shared_ms))} ms {sense}", "dim")
+        out.say(f"  {add_up(shared_ms, ms)}", "dim")
+
+
+def add_up(shared_ms: float, ms: Callable[[float | None], str]) -> str:
+    """Say by how much the gains of what-ifs alone differ from what they gain together, and why."""
+    sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
+    return f"alone they add up to {ms(abs(shared_ms))} ms {sense}"
 
 
 def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from whatif.questions.explain import Explanation
+from whatif.questions.explain import Explanation, step_facts
 from whatif.questions.sensitivity import (
     CHANGES_NOTHING,
     HIDDEN,
@@ -26,10 +26,10 @@ HEADLINE_PCT = 0.5
 
 def as_dict(found: Sensitivity, explanation: Explanation) -> dict[str, Any]:
     """Return the report as a JSON object with the keys that scripts rely on."""
-    keys = ("trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "calibration", "verdict")
     known = explanation.to_dict()
     return {
-        **{key: known[key] for key in keys if key in known},
+        **step_facts(found.baseline),
+        **{key: known[key] for key in ("calibration", "verdict") if key in known},
         "speedups_pct": list(found.speedups_pct),
         "parts": dict(found.n_parts),
         "sensitivity": found.to_dict(),

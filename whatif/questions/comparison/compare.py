@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.comparison.part_changes import PartChange, part_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.explain import Explanation, explain
-
-Progress = Callable[[int, int], None]
+from whatif.questions.progress import Progress
 
 # More parts than any recording has: all of them are compared.
 ALL_PARTS = 10**9

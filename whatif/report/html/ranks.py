@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, section
-from whatif.report.html.tables import Cell, Column, Row, table
+from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, pct
 
 
@@ -37,7 +37,7 @@ def ranks(facts: Facts) -> Html | None:
     headers = ["CPU busy", "transfer", "exposed", "waits for peers", "comes last, %", "holds up"]
     headers = ["GPU busy", *headers] if has_gpu else headers
     caption = f"Ranks ({len(found.rows):,}), ms of {CLOCK_SUBJECTS[facts.baseline.clock]}"
-    columns = [Column("rank", False), *(Column(header) for header in headers)]
+    columns: list[Header] = [Column("rank", False), *headers]
     return section(
         "ranks",
         "Ranks",

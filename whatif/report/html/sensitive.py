@@ -8,8 +8,8 @@ from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, section
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import gain_cell, headline, kind_titles
 
@@ -55,11 +55,11 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
             for part in found.of_kind(kind)
         ]
         if rows:
-            columns = [
+            columns: list[Header] = [
                 Column("name", False),
-                Column("work, ms"),
-                Column("work, %"),
-                *(Column(f"{speedup:g} % faster gains, %") for speedup in found.speedups_pct),
+                "work, ms",
+                "work, %",
+                *(f"{speedup:g} % faster gains, %" for speedup in found.speedups_pct),
                 Column("remark", False),
             ]
             parts.append(table(f"t-sensitivity-{kind}", titles[kind], columns, rows, made=Made.PREDICTED))
@@ -67,7 +67,7 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
     return section(
         "sensitivity",
         "What a faster part gains",
-        paragraph(f"{sentence[:1].upper()}{sentence[1:]}", class_="lead"),
+        paragraph(sentence_case(sentence), class_="lead"),
         *parts,
         command(facts.baseline, "explain", TRACE, "--sensitivity"),
     )

@@ -12,8 +12,9 @@ from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
+from whatif.report.text import add_up
 from whatif.report.text_advise import REFUSED, effort, gain_range
 from whatif.report.text_advise import what_ifs as _names
 from whatif.simulation.steps import RECORDED
@@ -29,21 +30,10 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     drawn = [entry for entry in sorted(drawn, key=lambda e: -e.trial.gain_pct) if entry.gain_range_pct][:DRAWN]
     if drawn:
         labels = tuple(_names(entry) for entry in drawn)
-        ends = [entry.gain_range_pct or (0.0, 0.0) for entry in drawn]
-        charts["c-gains"] = Chart(
-            "bars",
-            labels,
-            (
-                Series(
-                    "gain",
-                    tuple(e.trial.gain_pct for e in drawn),
-                    0,
-                    tuple(e[0] for e in ends),
-                    tuple(e[1] for e in ends),
-                ),
-            ),
-            f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range",
-        )
+        gains = tuple(entry.trial.gain_pct for entry in drawn)
+        low, high = zip(*(entry.gain_range_pct or (0.0, 0.0) for entry in drawn), strict=True)
+        x_title = f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range"
+        charts["c-gains"] = Chart("bars", labels, (Series("gain", gains, 0, low, high),), x_title)
         says = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
         parts.append(figure("c-gains", "What gains most", f"Gain in time: {says}.", height=bars_height(labels)))
     if advice.gaining:
@@ -66,11 +56,11 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
 def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -> Html:
     ms = ms_format(facts.baseline.step_ns / 1e6)
     with_memory = facts.advice.peak_bytes is not None
-    columns = [
+    columns: list[Header] = [
         Column("what-if", False),
-        Column("gain %"),
-        Column("range, %"),
-        Column("ms"),
+        "gain %",
+        "range, %",
+        "ms",
         *([Column("peak memory", False)] if with_memory else []),
         Column("effort", False),
         Column("why", False),
@@ -79,6 +69,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
     rows: list[Row] = []
     for entry in entries:
         trial, gains = entry.trial, entry.gain_range_pct
+        how = "" if entry.alone_pct else trial.effort.how
         star = "" if trial.same_training else "*"
         rows.append(
             [
@@ -88,21 +79,16 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort(entry), float(trial.effort.size)),
-                Cell([prose(entry.reason), *([] if entry.alone_pct else _how(entry))]),
+                Cell([prose(entry.reason), *([paragraph(prose(f"How: {how}"), class_="note")] if how else [])]),
                 answered_by(trial.estimates),
             ]
         )
     return table(ident, caption, columns, rows, made=Made.PREDICTED)
 
 
-def _how(entry: Ranked) -> list[Html]:
-    how = entry.trial.effort.how
-    return [paragraph(prose(f"How: {how}"), class_="note")] if how else []
-
-
 def _rest(advice: Advice) -> list[Html]:
     """What does not help, does not fit or does not apply, each with its reason."""
-    columns = [Column("what-if", False), Column("gain %"), Column("why", False)]
+    columns: list[Header] = [Column("what-if", False), "gain %", Column("why", False)]
     found: list[Html] = []
     for ident, title, entries in (
         ("t-none", "No gain", advice.not_gaining),
@@ -151,14 +137,11 @@ def prediction(facts: Facts) -> Html | None:
             [spelled(t), Cell(ms(part.alone_ms), part.alone_ms), Cell(ms(part.added_ms), part.added_ms)]
             for t, part in zip(shown.transforms, composition.contributions, strict=True)
         ]
-        columns = [Column("what-if", False), Column("alone, ms"), Column("after those before it, ms")]
+        columns: list[Header] = [Column("what-if", False), "alone, ms", "after those before it, ms"]
         parts.append(table("t-contributions", "Gain of each what-if", columns, rows, made=Made.PREDICTED))
         shared_ms = composition.interaction_ms
         if shared_ms is not None:
-            sense = (
-                "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
-            )
-            parts.append(paragraph(f"Alone they add up to {ms(abs(shared_ms))} ms {sense}.", class_="note"))
+            parts.append(paragraph(f"{sentence_case(add_up(shared_ms, ms))}.", class_="note"))
     if shown.warnings:
         parts += [tag("h3", "Warnings and notes"), items(shown.warnings)]
     parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
