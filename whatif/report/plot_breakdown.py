@@ -14,7 +14,6 @@ from whatif.report.plots import (
     COLORS,
     NAME_LENGTH,
     draw_range,
-    drawn,
     legend_on_top,
     name_rows,
     new_figure,
@@ -22,6 +21,7 @@ from whatif.report.plots import (
     unboxed,
     write_behind,
 )
+from whatif.report.printable import drawn
 from whatif.simulation.breakdown import Breakdown
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from whatif.questions.comparison.compare import Comparison
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, told_apart
 from whatif.report.plot_breakdown import Bar, draw_bars
-from whatif.report.plots import COLORS, NAME_LENGTH, draw_rows, drawn, name_rows, new_figure, unboxed
+from whatif.report.plots import COLORS, NAME_LENGTH, draw_rows, name_rows, new_figure, unboxed
+from whatif.report.printable import drawn
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import kind_titles
 

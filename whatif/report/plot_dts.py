@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from whatif.errors import WhatifError
 from whatif.models.dts.ranking import Ranking
 from whatif.report.plot_network import draw, network_graph
-from whatif.report.plots import COLORS, drawn, name_rows, new_figure, reach, unboxed
+from whatif.report.plots import COLORS, name_rows, new_figure, reach, unboxed
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

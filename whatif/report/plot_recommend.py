@@ -12,13 +12,13 @@ from whatif.report.plots import (
     NAME_LENGTH,
     draw_range,
     draw_rows,
-    drawn,
     name_rows,
     new_figure,
     title,
     unboxed,
     write_behind,
 )
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from whatif.questions.sweep.scaling import Scaling
 from whatif.questions.sweep.sweep import Point, Sweep
-from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, legend, new_figure, title, unboxed
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, legend, new_figure, title, unboxed
+from whatif.report.printable import drawn
 from whatif.report.text_sweep import exposed
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from whatif.errors import WhatifError
 from whatif.questions.validate.validate import Outcome, Validation
-from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, drawn, legend, name_rows, new_figure, reach, unboxed
+from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, legend, name_rows, new_figure, reach, unboxed
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from whatif.errors import WhatifError
 from whatif.output_file import file_beside, replacing
-from whatif.report.printable import printable
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,12 +42,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def drawn(name: str, longest: int) -> str:
-    """A name of a trace as it is drawn: on one line, not too long."""
-    shown = printable(name)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def title(figure: Figure, path: str, what: str = "") -> None:

@@ -19,8 +19,6 @@ from whatif.report.layout import (
     plain,
     report,
 )
-from whatif.report.text_explain import print_explanation
-from whatif.report.text_info import print_summary
 
 # Which source gave the durations that a what-if changed or added (`estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
@@ -32,8 +30,6 @@ SOURCE_LABELS = {
     "paper": "by a paper",
     "assumed": "assumed",
 }
-
-__all__ = ["print_explanation", "print_prediction", "print_summary"]
 
 
 def print_prediction(prediction: Prediction) -> None:
