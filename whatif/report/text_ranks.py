@@ -7,23 +7,35 @@ from pathlib import Path
 from whatif.questions.stragglers import RankReport, RankRow
 from whatif.report.layout import ms_format, pct, report
 
+# The one column that is a share, percent; the others are times.
+LAST = "comes last"
+
+
+def rank_values(row: RankRow, *, has_gpu: bool) -> dict[str, float | None]:
+    """Return what is reported of a rank by the header of its column; None where its breakdown is not known."""
+    parts = row.breakdown
+    return {
+        **({"GPU busy": parts.gpu_only_ms + parts.cpu_gpu_ms if parts else None} if has_gpu else {}),
+        "CPU busy": parts.cpu_only_ms + parts.cpu_gpu_ms if parts else None,
+        "transfer": row.transfer_ms,
+        "exposed": parts.communication_ms if parts else None,
+        "waits for peers": row.waiting_ms,
+        LAST: row.last_pct,
+        "holds up": row.late_ms,
+    }
+
 
 def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
     """Print who waits for whom; of more than ``top`` ranks those that hold the others up most."""
     ms = ms_format(found.step_ms)
     rows, shown = _shown(found, top)
     with report() as out:
-        headers = ["", *(["GPU busy"] if has_gpu else []), "CPU busy", "transfer", "exposed", "waits for peers",
-                   "comes last", "holds up"]  # fmt: skip
-        cells = []
-        for row in rows:
-            parts = row.breakdown
-            busy = parts.cpu_only_ms + parts.cpu_gpu_ms if parts else None
-            on_gpu = [ms(parts.gpu_only_ms + parts.cpu_gpu_ms if parts else None)] if has_gpu else []
-            exposed = ms(parts.communication_ms if parts else None)
-            cells.append([f"rank {row.rank}", *on_gpu, ms(busy), ms(row.transfer_ms), exposed, ms(row.waiting_ms),
-                          f"{pct(row.last_pct)} %", ms(row.late_ms)])  # fmt: skip
-        out.table(f"Ranks{shown}, ms a step", headers, cells)
+        columns = [rank_values(row, has_gpu=has_gpu) for row in rows]
+        cells = [
+            [f"rank {row.rank}", *(f"{pct(value or 0.0)} %" if of == LAST else ms(value) for of, value in own.items())]
+            for row, own in zip(rows, columns, strict=True)
+        ]
+        out.table(f"Ranks{shown}, ms a step", ["", *columns[0]], cells)
         for sentence in found.sentences[:3]:
             out.say(f"  {sentence}")
 

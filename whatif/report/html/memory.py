@@ -39,29 +39,17 @@ def memory(facts: Facts, charts: Charts) -> Html:
     most = found.peak
     # Recorded allocations do not include what existed before them: parameters and optimizer state.
     made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
-    rows: list[Row] = [
-        [
-            PARTS[key],
-            Cell(size(getattr(most, key)), getattr(most, key), getattr(most, key) / max(most.total, 1)),
-            pct(getattr(most, key), most.total),
-        ]
-        for key in STACKED
-    ]
+
+    def sized(size_bytes: int) -> Cell:
+        return Cell(size(size_bytes), size_bytes, size_bytes / max(most.total, 1))
+
+    rows: list[Row] = [[PARTS[key], sized(getattr(most, key)), pct(getattr(most, key), most.total)] for key in STACKED]
     over: list[Row] = [
-        [
-            m.phase.name.lower(),
-            (first or none) + ("" if first == last else f" … {last or none}"),
-            Cell(size(m.total), m.total, m.total / max(most.total, 1)),
-        ]
+        [m.phase.name.lower(), (first or none) + ("" if first == last else f" … {last or none}"), sized(m.total)]
         for first, last, m in shown_moments(found.moments)
     ]
     layers: list[Row] = [
-        [
-            one.name or none,
-            Cell(size(one.activations), one.activations),
-            Cell(size(one.gradients), one.gradients),
-            Cell(size(one.workspace), one.workspace),
-        ]
+        [one.name or none, *(Cell(size(part), part) for part in (one.activations, one.gradients, one.workspace))]
         for one in found.layers
     ]
     says = f"A step needs {size(most.total)} at its peak: " + ", ".join(
