@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from whatif.report.columns import wrapped
-from whatif.report.layout import bar, print_table, report
+from whatif.report.layout import bar, report
 
 
 def shown(
@@ -24,7 +24,7 @@ def shown(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         with report() as out:
-            print_table(out, headers, rows, **how)  # type: ignore[arg-type]
+            out.table(None, headers, rows, **how)  # type: ignore[arg-type]
     return capsys.readouterr().out
 
 

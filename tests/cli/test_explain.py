@@ -10,7 +10,7 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import Phase, TaskKind
 from whatif.prediction.predict import Baseline
 from whatif.questions.explain import LAG, critical_path_times, explain
-from whatif.report.text import print_explanation
+from whatif.report.text_explain import print_explanation
 from whatif.simulation.simulator import simulate
 
 MS = 1_000_000

@@ -30,37 +30,37 @@ def names(transforms: tuple[whatif.Transform, ...]) -> list[str]:
 
 
 def test_data_parallelism_is_put_beside_what_was_asked_for(recorded: TaskGraph) -> None:
-    found = spread_of(recorded, [load_transform("amp:target=bf16")])
-    assert names(found.transforms) == ["amp:target=bf16", "distributed"]
-    assert found.assumed == ()
-    assert scaling(Baseline.of(recorded), found.transforms, (1, 2)).rows[1].step_ms
+    transforms, assumed = spread_of(recorded, [load_transform("amp:target=bf16")])
+    assert names(transforms) == ["amp:target=bf16", "distributed"]
+    assert assumed == ()
+    assert scaling(Baseline.of(recorded), transforms, (1, 2)).rows[1].step_ms
 
 
 def test_what_was_asked_for_and_spreads_is_taken_and_its_workers_are_left_open(recorded: TaskGraph) -> None:
     asked = [load_transform("fsdp:workers=4,bandwidth=10Gbps"), load_transform("compile")]
-    assert [spelled(t).partition(":")[0] for t in spread_of(recorded, asked).transforms] == ["fsdp", "compile"]
-    assert "workers" not in spread_of(recorded, asked).transforms[0].options
-    faster = bandwidths_of(recorded, asked)
-    assert faster.transforms[0].options["workers"] == 4
-    assert faster.varied.option == "bandwidth"
+    assert [spelled(t).partition(":")[0] for t in spread_of(recorded, asked)[0]] == ["fsdp", "compile"]
+    assert "workers" not in spread_of(recorded, asked)[0][0].options
+    transforms, varied, _ = bandwidths_of(recorded, asked)
+    assert transforms[0].options["workers"] == 4
+    assert varied.option == "bandwidth"
 
 
 def test_loaders_and_tensors_are_no_machines(recorded: TaskGraph) -> None:
-    found = spread_of(recorded, [load_transform("data_loading:workers=4")])
-    assert names(found.transforms) == ["data_loading:workers=4", "distributed"]
+    transforms, _ = spread_of(recorded, [load_transform("data_loading:workers=4")])
+    assert names(transforms) == ["data_loading:workers=4", "distributed"]
 
 
 def test_unknown_gradients_are_as_large_as_the_parameters_that_shapes_show(recorded: TaskGraph) -> None:
     silent = recorded.replace(info=replace(recorded.info, recorded=Recorded(), memory=None))
-    assert names(spread_of(silent).transforms) == ["distributed"]
+    assert names(spread_of(silent)[0]) == ["distributed"]
     layers = (LayerMemory("a", 10, 3_000_000), LayerMemory("b", 10, 1_000_000))
     told = silent.replace(info=replace(silent.info, memory=Memory(4_000_000, 0, 0, layers)))
-    found = spread_of(told)
-    assert names(found.transforms) == ["distributed:gradient_mb=4"]
-    assert len(found.assumed) == 1
-    assert "4.0 MB" in found.assumed[0]
-    assert bandwidths_of(told).assumed == found.assumed
-    assert bandwidths_of(told).transforms[0].options == {"gradient_mb": 4.0, "workers": WORKERS}
+    transforms, assumed = spread_of(told)
+    assert names(transforms) == ["distributed:gradient_mb=4"]
+    assert len(assumed) == 1
+    assert "4.0 MB" in assumed[0]
+    assert bandwidths_of(told)[2] == assumed
+    assert bandwidths_of(told)[0][0].options == {"gradient_mb": 4.0, "workers": WORKERS}
 
 
 def test_of_what_communicates_already_only_the_ratio_is_asked() -> None:
@@ -70,11 +70,11 @@ def test_of_what_communicates_already_only_the_ratio_is_asked() -> None:
     build.edge(call, build.task(1, 4000, "all-reduce", TaskKind.COMMUNICATION))
     build.info = replace(build.info, measured_step_ns={"span": (5000,)})
     graph = build.graph()
-    found = bandwidths_of(graph)
-    assert names(found.transforms) == ["bandwidth"]
-    assert found.varied.option == "factor"
-    assert len(found.assumed) == 1
-    points = sweep(Baseline.of(graph), found.transforms, [found.varied]).points
+    transforms, varied, assumed = bandwidths_of(graph)
+    assert names(transforms) == ["bandwidth"]
+    assert varied.option == "factor"
+    assert len(assumed) == 1
+    points = sweep(Baseline.of(graph), transforms, [varied]).points
     steps_ms = [point.step_ms for point in points]
     assert steps_ms == sorted(steps_ms, reverse=True)  # type: ignore[type-var]
     assert steps_ms[0] == pytest.approx(0.001 + 4 * 0.004, rel=0.05)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-from whatif.cli.options import add_analysis
+from whatif.cli.options import add_analysis, number
 from whatif.cli.reading import read_trace, show
 
 # Larger percentages allow everything, and are mistyped.
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", required=True, metavar="A", help="the recording to compare it with")
     parser.add_argument(
         "--max-regress",
-        type=_percent,
+        type=number(lambda pct: 0 <= pct <= MOST_PCT, f"a percentage from 0 to {MOST_PCT:.0f}, as 3% or 3", suffix="%"),
         default=3.0,
         metavar="PCT",
         help="allowed increase of the step time, in percent: 3%% or 3 (default: 3%%)",
@@ -41,13 +40,3 @@ def run(args: argparse.Namespace) -> int:
 
     show(args, found.to_dict, lambda: print_regression(found), warnings=found.warnings)
     return 0 if found.status is Status.OK else 1
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text.strip().removesuffix("%"))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= MOST_PCT:
-        raise argparse.ArgumentTypeError(f"expected a percentage from 0 to {MOST_PCT:.0f}, as 3% or 3, got {text!r}")
-    return value

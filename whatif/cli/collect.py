@@ -6,6 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from whatif.cli.options import with_torch
 from whatif.cli.reading import warn
 from whatif.errors import WhatifError
 
@@ -56,15 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not Path(args.script).is_file():
         raise WhatifError(f"{args.script}: expected a Python script, got no such file; check the path.")
     output = Path(args.output or f"{Path(args.script).stem}.json.gz")
-    try:
-        recorder = importlib.import_module(RECORDER)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise WhatifError(
-            "collect: expected PyTorch in this Python environment, got none; "
-            'install it with `pip install "whatif-profiler[record]"`, or run whatif where your training runs.'
-        ) from None
+    recorder = with_torch(RECORDER, "collect")
     written = recorder.collect(
         args.script,
         args.args,

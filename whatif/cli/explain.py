@@ -38,18 +38,15 @@ def run(args: argparse.Namespace) -> int:
     graph, ranks = read_traces(args.traces)
     from whatif.prediction.predict import Baseline
     from whatif.questions.explain import explain
+    from whatif.questions.stragglers import report
 
     explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
-    found = None
-    if ranks is not None:
-        from whatif.questions.stragglers import report
-
-        found = report(ranks, explanation.baseline)
+    found = report(ranks, explanation.baseline) if ranks else None
     if args.sensitivity:
         return _sensitivity(explanation, args)
 
     def print_text() -> None:
-        from whatif.report.text import print_explanation
+        from whatif.report.text_explain import print_explanation
 
         print_explanation(explanation)
         if found is not None:

@@ -19,18 +19,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the summary of a trace."""
     graph, ranks = read_traces(args.traces)
     from whatif.prediction.predict import Baseline
+    from whatif.questions.stragglers import report
     from whatif.questions.summary import summarize
 
     baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
     summary = summarize(baseline)
-    found = None
-    if ranks is not None:
-        from whatif.questions.stragglers import report
-
-        found = report(ranks, baseline)
+    found = report(ranks, baseline) if ranks else None
 
     def print_text() -> None:
-        from whatif.report.text import print_summary
+        from whatif.report.text_info import print_summary
 
         print_summary(summary)
         if found is not None:

@@ -88,34 +88,30 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
         return status
     except UsageError as error:
         return _fail(str(error), USAGE)
-    except WhatifError as error:
-        if debug:
-            raise
-        return _fail(str(error), COULD_NOT)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        return _fail("interrupted.", INTERRUPTED)
     except BrokenPipeError:
         # The reader closed the pipe; the interpreter's own flush at exit must not fail either.
         _drop_stdout()
         return COULD_NOT
-    except OSError as error:
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
-        if error.filename is not None:
-            return _unexpected(error)
+        return _failed(error, interrupted=isinstance(error, KeyboardInterrupt) or interrupted())
+
+
+def _failed(error: BaseException, *, interrupted: bool) -> int:
+    """Print why a command failed; return its exit status."""
+    if isinstance(error, WhatifError):
+        return _fail(str(error), COULD_NOT)
+    if isinstance(error, OSError) and error.filename is None:
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()
         return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
-    except MemoryError:
-        if debug:
-            raise
+    if isinstance(error, MemoryError):
         return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
-    except Exception as error:
-        if debug:
-            raise
-        return _fail("interrupted.", INTERRUPTED) if interrupted() else _unexpected(error)
+    if interrupted and not isinstance(error, OSError):
+        return _fail("interrupted.", INTERRUPTED)
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
@@ -199,11 +195,6 @@ def _help() -> str:
 
 def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
-
-
-def _unexpected(error: Exception) -> int:
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
 
 
 def _fail(sentence: str, status: int) -> int:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from whatif.cli.options import add_json
-from whatif.cli.reading import progress_bar, warn
+from whatif.cli.options import add_json, number, whole_number
+from whatif.cli.reading import progress_bar, show, warn
 
 if TYPE_CHECKING:
     from whatif.opdb.evaluate import Fit
+    from whatif.opdb.merging import Merged
     from whatif.opdb.provenance import Method
     from whatif.opdb.store import Store
 
 # Subcommands parse their own words; options stand behind them.
 REST_IS_FOREIGN = True
 
+_SEED = whole_number(0, what="a natural number")
+_SHARE = number(lambda share: 0 < share < 1, "a share between 0 and 1")
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
 _ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
 
@@ -83,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     evaluate = command("evaluate", _evaluate, "measure the error of the estimators on held-out operators")
     evaluate.add_argument("--device", help="only this device")
-    evaluate.add_argument("--seed", type=_natural, help="seed of the split (default: 2026)")
-    evaluate.add_argument("--share", type=_share, help="share of operators to hold out (default: 0.1)")
+    evaluate.add_argument("--seed", type=_SEED, help="seed of the split (default: 2026)")
+    evaluate.add_argument("--share", type=_SHARE, help="share of operators to hold out (default: 0.1)")
     evaluate.add_argument(
         "--unseen-device", action="store_true", help="hold out whole devices, one at a time, instead of operators"
     )
@@ -113,22 +117,6 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", help="only this family of operators")
 
 
-def _natural(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"expected a natural number, got {text!r}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1, got {text!r}")
-    return share
-
-
 def _store(args: argparse.Namespace, *, create: bool = False) -> Store:
     from whatif.opdb.location import default_database
     from whatif.opdb.store import Store
@@ -151,6 +139,11 @@ def _family(name: str | None) -> str | None:
     return name
 
 
+def _filters(args: argparse.Namespace) -> dict[str, str | None]:
+    """The device and the family that a command is limited to."""
+    return {"device": _device(args.device), "family": _family(args.family)}
+
+
 def _import(args: argparse.Namespace) -> int:
     from whatif.opdb.importing import add_found, read_foreign
 
@@ -162,10 +155,17 @@ def _import(args: argparse.Namespace) -> int:
     store = _store(args, create=True)
     with progress_bar("importing") as progress:
         done = add_found(found, store, progress)
+    return _show_merged(args, done, store.folder, found.warnings(), dropped=dict(found.dropped))
+
+
+def _show_merged(
+    args: argparse.Namespace, done: Merged, where: Path | str, warnings: Sequence[str] = (), **more: Any
+) -> int:
+    """Show what was added where, then the warnings and what was refused."""
     from whatif.report.text_opdb import print_merged
 
-    print_merged(done, store.folder, as_json=args.json, extra={"dropped": dict(found.dropped)})
-    warn([*found.warnings(), *done.refused])
+    show(args, lambda: {"database": str(where), **done.to_dict(), **more}, lambda: print_merged(done, where))
+    warn([*warnings, *done.refused])
     return 0
 
 
@@ -211,7 +211,7 @@ def _query(args: argparse.Namespace) -> int:
             f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
             f"measured were {', '.join(reply.known_devices) or 'no devices'}."
         )
-    print_reply(reply, as_json=args.json)
+    show(args, reply.to_dict, lambda: print_reply(reply))
     board = facts(args.device)
     if board is not None and board.note_on_dies:
         warn([f"opdb: {board.note_on_dies}: this is the time on {device}"])
@@ -220,14 +220,18 @@ def _query(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from whatif.opdb.merging import is_chosen
+    from whatif.opdb.merging import described, is_chosen
     from whatif.report.text_opdb import print_contributions
 
     store = _store(args)
     contributions, wrong = store.contributions()
     device, family = _device(args.device), _family(args.family)
     chosen = [c.provenance for c in contributions if is_chosen(c.provenance, device, family)]
-    print_contributions(chosen, store.folder, as_json=args.json)
+    show(
+        args,
+        lambda: {"database": str(store.folder), "contributions": [described(one) for one in chosen]},
+        lambda: print_contributions(chosen, store.folder),
+    )
     warn(wrong)
     return 0
 
@@ -235,59 +239,51 @@ def _list(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from whatif.opdb.merging import merge
     from whatif.opdb.store import Store
-    from whatif.report.text_opdb import print_exported, print_merged
+    from whatif.report.printable import printable
 
     store, target = _store(args), Path(args.target)
-    device, family = _device(args.device), _family(args.family)
+    filters = _filters(args)
     if target.suffix == ".csv":
         from whatif.opdb.exporting import export_csv
 
-        print_exported(export_csv(store, target, device=device, family=family), target, as_json=args.json)
-        return 0
+        rows = export_csv(store, target, **filters)
+        return show(
+            args,
+            lambda: {"file": str(target), "rows": rows},
+            lambda: print(f"{printable(str(target))}: {rows:,} rows written"),
+        )
     other = Store.open(target, create=True)
-    with progress_bar("exporting") as progress:
-        done = merge(store, other, device=device, family=family, progress=progress)
-    print_merged(done, other.folder, as_json=args.json)
-    warn(done.refused)
-    return 0
+    return _move(args, "exporting", other.folder, partial(merge, store, other))
 
 
 def _merge(args: argparse.Namespace) -> int:
     from whatif.opdb.merging import merge
     from whatif.opdb.store import Store
-    from whatif.report.text_opdb import print_merged
 
     source = Store.open(args.source)
     store = _store(args, create=True)
-    with progress_bar("merging") as progress:
-        done = merge(source, store, device=_device(args.device), family=_family(args.family), progress=progress)
-    print_merged(done, store.folder, as_json=args.json)
-    warn(done.refused)
-    return 0
+    return _move(args, "merging", store.folder, partial(merge, source, store))
 
 
 def _push(args: argparse.Namespace) -> int:
     from whatif.opdb.sharing import push
-    from whatif.report.text_opdb import print_merged
 
-    store = _store(args)
-    with progress_bar("pushing") as progress:
-        done = push(store, args.url, device=_device(args.device), family=_family(args.family), progress=progress)
-    print_merged(done, args.url, as_json=args.json)
-    warn(done.refused)
-    return 0
+    return _move(args, "pushing", args.url, partial(push, _store(args), args.url))
 
 
 def _pull(args: argparse.Namespace) -> int:
     from whatif.opdb.sharing import pull
-    from whatif.report.text_opdb import print_merged
 
     store = _store(args, create=True)
-    with progress_bar("pulling") as progress:
-        done = pull(args.url, store, device=_device(args.device), family=_family(args.family), progress=progress)
-    print_merged(done, store.folder, as_json=args.json)
-    warn(done.refused)
-    return 0
+    return _move(args, "pulling", store.folder, partial(pull, args.url, store))
+
+
+def _move(args: argparse.Namespace, what: str, where: Path | str, move: Callable[..., Merged]) -> int:
+    """Bring contributions from one database to another, of one device and family where they are named."""
+    filters = _filters(args)
+    with progress_bar(what) as progress:
+        done = move(**filters, progress=progress)
+    return _show_merged(args, done, where)
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -296,8 +292,12 @@ def _diff(args: argparse.Namespace) -> int:
     from whatif.report.text_opdb import print_difference
 
     store, other = _store(args), Store.open(args.other)
-    print_difference(diff(store, other), store.folder, other.folder, as_json=args.json)
-    return 0
+    found = diff(store, other)
+    return show(
+        args,
+        lambda: {"first": str(store.folder), "second": str(other.folder), **found.to_dict()},
+        lambda: print_difference(found, store.folder, other.folder),
+    )
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -307,7 +307,7 @@ def _check(args: argparse.Namespace) -> int:
     store = _store(args)
     with progress_bar("checking") as progress:
         found = check(store, progress=progress)
-    print_check(found, store.folder, as_json=args.json)
+    show(args, lambda: {"database": str(store.folder), **found.to_dict()}, lambda: print_check(found, store.folder))
     return 1 if found.problems else 0
 
 
@@ -330,8 +330,7 @@ def _evaluate(args: argparse.Namespace) -> int:
                 store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, sources=sources,
                 device=device, progress=progress, fit=fit,
             )  # fmt: skip
-    print_evaluation(found, as_json=args.json)
-    return 0
+    return show(args, found.to_dict, lambda: print_evaluation(found))
 
 
 def _fit_for(unseen_device: bool) -> Fit:

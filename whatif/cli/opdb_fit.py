@@ -38,10 +38,10 @@ def training() -> Any:
 def run_fit(args: argparse.Namespace) -> int:
     """Fit the models, write them, and report the error of each."""
     from whatif.cli.opdb import _device, _family, _store
-    from whatif.cli.reading import progress_bar, warn
+    from whatif.cli.reading import progress_bar, show, warn
     from whatif.opdb.default import MODELS
     from whatif.opdb.index import read_contributions
-    from whatif.report.text_models import print_models
+    from whatif.report.text_models import model_dict, print_models
 
     store, device, family = _store(args), _device(args.device), _family(args.family)
     trained = training()
@@ -58,7 +58,12 @@ def run_fit(args: argparse.Namespace) -> int:
     if not fitted:
         raise WhatifError(f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer.")
     trained.write_models(folder, fitted)
-    print_models([m.facts for m in fitted], folder, as_json=args.json)
+    facts = [m.facts for m in fitted]
+    show(
+        args,
+        lambda: {"folder": str(folder), "models": [model_dict(one) for one in facts]},
+        lambda: print_models(facts, folder),
+    )
     warn(wrong)
     return 0
 

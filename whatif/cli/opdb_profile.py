@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.cli.options import number, whole_number, with_torch
 
 # Imported by name at run time: the library never depends on torch.
 REQUEST = "whatif.instrumentation.profile_ops.request"
-_MOST_SHAPES, _MOST_THREADS, _MOST_BYTES = 1_000_000, 4096, 1 << 40
+_MOST_THREADS, _MOST_BYTES = 4096, 1 << 40
+_SHAPES = whole_number(1, 1_000_000)
+_SECONDS = number(lambda time_s: 0 < time_s < math.inf, "a number of seconds above 0")
+_PERCENT = number(lambda pct: 0 < pct < math.inf, "a percentage above 0")
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +26,12 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="recording", metavar="TRACE", help="measure the operators of a recording instead"
     )
-    parser.add_argument(
-        "--shapes", type=_between(1, _MOST_SHAPES), default=100, metavar="N", help="shapes per operation (default: 100)"
-    )
+    parser.add_argument("--shapes", type=_SHAPES, default=100, metavar="N", help="shapes per operation (default: 100)")
     parser.add_argument(
         "--design", choices=("random", "grid"), default="random", help="how to choose sizes (default: random)"
     )
     parser.add_argument(
-        "--seed", type=_between(0, 1 << 60), default=0, metavar="N", help="seed of random sizes (default: 0)"
+        "--seed", type=whole_number(0, 1 << 60), default=0, metavar="N", help="seed of random sizes (default: 0)"
     )
     parser.add_argument(
         "--dtype",
@@ -45,7 +45,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=_between(1, _MOST_THREADS),
+        type=whole_number(1, _MOST_THREADS),
         default=1,
         metavar="N",
         help="CPU threads (default: 1, timed by the thread's CPU clock)",
@@ -70,11 +70,15 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         help="buffer sizes of collectives in bytes (default: powers of 2 from 1 KiB to 64 MiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--within", type=_percent, default=3.0, metavar="PERCENT",
+        "--within", type=_PERCENT, default=3.0, metavar="PERCENT",
         help="stop measuring an operator when half of its 90 %% interval is this small (default: 3)",
     )  # fmt: skip
     parser.add_argument(
-        "--budget-s", type=_seconds, default=math.inf, metavar="S", help="stop after about this many seconds"
+        "--budget-s",
+        type=_SECONDS,
+        default=math.inf,
+        metavar="S",
+        help="stop after about this many seconds",
     )
     parser.add_argument("--author", help="author of the measurements")
     parser.add_argument("--licence", help="licence of the measurements")
@@ -84,10 +88,10 @@ def run_profile(args: argparse.Namespace) -> int:
     """Measure, and report what was and was not measured."""
     from whatif.cli.main import INTERRUPTED
     from whatif.cli.opdb import _store
-    from whatif.cli.reading import progress_bar, warn
-    from whatif.report.text_profile import print_profiled
+    from whatif.cli.reading import progress_bar, show, warn
+    from whatif.report.text_profile import print_profiled, profiled_dict
 
-    asked = _module()
+    asked = with_torch(REQUEST, "opdb profile", "record,opdb")
     wanted: dict[str, Any] = {"sizes_bytes": args.sizes} if args.sizes else {}
     request = asked.Request(
         operations=args.operations, recording=Path(args.recording) if args.recording else None, shapes=args.shapes,
@@ -99,21 +103,10 @@ def run_profile(args: argparse.Namespace) -> int:
     store = _store(args, create=True)
     with progress_bar("measuring") as progress:
         done = asked.run_request(request, store, progress)
-    print_profiled(done, device, store.folder, as_json=args.json)
+    told = (done, device, store.folder)
+    show(args, lambda: profiled_dict(*told), lambda: print_profiled(*told))
     warn(_warnings(done))
     return INTERRUPTED if done.interrupted else 0
-
-
-def _module() -> Any:
-    try:
-        return importlib.import_module(REQUEST)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise WhatifError(
-            "opdb profile: expected PyTorch in this Python environment, got none; install it with "
-            '`pip install "whatif-profiler[record,opdb]"`, or run whatif where your training runs.'
-        ) from None
 
 
 def _warnings(done: Any) -> list[str]:
@@ -123,37 +116,10 @@ def _warnings(done: Any) -> list[str]:
     return [*found, *done.merged.refused]
 
 
-def _between(least: int, most: int) -> Any:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text[:40]!r}")
-        return int(text)
-
-    return read
-
-
 def _integers(least: int, most: int) -> Any:
-    read = _between(least, most)
+    read = whole_number(least, most)
     return lambda text: tuple(dict.fromkeys(read(word) for word in text.split(",")))
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def _positive(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0 or math.isinf(value):
-        raise argparse.ArgumentTypeError(f"expected {what} above 0, got {text[:40]!r}")
-    return value
-
-
-def _percent(text: str) -> float:
-    return _positive(text, "a percentage")
-
-
-def _seconds(text: str) -> float:
-    return _positive(text, "a number of seconds")

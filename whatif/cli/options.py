@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from whatif.cli.main import UsageError
+from whatif.errors import WhatifError
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +27,51 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_top(parser: argparse.ArgumentParser, what: str = "number of rows in each table") -> None:
     """Add --top, with ``what`` as its help."""
-    parser.add_argument("--top", type=_positive, default=10, metavar="N", help=f"{what} (default: 10)")
+    parser.add_argument("--top", type=POSITIVE, default=10, metavar="N", help=f"{what} (default: 10)")
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return number
+def whole_number(least: int, most: int = 10**18 - 1, what: str = "") -> Callable[[str], int]:
+    """Return what reads a whole number from ``least`` to ``most`` for argparse; ``what`` is what an error expects."""
+
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+            expected = what or f"a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:40]!r}")
+        return int(text)
+
+    return read
+
+
+def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callable[[str], float]:
+    """Return what reads a number for argparse, with or without a ``suffix``; ``what`` is what an error expects."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text.strip().removesuffix(suffix))
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"expected {what}, got {text[:40]!r}")
+        return value
+
+    return read
+
+
+# Of rows, devices or processes.
+POSITIVE = whole_number(1, what="a number from 1 on")
+
+
+def with_torch(module: str, command: str, extras: str = "record") -> Any:
+    """Return a module of ``whatif.instrumentation``, loaded by name at run time: the library never depends on torch."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise WhatifError(
+            f"{command}: expected PyTorch in this Python environment, got none; install it with "
+            f'`pip install "whatif-profiler[{extras}]"`, or run whatif where your training runs.'
+        ) from None
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +121,7 @@ def add_spreading(parser: argparse.ArgumentParser) -> None:
     """Add --jobs and --backend, for predictions that cannot be simulated together."""
     parser.add_argument(
         "--jobs",
-        type=_positive,
+        type=POSITIVE,
         default=1,
         metavar="N",
         help="processes for predictions that cannot be simulated together (default: 1)",

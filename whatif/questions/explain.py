@@ -5,7 +5,7 @@ All times are ms per step: what falls into the steady steps, scaled to the step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,16 +76,17 @@ class Explanation:
         """The simulated step, ms."""
         return self.baseline.step_ns / 1e6
 
+    @property
+    def all_layers(self) -> tuple[Part, ...]:
+        """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
+        rest = self.without_layer
+        known = self.layers and rest.gpu_ms + rest.cpu_ms > 0
+        return (*self.layers, *([replace(rest, name="(no layer)")] if known else []))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as a JSON object with the keys that scripts rely on."""
-        info = self.baseline.graph.info
         return {
-            "trace": info.path,
-            "step_clock": self.baseline.clock,
-            "steps": info.n_steps,
-            "measured_ms": self.baseline.measured_ns / 1e6 or None,
-            "baseline_ms": self.baseline_ms,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            **step_facts(self.baseline),
             **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
             "gpu_busy_ms": self.breakdown.gpu_busy_ms,
             "breakdown": self.breakdown.to_dict(),
@@ -101,14 +102,24 @@ class Explanation:
         }
 
 
+def step_facts(baseline: Baseline) -> dict[str, Any]:
+    """Return what every answer about a recorded step begins with, as a JSON object."""
+    return {
+        "trace": baseline.graph.info.path,
+        "step_clock": baseline.clock,
+        "steps": baseline.graph.info.n_steps,
+        "measured_ms": baseline.measured_ns / 1e6 or None,
+        "baseline_ms": baseline.step_ns / 1e6,
+        "replay_error_pct": baseline.replay_error_pct,
+    }
+
+
 def explain(baseline: Baseline, top: int = 10) -> Explanation:
     """Return the explanation of a baseline's step, with the ``top`` layers, families and operations."""
     graph, timeline = baseline.graph, baseline.timeline
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
-    ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
-    critical_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
     # Of several ranks' work that of one is shown; the critical path goes through all of them.
-    work_ms, critical_ms = step_work_ms(baseline), critical_ns * ms_per_ns
+    work_ms, (critical_ms, lag_ms) = step_work_ms(baseline), step_critical_ms(baseline)
     begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
     # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
     n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
@@ -120,8 +131,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
 
     by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
     critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
-    if lag_ns:
-        critical_path_ms[LAG] = lag_ns * ms_per_ns
+    if lag_ms:
+        critical_path_ms[LAG] = lag_ms
 
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
@@ -154,6 +165,15 @@ def step_work_ms(baseline: Baseline) -> Float64:
     low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
     return np.asarray(work_ns * (baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)))
+
+
+def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
+    """Return the time that each task holds the critical path of the step that is shown, ms, and that of lags."""
+    timeline = baseline.timeline
+    low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
+    held_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
+    return np.asarray(held_ns * ms_per_ns), lag_ns * ms_per_ns
 
 
 def in_families(graph: TaskGraph) -> Bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 BAR_CELLS, LEAST_BAR_CELLS = 20, 8
@@ -106,11 +106,8 @@ def _broken(word: str, width: int) -> list[str]:
     for part in _BREAKS.split(word):
         if cell_len(pieces[-1] + part) > width and pieces[-1]:
             pieces.append("")
-        while cell_len(part) > width:
-            head = _head(part, width)
-            pieces[-1:] = [head, ""]
-            part = part[len(head) :]
-        pieces[-1] += part
+        first, *more = chop_cells(part, width) or [""]
+        pieces[-1:] = [pieces[-1] + first, *more]
     return pieces
 
 
@@ -145,11 +142,3 @@ def _widths(columns: Sequence[Column], page: int, gives_way: int) -> list[int] |
 
 def _width(cell: Cell) -> int:
     return cell.cell_len if isinstance(cell, Text) else BAR_CELLS if isinstance(cell, Bar) else cell_len(cell)
-
-
-def _head(text: str, width: int) -> str:
-    """The longest beginning that fits, of one character at least: some take two cells."""
-    end = 1
-    while end < len(text) and cell_len(text[: end + 1]) <= width:
-        end += 1
-    return text[:end]

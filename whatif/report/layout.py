@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from whatif.prediction.baseline import Baseline
 from whatif.report.columns import COLUMN_GAP, MIN_NAME, Bar, Cell, Column, fitted, wrapped
 from whatif.report.printable import printable
 
@@ -25,14 +26,91 @@ MIN_WIDTH, MAX_WIDTH = 20, 1000
 INDENT = 2
 
 
+class Report:
+    """A text report on a console: sentences, notes, titles and tables, in which nothing from a trace is markup."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.width = console.width
+
+    def say(self, sentence: str = "", style: str = "", *, soft_wrap: bool = False) -> None:
+        """Print a sentence, or an empty line; with ``soft_wrap`` on one line however narrow the page is."""
+        self._console.print(plain(sentence, style), soft_wrap=soft_wrap)
+
+    def note(self, sentence: str, style: str = "") -> None:
+        """Print a sentence as far from the margin as tables are, also where it wraps."""
+        self._console.print(Padding(plain(sentence, style), (0, 0, 0, INDENT)))
+
+    def step(self, baseline: Baseline, behind: str = "", on: str = "") -> None:
+        """Print which recording this is and how long its step takes, with more words ``behind``."""
+        step_ms = baseline.step_ns / 1e6
+        takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
+        name = Path(baseline.graph.info.path).name
+        self.say(f"{name}{on}: {takes} ({CLOCK_LABELS[baseline.clock]}){behind}", "dim")
+
+    def title(self, text: str) -> None:
+        """Print a heading, with an empty line above it."""
+        self.say()
+        self.say(text, "bold")
+
+    def points(self, title: str, sentences: Sequence[str]) -> None:
+        """Print a list of sentences below its title, if there are any."""
+        if sentences:
+            self.title(title)
+        for sentence in sentences:
+            self.note(f"- {sentence}")
+
+    def table(
+        self,
+        title: str | None,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        text_columns: int = 1,
+        gives_way: int = 0,
+        wraps: bool = False,
+        keys: int | None = None,
+    ) -> None:
+        """Print a table below its title, if it has rows: "" is an empty line, and None is nothing at all.
+
+        The first ``text_columns`` columns and those headed " " hold text, the others numbers. Where the page is too
+        narrow the column ``gives_way`` does: the first one is cut, unless its text ``wraps`` as that of all later ones
+        does. Numbers are never cut: what does not fit goes into a table below, after the first ``keys`` columns again
+        (by default those of text with which the table begins).
+        """
+        if not rows:
+            return
+        if title:
+            self.title(title)
+        elif title is not None:
+            self.say()
+        cells = [[plain(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        columns = [
+            # Tables below each other begin alike where their names are short.
+            Column.of(
+                place, header, [row[place] for row in cells], is_text=place < text_columns or header == " ",
+                at_least=MIN_NAME if place == gives_way else 0,
+            )
+            for place, header in enumerate(headers)
+        ]  # fmt: skip
+        if keys is None:
+            leading = (place for place, column in enumerate(columns) if not column.is_text or column.is_bar)
+            keys = max(next(leading, len(columns)), 1)
+        for place, table in enumerate(fitted(columns, self.width - INDENT, keys=keys, gives_way=gives_way)):
+            if place:
+                self.say()
+            drawn = _table(table, cells, cut=None if wraps or gives_way else 0)
+            self._console.print(Padding(drawn, (0, 0, 0, INDENT)))
+
+
 @contextmanager
-def report() -> Iterator[Console]:
-    """Return a console that shows text as it is (no markup, no emoji codes) and prints to stdout at the end."""
+def report() -> Iterator[Report]:
+    """Return a report that is printed to stdout at the end, as it is: no markup, no emoji codes."""
     # NO_COLOR asks for no colour (no-color.org), and rich heeds it: bold and dim are none, and stay.
     # With both sizes given, the environment's are not looked at: whatever they say, a report is shown.
     out = Console(file=sys.stdout, width=_page_width(), height=PAGE_HEIGHT, markup=False, emoji=False, highlight=False)
     with out.capture() as captured:
-        yield out
+        yield Report(out)
     for line in captured.get().splitlines():
         print(line.rstrip())
 
@@ -49,46 +127,6 @@ def _page_width() -> int:
 def plain(text: str, style: str = "") -> Text:
     """Return text of a trace as it is shown: harmless, never markup."""
     return Text(printable(text), style=style)
-
-
-def print_title(out: Console, text: str) -> None:
-    """Print the heading of a table, with an empty line above it."""
-    out.print()
-    out.print(plain(text, "bold"))
-
-
-def print_table(
-    out: Console,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    *,
-    text_columns: int = 1,
-    gives_way: int = 0,
-    wraps: bool = False,
-    keys: int | None = None,
-) -> None:
-    """Print a table: the first ``text_columns`` columns and those headed " " hold text, the others numbers.
-
-    Where the page is too narrow the column ``gives_way`` does: the first one is cut, unless its text ``wraps`` as that
-    of all later ones does. Numbers are never cut: what does not fit goes into a table below, after the first ``keys``
-    columns again (by default those of text with which the table begins).
-    """
-    cells = [[plain(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    columns = [
-        # Tables below each other begin alike where their names are short.
-        Column.of(
-            place, header, [row[place] for row in cells], is_text=place < text_columns or header == " ",
-            at_least=MIN_NAME if place == gives_way else 0,
-        )
-        for place, header in enumerate(headers)
-    ]  # fmt: skip
-    if keys is None:
-        leading = (place for place, column in enumerate(columns) if not column.is_text or column.is_bar)
-        keys = max(next(leading, len(columns)), 1)
-    for place, table in enumerate(fitted(columns, out.width - INDENT, keys=keys, gives_way=gives_way)):
-        if place:
-            out.print()
-        out.print(Padding(_table(table, cells, cut=None if wraps or gives_way else 0), (0, 0, 0, INDENT)))
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -149,6 +187,22 @@ def ms_format(step_ms: float) -> Callable[[float | None], str]:
 def pct(part: float, whole: float = 100.0) -> str:
     """Return a share in percent, without the sign."""
     return f"{100.0 * part / whole:.1f}" if whole else "–"
+
+
+def count(tasks: float) -> str:
+    """Return how many tasks a step has of something."""
+    return f"{tasks:,.0f}" if tasks >= 0.5 or not tasks else "<1"
+
+
+def signed(change: float, ms: Callable[[float | None], str]) -> str:
+    """Return a change of a time with its sign."""
+    text = ms(change)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def sentence_case(text: str) -> str:
+    """Return text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def bar(part: float, whole: float) -> Bar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whatif.questions.validate.validate import Outcome, Validation
-from whatif.report.layout import markdown_table, ms_format
+from whatif.report.layout import markdown_table, ms_format, sentence_case
 from whatif.report.printable import printable
 from whatif.report.text_validate import headline, origin, score_cells
 
@@ -58,4 +58,4 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _sentence(text: str) -> str:
-    return printable(text[0].upper() + text[1:] + ".")
+    return printable(f"{sentence_case(text)}.")

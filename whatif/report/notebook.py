@@ -15,6 +15,9 @@ import numpy as np
 
 from whatif.graph.types import TaskKind
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format
+from whatif.report.plot_breakdown import prediction_figure
+from whatif.report.plot_sweep import sweep_figure
+from whatif.report.plot_timeline import timeline_figure
 from whatif.report.printable import printable
 from whatif.report.text import compared, headline
 from whatif.report.text_sweep import headline as sweep_headline
@@ -53,7 +56,7 @@ def graph_html(graph: TaskGraph) -> str:
         ("layers", f"{len(graph.layers) - 1:,}"),
         ("dependencies", f"{len(graph.dependencies):,}"),
     ]
-    head = f"{_name(info.path) or 'a task graph'}: {len(graph):,} tasks"
+    head = f"{Path(info.path).name or 'a task graph'}: {len(graph):,} tasks"
     return _shown(head, ("", ""), rows, info.quirks)
 
 
@@ -64,14 +67,11 @@ def timeline_html(timeline: Timeline) -> str:
     ms = ms_format(makespan_ms)
     order = np.argsort(-timeline.busy_ns, kind="stable").tolist()
     rows = [(graph.threads[code].name, ms(timeline.busy_ns[code] / 1e6)) for code in order]
-    head = f"{_name(graph.info.path) or 'a timeline'}: {len(graph):,} tasks in {ms(makespan_ms)} ms"
+    head = f"{Path(graph.info.path).name or 'a timeline'}: {len(graph):,} tasks in {ms(makespan_ms)} ms"
 
-    def picture() -> Figure:
-        from whatif.report.plot_timeline import timeline_figure
-
-        return timeline_figure(timeline)
-
-    return _shown(head, ("execution thread", "busy ms"), rows, (), picture if len(graph) else None)
+    return _shown(
+        head, ("execution thread", "busy ms"), rows, (), (lambda: timeline_figure(timeline)) if len(graph) else None
+    )
 
 
 def prediction_html(prediction: Prediction) -> str:
@@ -80,13 +80,8 @@ def prediction_html(prediction: Prediction) -> str:
     rows = [tuple(str(cell) for cell in row) for row in compared(prediction, ms)]
     rows.append(("nominal 90 % range", "", f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)}", ""))
 
-    def picture() -> Figure:
-        from whatif.report.plot_breakdown import prediction_figure
-
-        return prediction_figure(prediction)
-
     columns = (CLOCK_LABELS[prediction.baseline.clock] + ", ms", "baseline", "predicted", "change")
-    return _shown(headline(prediction), columns, rows, prediction.warnings, picture)
+    return _shown(headline(prediction), columns, rows, prediction.warnings, lambda: prediction_figure(prediction))
 
 
 def sweep_html(found: Sweep) -> str:
@@ -102,13 +97,8 @@ def sweep_html(found: Sweep) -> str:
         for point in found.points
     ]  # fmt: skip
 
-    def picture() -> Figure:
-        from whatif.report.plot_sweep import sweep_figure
-
-        return sweep_figure(found)
-
     columns = (*found.options, "step (ms)", "nominal 90 % range", times_header(found))
-    return _shown(sweep_headline(found), columns, rows, found.notes, picture)
+    return _shown(sweep_headline(found), columns, rows, found.notes, lambda: sweep_figure(found))
 
 
 def figure_svg(figure: Figure) -> str:
@@ -145,10 +135,6 @@ def _shown(
         except ImportError:
             parts.append("<p>a picture needs matplotlib: <code>pip install 'whatif-profiler[plot]'</code></p>")
     return "\n".join([*parts, "</div>"])
-
-
-def _name(path: str) -> str:
-    return Path(path).name
 
 
 def _text(text: str) -> str:

@@ -11,6 +11,15 @@ from whatif.graph.types import TaskKind
 from whatif.simulation.timeline import Timeline
 
 MIB = 2**20
+# What a moment is made of: what stays for the whole step first.
+MEMORY_PARTS = {
+    "parameters": "parameters",
+    "optimizer_state": "optimizer state",
+    "inputs": "inputs, buffers, rest",
+    "gradients": "gradients",
+    "activations": "activations",
+    "workspace": "workspace",
+}
 
 
 def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]:
@@ -45,18 +54,8 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
             if not later:
                 continue
             now_ns = min(later)
-            yield (
-                now_ns,
-                {
-                    "parameters": moment.parameters / MIB,
-                    "optimizer state": moment.optimizer_state / MIB,
-                    "inputs, buffers, rest": moment.inputs / MIB,
-                    "gradients": moment.gradients / MIB,
-                    "activations": moment.activations / MIB,
-                    "workspace": moment.workspace / MIB,
-                    "total": moment.total / MIB,
-                },
-            )
+            parts = {label: getattr(moment, key) / MIB for key, label in MEMORY_PARTS.items()}
+            yield now_ns, {**parts, "total": moment.total / MIB}
 
 
 def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, float]]:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from whatif.errors import WhatifError
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.report.layout import CLOCK_SUBJECTS
-from whatif.report.plots import COLORS, draw_range, legend, name_rows, new_figure, title, unboxed, write_behind
+from whatif.report.plots import (
+    COLORS,
+    draw_range,
+    draw_rows,
+    legend,
+    name_rows,
+    new_figure,
+    title,
+    unboxed,
+    write_behind,
+)
 from whatif.report.printable import printable
 
 if TYPE_CHECKING:
@@ -35,11 +45,9 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
         raise WhatifError(f"{advice.baseline.graph.info.path}: expected a what-if that applies, got none to draw.")
     figure = new_figure(9.5, 1.6 + ROW_INCHES * len(rows))
     axes = figure.subplots()
-    for place, (name, entry, color) in enumerate(rows):
-        gain = entry.trial.gain_pct
-        axes.barh(
-            place, gain, color=color, hatch="//" if name == "together" else "", edgecolor="white", height=0.66, zorder=2
-        )
+    gains, striped = [entry.trial.gain_pct for _, entry, _ in rows], [name == "together" for name, _, _ in rows]
+    draw_rows(axes, gains, [color for _, _, color in rows], striped, zorder=2)
+    for place, (gain, (_, entry, _)) in enumerate(zip(gains, rows, strict=True)):
         ends = entry.gain_range_pct
         if ends is not None:
             draw_range(axes, gain, place, *ends, zorder=3)

@@ -14,7 +14,6 @@ from whatif.report.plots import (
     COLORS,
     NAME_LENGTH,
     draw_range,
-    drawn,
     legend_on_top,
     name_rows,
     new_figure,
@@ -22,6 +21,7 @@ from whatif.report.plots import (
     unboxed,
     write_behind,
 )
+from whatif.report.printable import drawn
 from whatif.simulation.breakdown import Breakdown
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
     """Draw bars into ``axes``, the first one on top; parts that no bar has are left out of the legend."""
     longest = max([1e-9, *(bar.high_ms or 0.0 for bar in bars), *(bar.step_ms for bar in bars)])
     ms = ms_format(longest)
+    left = [0.0] * len(bars)
     for (key, part), color, hatch in zip(BREAKDOWN_LABELS, PART_COLORS, PART_HATCHES, strict=True):
         widths = [getattr(bar.parts, key) for bar in bars]
         if not any(width > 0 for width in widths):
             continue
-        left = [sum(getattr(bar.parts, before) for before in _before(key)) for bar in bars]
         axes.barh(
             range(len(bars)), widths, left=left, color=color, hatch=hatch, edgecolor="white", linewidth=0.5,
             height=0.62, label=part,
@@ -99,6 +99,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
                     begin + width / 2, place, ms(width), ha="center", va="center", fontsize=8, color="black",
                     bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
                 )  # fmt: skip
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
     for place, bar in enumerate(bars):
         if bar.low_ms is not None and bar.high_ms is not None:
             draw_range(axes, bar.step_ms, place, bar.low_ms, bar.high_ms, elinewidth=1.2, capsize=4)
@@ -123,8 +124,3 @@ def _lines(name: str) -> str:
     """A name on as few lines as hold it, of what-ifs a few on each."""
     words = drawn(name, MOST_LINES * NAME_LENGTH).replace(",", ", ")
     return "\n".join(wrap(words, NAME_LENGTH, max_lines=MOST_LINES, placeholder=" …"))
-
-
-def _before(key: str) -> list[str]:
-    keys = [name for name, _ in BREAKDOWN_LABELS]
-    return keys[: keys.index(key)]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from whatif.questions.comparison.compare import Comparison
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, told_apart
 from whatif.report.plot_breakdown import Bar, draw_bars
-from whatif.report.plots import COLORS, NAME_LENGTH, drawn, name_rows, new_figure, unboxed
+from whatif.report.plots import COLORS, NAME_LENGTH, draw_rows, name_rows, new_figure, unboxed
+from whatif.report.printable import drawn
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import kind_titles
 
@@ -48,14 +49,8 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
 
 
 def _changes(axes: Axes, name: str, parts: list[PartChange]) -> None:
-    axes.barh(
-        range(len(parts)),
-        [part.work_change_ms for part in parts],
-        color=[COLORS[1] if part.work_change_ms > 0 else COLORS[0] for part in parts],
-        hatch=["//" if part.work_change_ms > 0 else "" for part in parts],
-        edgecolor="white",
-        height=0.66,
-    )
+    longer = [part.work_change_ms > 0 for part in parts]
+    draw_rows(axes, [part.work_change_ms for part in parts], [COLORS[one] for one in longer], longer)
     name_rows(axes, [drawn(short_name(part.name), NAME_LENGTH) for part in parts])
     axes.axvline(0, color="0.3", linewidth=0.8)
     axes.set_title(f"{name}: where the work changed", fontsize=10, loc="left")

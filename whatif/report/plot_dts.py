@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from whatif.errors import WhatifError
 from whatif.models.dts.ranking import Ranking
 from whatif.report.plot_network import draw, network_graph
-from whatif.report.plots import COLORS, drawn, name_rows, new_figure, unboxed
+from whatif.report.plots import COLORS, name_rows, new_figure, reach, unboxed
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,13 +24,12 @@ def ranking_figure(ranking: Ranking) -> Figure:
         raise WhatifError("dts: expected an architecture that the cluster can train with, got none to draw.")
     figure = new_figure(11, 4.2)
     left, right = figure.subplots(1, 2)
-    times = [row.epoch for row in rows if row.epoch]
-    middle = [time.median_ns / 1e9 for time in times]
-    reach = [
-        [(time.median_ns - time.low_ns) / 1e9 for time in times],
-        [(time.high_ns - time.median_ns) / 1e9 for time in times],
-    ]
-    left.barh(range(len(rows)), middle, xerr=reach, color=COLORS[0], alpha=0.6, ecolor="black", capsize=3)
+    middle, low, high = (
+        [getattr(row.epoch, key) / 1e9 for row in rows if row.epoch] for key in ("median_ns", "low_ns", "high_ns")
+    )
+    left.barh(
+        range(len(rows)), middle, xerr=reach(middle, low, high), color=COLORS[0], alpha=0.6, ecolor="black", capsize=3
+    )
     name_rows(left, [drawn(row.name, 24) for row in rows], fontsize=None)
     left.set_xlabel(f"epoch of {ranking.epoch_batches:,} batches, s (median, 5 to 95 %)")
     unboxed(left, "x")

@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING
 
 from whatif.graph.types import Phase
 from whatif.questions.memory_summary import MemorySummary
+from whatif.report.perfetto_counters import MEMORY_PARTS
 from whatif.report.plots import COLORS, legend, new_figure, title, unboxed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PARTS = (
-    ("parameters", "parameters"),
-    ("optimizer_state", "optimizer state"),
-    ("inputs", "inputs, buffers, rest"),
-    ("gradients", "gradients"),
-    ("activations", "activations"),
-    ("workspace", "workspace"),
-)
 
 
 def memory_figure(summary: MemorySummary) -> Figure:
@@ -27,8 +19,8 @@ def memory_figure(summary: MemorySummary) -> Figure:
     axes = figure.subplots()
     found = summary.moments
     unit, scale = ("GiB", 2**30) if summary.peak.total >= 2**29 else ("MiB", 2**20)
-    stacks = [[getattr(moment, field) / scale for moment in found] for field, _ in PARTS]
-    axes.stackplot(range(len(found)), stacks, labels=[label for _, label in PARTS], colors=COLORS, step="mid")
+    stacks = [[getattr(moment, field) / scale for moment in found] for field in MEMORY_PARTS]
+    axes.stackplot(range(len(found)), stacks, labels=list(MEMORY_PARTS.values()), colors=COLORS, step="mid")
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE):
         first = next((place for place, moment in enumerate(found) if moment.phase == phase), None)
         if first is not None:

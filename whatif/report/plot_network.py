@@ -12,11 +12,12 @@ import networkx
 from whatif.errors import WhatifError
 from whatif.models.dts.estimate import Estimate
 from whatif.output_file import replacing
+from whatif.report.plots import COLORS, ENDINGS, new_figure, save
+from whatif.report.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PICTURES = (".png", ".svg", ".pdf")
 _SHAPES = {"server": "box", "edge": "hexagon"}  # of the first word of a role; the others are ellipses
 
 
@@ -60,8 +61,8 @@ def _quoted(text: str) -> str:
 
 def check_export(path: str | Path) -> None:
     """Raise WhatifError where the ending of ``path`` names no format."""
-    if Path(path).suffix.lower() not in (".dot", *PICTURES):
-        raise WhatifError(f"{path}: expected a file that ends in .dot, {', '.join(PICTURES)}, got another ending.")
+    if Path(path).suffix.lower() not in (".dot", *ENDINGS):
+        raise WhatifError(f"{path}: expected a file that ends in .dot, {', '.join(ENDINGS)}, got another ending.")
 
 
 def export(found: Estimate, path: str | Path) -> None:
@@ -72,8 +73,6 @@ def export(found: Estimate, path: str | Path) -> None:
         with replacing(path) as part:
             part.write_text(to_dot(graph), encoding="utf-8")
         return
-    from whatif.report.plots import new_figure, save
-
     figure = new_figure(7, 5)
     draw(figure.subplots(), graph)
     save(figure, path)
@@ -81,9 +80,6 @@ def export(found: Estimate, path: str | Path) -> None:
 
 def draw(axes: Axes, graph: networkx.DiGraph[str]) -> None:
     """Draw the graph: the busiest processor in the middle, the others around it."""
-    from whatif.report.plots import COLORS
-    from whatif.report.printable import printable
-
     nodes = list(graph)
     degree: Any = graph.degree
     centre = max(nodes, key=lambda node: degree[node])

@@ -11,13 +11,14 @@ from whatif.report.plots import (
     COLORS,
     NAME_LENGTH,
     draw_range,
-    drawn,
+    draw_rows,
     name_rows,
     new_figure,
     title,
     unboxed,
     write_behind,
 )
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,14 +41,8 @@ def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
     panels: list[Axes] = list(figure.subplots(1, 2 if priced else 1, sharey=True, squeeze=False).ravel())
     step = panels[0]
     ms = ms_format(min(row.step_ms for row in rows))
-    step.barh(
-        range(len(rows)),
-        [row.step_ms for row in rows],
-        color=[COLORS[2] if row.recorded else COLORS[0] for row in rows],
-        hatch=["//" if row.fits is False else "" for row in rows],
-        edgecolor="white",
-        height=0.66,
-    )
+    colors = [COLORS[2] if row.recorded else COLORS[0] for row in rows]
+    draw_rows(step, [row.step_ms for row in rows], colors, [row.fits is False for row in rows])
     for place, row in enumerate(rows):
         draw_range(step, row.step_ms, place, row.low_ms, row.high_ms)
         write_behind(step, ms(row.step_ms), max(row.high_ms, row.step_ms), place)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from whatif.questions.sensitivity import KINDS, Sensitivity, at_speedups
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
-from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, new_figure, title, unboxed
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, new_figure, title, unboxed
+from whatif.report.printable import drawn
 from whatif.report.text_explain import short_name
 from whatif.report.text_sensitivity import kind_titles
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whatif.questions.sweep.scaling import Scaling
 from whatif.questions.sweep.sweep import Point, Sweep
-from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, drawn, legend, new_figure, title, unboxed
+from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, legend, new_figure, title, unboxed
+from whatif.report.printable import drawn
 from whatif.report.text_sweep import exposed
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def sweep_figure(found: Sweep) -> Figure:
     axes.axhline(baseline_ms, color="0.4", linewidth=0.8, linestyle="--", label="recorded step, simulated")
     if is_number and max(x) > LOGARITHMIC_FROM * min(x):
         axes.set_xscale("log")
-    labels = [drawn(_DECIMALS.sub(_rounded, value), NAME_LENGTH) for value in last.values]
+    labels = [drawn(_DECIMALS.sub(lambda found: f"{float(found[0]):.3g}", value), NAME_LENGTH) for value in last.values]
     chosen = _apart(x, labels, logarithmic=axes.get_xscale() == "log")
     axes.set_xticks([x[k] for k in chosen], [labels[k] for k in chosen], fontsize=8, parse_math=False)
     axes.minorticks_off()
@@ -56,10 +57,6 @@ def sweep_figure(found: Sweep) -> Figure:
     axes.set_ylim(bottom=0)
     _finish(figure, axes, found.baseline.graph.info.path)
     return figure
-
-
-def _rounded(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.3g}"
 
 
 def _apart(x: list[float], labels: list[str], *, logarithmic: bool) -> list[int]:
@@ -97,28 +94,15 @@ def scaling_figure(found: Scaling) -> Figure:
     rows = [row for row in found.rows if row.step_ms]
     counts = [row.count for row in rows]
     left.plot(counts, counts, color="0.5", linestyle="--", linewidth=0.9, label="ideal")
-    left.plot(
-        counts,
-        [found.throughput(row) or 0 for row in rows],
-        color=COLORS[0],
-        marker="o",
-        markersize=4,
-        label="predicted",
+    look: dict[str, Any] = {"color": COLORS[0], "marker": "o", "markersize": 4}
+    left.plot(counts, [found.throughput(row) or 0 for row in rows], **look, label="predicted")
+    step, low, high, exposed_ms = (
+        [getattr(row, name) or 0 for row in rows] for name in ("step_ms", "low_ms", "high_ms", "communication_ms")
     )
-    right.plot(counts, [row.step_ms or 0 for row in rows], color=COLORS[0], marker="o", markersize=4, label="step")
-    right.fill_between(
-        counts,
-        [row.low_ms or 0 for row in rows],
-        [row.high_ms or 0 for row in rows],
-        color=COLORS[0],
-        alpha=0.15,
-        linewidth=0,
-        label=RANGE_LABEL,
-    )
-    right.plot(
-        counts, [row.communication_ms or 0 for row in rows], color=COLORS[1], linestyle="--", marker="s", markersize=4,
-        label="exposed communication",
-    )  # fmt: skip
+    right.plot(counts, step, **look, label="step")
+    right.fill_between(counts, low, high, color=COLORS[0], alpha=0.15, linewidth=0, label=RANGE_LABEL)
+    exposed_look = look | {"color": COLORS[1], "linestyle": "--", "marker": "s"}
+    right.plot(counts, exposed_ms, **exposed_look, label="exposed communication")
     left.set_ylabel("throughput (times one worker)")
     right.set_ylabel("step, ms")
     right.set_ylim(bottom=0)

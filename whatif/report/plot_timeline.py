@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
-    Array,
     Bool,
     Int64,
     TaskKind,
 )
 from whatif.report.layout import CLOCK_SUBJECTS
-from whatif.report.plots import COLORS, drawn, legend_on_top, name_rows, new_figure, title, unboxed
+from whatif.report.plots import COLORS, legend_on_top, name_rows, new_figure, title, unboxed
+from whatif.report.printable import drawn
 from whatif.simulation.intervals import union
 from whatif.simulation.steps import default_clock, window_ns
 from whatif.simulation.timeline import Timeline
@@ -26,12 +27,7 @@ MOST_ROWS = 8
 CLOSE = 1 / 1200
 ROW_NAME_LENGTH = 26
 # What colours distinguish, in drawing order.
-LOOKS = (
-    ("CPU", COLORS[0], "cpu"),
-    ("GPU", COLORS[2], "gpu"),
-    ("copies", COLORS[4], "copies"),
-    ("communication", COLORS[1], "communication"),
-)
+LOOKS = {"CPU": COLORS[0], "GPU": COLORS[2], "copies": COLORS[4], "communication": COLORS[1]}
 
 
 def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
@@ -39,15 +35,18 @@ def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
     graph = timeline.graph
     clock = clock or default_clock(graph)
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
-    busy_ns = _busy_ns(timeline, low_ns, high_ns)
+    working = _working(graph)
+    inside_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    inside_ns[~np.logical_or.reduce(list(working.values()))] = 0
+    busy_ns = np.bincount(graph.thread, weights=inside_ns, minlength=len(graph.threads))
     chosen = np.argsort(-busy_ns, kind="stable")[:MOST_ROWS]
     rows = sorted(int(code) for code in chosen if busy_ns[code] > 0)
     figure = new_figure(9, 1.3 + 0.34 * max(len(rows), 1))
     axes = figure.subplots()
     shown: set[str] = set()
     for place, code in enumerate(rows):
-        for name, color, kind in LOOKS:
-            begins, lengths = _bars(timeline, _of(timeline, kind) & (graph.thread == code), low_ns, high_ns)
+        for name, color in LOOKS.items():
+            begins, lengths = _bars(timeline, working[name] & (graph.thread == code), low_ns, high_ns)
             if len(begins):
                 label = None if name in shown else name
                 spans = list(zip((begins / 1e6).tolist(), (lengths / 1e6).tolist(), strict=True))
@@ -71,24 +70,11 @@ def _pct(part_ns: float, whole_ns: int) -> str:
     return f"{100 * part_ns / whole_ns:.0f}" if whole_ns else "–"
 
 
-def _of(timeline: Timeline, kind: str) -> Bool:
-    graph = timeline.graph
-    communication, copies = (graph.kind == k for k in (TaskKind.COMMUNICATION, TaskKind.MEMCPY))
-    if kind == "cpu":
-        return graph.on_cpu.mask
-    if kind == "gpu":
-        return np.asarray(graph.on_gpu & ~communication & ~copies)
-    return np.asarray(communication if kind == "communication" else copies)
-
-
-def _busy_ns(timeline: Timeline, low_ns: int, high_ns: int) -> Array:
-    """What each thread works in the window, ns; waits are not work."""
-    working = np.zeros(len(timeline.graph), dtype=np.bool_)
-    for _, _, kind in LOOKS:
-        working |= _of(timeline, kind)
-    inside = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
-    threads = timeline.graph.thread
-    return np.bincount(threads[working], weights=inside[working], minlength=len(timeline.graph.threads))
+def _working(graph: TaskGraph) -> dict[str, Bool]:
+    """Return the masks of what colours distinguish; waits are not work."""
+    communication, copies = (graph.kind == kind for kind in (TaskKind.COMMUNICATION, TaskKind.MEMCPY))
+    kernels = np.asarray(graph.on_gpu & ~communication & ~copies)
+    return {"CPU": graph.on_cpu.mask, "GPU": kernels, "copies": copies, "communication": communication}
 
 
 def _bars(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:

@@ -7,7 +7,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from whatif.questions.validate.validate import Outcome
-from whatif.report.plots import COLORS, NAME_LENGTH, draw_range, drawn, legend_on_top, new_figure, unboxed
+from whatif.report.plots import COLORS, NAME_LENGTH, draw_range, legend_on_top, new_figure, unboxed
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

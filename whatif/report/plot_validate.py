@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from whatif.errors import WhatifError
 from whatif.questions.validate.validate import Outcome, Validation
-from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, drawn, legend, name_rows, new_figure, unboxed
+from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, legend, name_rows, new_figure, reach, unboxed
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +48,11 @@ def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
         chosen = [outcome for outcome in outcomes if outcome.on_gpu == on_gpu]
         if not chosen:
             continue
-        predicted = [outcome.predicted_ms for outcome in chosen]
-        reach = [
-            [max(outcome.predicted_ms - outcome.low_ms, 0.0) for outcome in chosen],
-            [max(outcome.high_ms - outcome.predicted_ms, 0.0) for outcome in chosen],
-        ]
+        measured, predicted, low_ms, high_ms = (
+            [getattr(outcome, f"{name}_ms") for outcome in chosen] for name in ("measured", "predicted", "low", "high")
+        )
         axes.errorbar(
-            [outcome.measured_ms for outcome in chosen], predicted, yerr=reach, fmt=MARKERS[place],
+            measured, predicted, yerr=reach(predicted, low_ms, high_ms), fmt=MARKERS[place],
             color=COLORS[place], markersize=4, elinewidth=0.8, capsize=2, label=name, zorder=3,
         )  # fmt: skip
     times = [time for outcome in outcomes for time in (outcome.measured_ms, outcome.predicted_ms) if time > 0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from whatif.errors import WhatifError
 from whatif.output_file import file_beside, replacing
-from whatif.report.printable import printable
+from whatif.report.printable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,12 +44,6 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def drawn(name: str, longest: int) -> str:
-    """A name of a trace as it is drawn: on one line, not too long."""
-    shown = printable(name)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
 def title(figure: Figure, path: str, what: str = "") -> None:
     """Head a figure with the name of its recording and, behind it, a few words."""
     name = drawn(Path(path).name, TITLE_LENGTH - len(what) - 3)
@@ -73,13 +67,25 @@ def name_rows(axes: Axes, names: Sequence[str], *, tight: bool = False, **look: 
         axes.invert_yaxis()
 
 
+def draw_rows(axes: Axes, values: Sequence[float], colors: Sequence[str], striped: Sequence[bool], **look: Any) -> None:
+    """Draw a bar in each row; stripes distinguish some of them where there is no colour."""
+    hatches = ["//" if one else "" for one in striped]
+    axes.barh(range(len(values)), values, color=colors, hatch=hatches, edgecolor="white", height=0.66, **look)
+
+
+def reach(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
+    """Return how far ranges lie below and above their values, as matplotlib draws them."""
+    below = [max(value - end, 0.0) for value, end in zip(values, low, strict=True)]
+    return [below, [max(end - value, 0.0) for value, end in zip(values, high, strict=True)]]
+
+
 def draw_range(
     axes: Axes, x: float, y: float, low: float, high: float, *, along: Literal["x", "y"] = "x", **look: Any
 ) -> None:
     """Draw a line from ``low`` to ``high`` through the value at (``x``, ``y``)."""
     value = x if along == "x" else y
-    reach: Any = {f"{along}err": [[max(value - low, 0.0)], [max(high - value, 0.0)]]}
-    axes.errorbar([x], [y], **reach, **{"fmt": "none", "ecolor": "black", "elinewidth": 1, "capsize": 3, **look})
+    ends: Any = {f"{along}err": reach([value], [low], [high])}
+    axes.errorbar([x], [y], **ends, **{"fmt": "none", "ecolor": "black", "elinewidth": 1, "capsize": 3, **look})
 
 
 def write_behind(axes: Axes, text: str, x: float, y: float, *, distance: float = 5, fontsize: float = 8) -> None:

@@ -17,3 +17,9 @@ def printable(text: str) -> str:
         " " if c in "\n\t" else "�" if unicodedata.category(c) in _HARMFUL else c  # a tab or line end is a space
         for c in text
     )
+
+
+def drawn(name: str, longest: int) -> str:
+    """Return a name of a trace as it is drawn: on one line, not too long."""
+    shown = printable(name)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"

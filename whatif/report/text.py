@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.text import Text
 
 from whatif.models.durations.estimator import described
@@ -15,14 +14,11 @@ from whatif.report.layout import (
     CLOCK_LABELS,
     CLOCK_SUBJECTS,
     UNTRACED_LABELS,
+    Report,
     ms_format,
     plain,
-    print_table,
-    print_title,
     report,
 )
-from whatif.report.text_explain import print_explanation
-from whatif.report.text_info import print_summary
 
 # Which source gave the durations that a what-if changed or added (`estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
@@ -35,35 +31,36 @@ SOURCE_LABELS = {
     "assumed": "assumed",
 }
 
-__all__ = ["print_explanation", "print_prediction", "print_summary"]
-
 
 def print_prediction(prediction: Prediction) -> None:
     """Print what ``whatif apply`` reports."""
     baseline = prediction.baseline
     ms = ms_format(prediction.baseline_ms)
     with report() as out:
-        out.print(plain(headline(prediction), "bold"))
-        out.print(plain(f"nominal 90 % range {ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms", "dim"))
+        out.say(headline(prediction), "bold")
+        out.say(f"nominal 90 % range {ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms", "dim")
         if prediction.verdict:
-            out.print(plain(prediction.verdict))
-        print_title(out, f"{CLOCK_SUBJECTS[baseline.clock].capitalize()} ({CLOCK_LABELS[baseline.clock]}), ms")
-        print_table(out, ["", "baseline", "predicted", "change"], compared(prediction, ms))
+            out.say(prediction.verdict)
+        out.table(
+            f"{CLOCK_SUBJECTS[baseline.clock].capitalize()} ({CLOCK_LABELS[baseline.clock]}), ms",
+            ["", "baseline", "predicted", "change"],
+            compared(prediction, ms),
+        )
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
-            out.print()
-            out.print(plain(f"  {rates['baseline']:,.1f} → {rates['predicted']:,.1f} samples/s"))
+            out.say()
+            out.say(f"  {rates['baseline']:,.1f} → {rates['predicted']:,.1f} samples/s")
         if len(prediction.transforms) > 1:
             _print_contributions(out, prediction, ms)
-        out.print()
-        out.print(_footnote(prediction, ms))
+        out.say()
+        out.say(_footnote(prediction, ms), "dim")
         estimated = ", ".join(f"{count:,} {SOURCE_LABELS[key]}" for key, count in described(prediction.graph).items())
         if estimated:
-            out.print(plain(f"  estimated durations: {estimated}", "dim"))
+            out.say(f"  estimated durations: {estimated}", "dim")
         untraced = baseline.calibration.untraced if baseline.calibration else None
         if untraced:
             what = UNTRACED_LABELS[untraced.clock]
-            out.print(plain(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim"))
+            out.say(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
 
 
 def headline(prediction: Prediction) -> str:
@@ -96,7 +93,7 @@ def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[
     return [tuple(plain(cell, "bold") for cell in rows[0]), *rows[1:]]
 
 
-def _print_contributions(out: Console, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
+def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
     """What each transform takes off the step, alone and after those before it, and what they share."""
     composition = prediction.composition
     rows = [
@@ -106,18 +103,22 @@ def _print_contributions(out: Console, prediction: Prediction, ms: Callable[[flo
     alone_ms = [part.alone_ms for part in composition.contributions]
     total_ms = None if None in alone_ms else sum(gain_ms or 0.0 for gain_ms in alone_ms)
     rows.append(("together", ms(total_ms), ms(composition.together_ms)))
-    print_title(out, "Gain of each, ms")
-    print_table(out, ["", "alone", "after those before it"], rows)
+    out.table("Gain of each, ms", ["", "alone", "after those before it"], rows)
     missing = [part.reason for part in composition.contributions if part.reason]
     for reason in missing:
-        out.print(plain(f"  alone it does not apply: {reason}", "dim"))
+        out.say(f"  alone it does not apply: {reason}", "dim")
     shared_ms = composition.interaction_ms
     if shared_ms is not None and ms(abs(shared_ms)) != ms(0.0):
-        sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
-        out.print(plain(f"  alone they add up to {ms(abs(shared_ms))} ms {sense}", "dim"))
+        out.say(f"  {add_up(shared_ms, ms)}", "dim")
 
 
-def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> Text:
+def add_up(shared_ms: float, ms: Callable[[float | None], str]) -> str:
+    """Say by how much the gains of what-ifs alone differ from what they gain together, and why."""
+    sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
+    return f"alone they add up to {ms(abs(shared_ms))} ms {sense}"
+
+
+def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> str:
     baseline = prediction.baseline
     untraced_ns = baseline.graph.info.untraced_step_ns
     parts = [f"without the profiler {ms(untraced_ns / 1e6)} ms"] if untraced_ns else []
@@ -126,4 +127,4 @@ def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> Text
         f"replay error {baseline.replay_error_pct:+.2f} %",
         f"unexplained wait {baseline.unexplained_wait_pct:.1f} %",
     ]
-    return plain("  " + "; ".join(parts), "dim")
+    return "  " + "; ".join(parts)

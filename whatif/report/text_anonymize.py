@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from rich.padding import Padding
-
 from whatif.ingest.anonymize.anonymize import Anonymized
-from whatif.report.layout import plain, print_table, print_title, report
+from whatif.report.layout import report
 
 
 def print_anonymized(result: Anonymized) -> None:
     """Print where the copy is, how much of each kind is no longer in it, and what to look at before sharing it."""
     with report() as out:
-        out.print(plain(f"{result.path}: written", "bold"))
-        print_title(out, "Taken out")
-        print_table(
-            out, ["", ""], [(what, f"{count:,}") for what, count in result.removed.items()] or [("nothing", "")]
+        out.say(f"{result.path}: written", "bold")
+        out.table(
+            "Taken out", ["", ""], [(what, f"{count:,}") for what, count in result.removed.items()] or [("nothing", "")]
         )
         if result.lost:
-            print_title(out, "Not copied, because it could not be read")
-            print_table(out, ["", ""], [(reason, f"{count:,}") for reason, count in result.lost.items()])
-        out.print()
+            out.table(
+                "Not copied, because it could not be read",
+                ["", ""],
+                [(reason, f"{count:,}") for reason, count in result.lost.items()],
+            )
+        out.say()
         kept = "Names of kernels, operators, layers and annotations are the content and stay."
         if result.renamed_words is not None:
             kept = "Names of kernels, operators and annotations are the content and stay."
             kept += f" Words of layer names numbered: {result.renamed_words}."
-        out.print(Padding(plain(kept, "dim"), (0, 0, 0, 2)))
+        out.note(kept, "dim")

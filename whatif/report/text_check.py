@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from whatif.questions.comparison.part_changes import work_ms
 from whatif.questions.comparison.regression import Regression, Status
-from whatif.report.layout import ms_format, plain, print_table, print_title, report
-from whatif.report.text_compare import count_cell, part_label
+from whatif.report.layout import ms_format, report
+from whatif.report.text_compare import change_row
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
 
@@ -14,19 +15,9 @@ def print_regression(found: Regression) -> None:
     ms = ms_format(found.two.measured[0].ms)
     with report() as out:
         # On one line however narrow the page is: logs are searched by line.
-        out.print(plain(found.verdict, STYLES[found.status]), soft_wrap=True)
-        if found.grown:
-            print_title(out, f"{found.parts_are.capitalize()} that grew most: work, ms a step")
-            rows = []
-            for change in found.grown:
-                before, after = (
-                    None if part is None else part.gpu_ms + part.cpu_ms for part in (change.before, change.after)
-                )
-                rows.append(
-                    (part_label(change), ms(before), ms(after), f"+{ms(change.work_change_ms)}", count_cell(change))
-                )
-            print_table(out, ["", "baseline", "now", "change", "count"], rows)
+        out.say(found.verdict, STYLES[found.status], soft_wrap=True)
+        title = f"{found.parts_are.capitalize()} that grew most: work, ms a step"
+        rows = [change_row(change, work_ms, ms) for change in found.grown]
+        out.table(title, ["", "baseline", "now", "change", "count"], rows)
         changed = [str(item) for item in found.two.differences if not item.blocks]
-        if changed:
-            print_title(out, "The recordings differ in")
-            print_table(out, [" "], [(text,) for text in changed])
+        out.table("The recordings differ in", [" "], [(text,) for text in changed])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.padding import Padding
-
-from whatif.questions.comparison.compare import Comparison, counted
+from whatif.questions.comparison.compare import Comparison
 from whatif.questions.comparison.measured_step import MeasuredStep
 from whatif.questions.comparison.part_changes import PartChange
 from whatif.questions.explain import Part
@@ -15,17 +12,17 @@ from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_LABELS,
     UNTRACED_LABELS,
+    Report,
+    count,
     ms_format,
-    plain,
-    print_table,
-    print_title,
     report,
+    signed,
     told_apart,
 )
 from whatif.report.text_explain import short_name
 
 Value = Callable[[Part], float]
-HEADERS = ("", "A", "B", "change", "count")
+HEADERS = ("", "A", "B", "change")
 ENTRIES = 8  # names shown of a long list
 
 
@@ -34,25 +31,26 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
     two = found.two
     ms = ms_format(max(step.ms for step in two.measured))
     with report() as out:
-        out.print(plain(found.headline, "bold"))
+        out.say(found.headline, "bold")
         if found.description is not None:
-            out.print(plain(found.description.sentence, "bold"))
-        out.print()
+            out.say(found.description.sentence, "bold")
+        out.say()
         files = told_apart([side.graph.info.path for side in (two.before, two.after)])
         sides = zip("AB", files, (two.before, two.after), two.measured, strict=True)
         steps = []
         for name, file, side, measured in sides:
-            out.print(plain(f"{name}: {file}", "dim"))
+            out.say(f"{name}: {file}", "dim")
             how = "simulated" if side.graph.info.recorded.simulated is not None else _timed(measured)
             steps.append((name, ms(measured.ms), _spread(measured, ms), how))
-        print_title(out, f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms")
-        print_table(out, ["", "median", "spread", " "], steps)
+        out.table(
+            f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms",
+            ["", "median", "spread", " "],
+            steps,
+        )
         if found.pace is not None:
-            out.print(plain(f"  the same call takes {found.pace:.2f} times as long in B (median by time)", "dim"))
-        if two.differences:
-            print_title(out, "The recordings differ in")
-            rows = [(item.what, f"{item.before} → {item.after}") for item in two.differences]
-            print_table(out, ["", " "], rows, gives_way=1)
+            out.say(f"  the same call takes {found.pace:.2f} times as long in B (median by time)", "dim")
+        rows = [(item.what, f"{item.before} → {item.after}") for item in two.differences]
+        out.table("The recordings differ in", ["", " "], rows, gives_way=1)
         _print_breakdown(out, found, ms)
         if two.on_gpu:
             _print_changes(out, "Phases: GPU", found.phases, _gpu_ms, ms, top)
@@ -75,23 +73,28 @@ def _cpu_ms(part: Part) -> float:
     return part.cpu_ms
 
 
-def part_label(change: PartChange) -> str:
-    """Return the name of a part as it is shown, with that in B where it has another one there."""
+def _part_label(change: PartChange) -> str:
+    """The name of a part as it is shown, with that in B where it has another one there."""
     name = short_name(change.name)
     return f"{name} → {short_name(change.renamed)}" if change.renamed else name
 
 
-def count_cell(change: PartChange) -> str:
-    """Return how many tasks a part has in a step: one number where that did not change."""
-    before, after = (0.0 if part is None else part.tasks for part in (change.before, change.after))
-    shown = [_count(before), _count(after)]
+def change_row(change: PartChange, value: Value, ms: Callable[[float | None], str]) -> tuple[str, ...]:
+    """Return the cells of a part: its name, a value of it in A and in B, the change, and how many tasks it has."""
+    before, after = (None if part is None else value(part) for part in _sides(change))
+    return _part_label(change), *_cells(before, after, ms), _count_cell(change)
+
+
+def _sides(change: PartChange) -> tuple[Part | None, Part | None]:
+    return change.before, change.after
+
+
+def _count_cell(change: PartChange) -> str:
+    """How many tasks a part has in a step: one number where that did not change."""
+    shown = [count(0.0 if part is None else part.tasks) for part in _sides(change)]
     if change.status in ("new", "gone"):
         return f"{change.status}, {shown[1] if change.before is None else shown[0]}"
     return shown[0] if shown[0] == shown[1] else " → ".join(shown)
-
-
-def _count(tasks: float) -> str:
-    return f"{tasks:,.0f}" if tasks >= 0.5 or not tasks else "<1"
 
 
 def _spread(measured: MeasuredStep, ms: Callable[[float | None], str]) -> str:
@@ -106,28 +109,22 @@ def _timed(measured: MeasuredStep) -> str:
     return CLOCK_LABELS[measured.clock]
 
 
-def _print_breakdown(out: Console, found: Comparison, ms: Callable[[float | None], str]) -> None:
+def _print_breakdown(out: Report, found: Comparison, ms: Callable[[float | None], str]) -> None:
     """Where the simulated steps go; the tables below show the parts."""
     two = found.two
     before, after = (explanation.breakdown.to_dict() for explanation in found.explained)
     rows = [("simulated from the recording", *_cells(two.before.step_ns / 1e6, two.after.step_ns / 1e6, ms))]
     if two.on_gpu:
         rows += [(label, *_cells(before[key], after[key], ms)) for key, label in BREAKDOWN_LABELS]
-    print_title(out, "Where it goes, ms")
-    print_table(out, HEADERS[:4], rows)
+    out.table("Where it goes, ms", HEADERS, rows)
 
 
-def _cells(before: float, after: float, ms: Callable[[float | None], str]) -> tuple[str, str, str]:
-    return ms(before), ms(after), _signed(after - before, ms)
-
-
-def _signed(change: float, ms: Callable[[float | None], str]) -> str:
-    text = ms(change)
-    return text if text.startswith("-") else f"+{text}"
+def _cells(before: float | None, after: float | None, ms: Callable[[float | None], str]) -> tuple[str, str, str]:
+    return ms(before), ms(after), signed((after or 0.0) - (before or 0.0), ms)
 
 
 def _print_changes(
-    out: Console,
+    out: Report,
     heading: str,
     changes: Sequence[PartChange],
     value: Value,
@@ -135,33 +132,24 @@ def _print_changes(
     top: int,
 ) -> None:
     """The parts whose value changed most, and a line that counts the others."""
-    told = [change for change in changes if any(part and value(part) for part in (change.before, change.after))]
+    told = [change for change in changes if any(part and value(part) for part in _sides(change))]
     told.sort(key=lambda change: -abs(change.change(value)))
-    if not told:
-        return
-    shown = told[:top]
-    of = f" ({len(shown)} of {len(told)})" if len(shown) < len(told) else ""
-    rows = []
-    for change in shown:
-        before, after = (None if part is None else value(part) for part in (change.before, change.after))
-        rows.append((part_label(change), ms(before), ms(after), _signed(change.change(value), ms), count_cell(change)))
     rest = told[top:]
+    of = f" ({top} of {len(told)})" if rest else ""
+    rows = [change_row(change, value, ms) for change in told[:top]]
     if rest:
-        sums = [
-            sum(value(part) for part in side if part) for side in zip(*((c.before, c.after) for c in rest), strict=True)
-        ]
-        rows.append((f"({len(rest)} more)", *_cells(sums[0], sums[1], ms), ""))
-    print_title(out, f"{heading}{of}, ms")
+        before, after = (sum(value(part) for part in side if part) for side in zip(*map(_sides, rest), strict=True))
+        rows.append((f"({len(rest)} more)", *_cells(before, after, ms), ""))
     # What a phase or a layer has of tasks is launches and kernels alike.
-    print_table(out, [*HEADERS[:4], "tasks" if heading.startswith(("Phases", "Layers")) else "count"], rows)
+    counted_are = "tasks" if heading.startswith(("Phases", "Layers")) else "count"
+    out.table(f"{heading}{of}, ms", [*HEADERS, counted_are], rows)
 
 
-def _print_names(out: Console, heading: str, changes: tuple[PartChange, ...]) -> None:
+def _print_names(out: Report, heading: str, changes: tuple[PartChange, ...]) -> None:
     """Name what only one of the two has, as far as it fits."""
-    kinds = counted(changes)
     for status, where in (("gone", "only in A"), ("new", "only in B")):
         names = sorted(change.name for change in changes if change.status == status)
         if names:
             more = f" and {len(names) - ENTRIES:,} more" if len(names) > ENTRIES else ""
-            print_title(out, f"{heading} {where} ({kinds[status]:,})")
-            out.print(Padding(plain(", ".join(names[:ENTRIES]) + more), (0, 0, 0, 2)))
+            out.title(f"{heading} {where} ({len(names):,})")
+            out.note(", ".join(names[:ENTRIES]) + more)

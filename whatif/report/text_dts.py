@@ -8,7 +8,7 @@ from whatif.models.dts.ranking import (
     cut_layers,
     network_bytes,
 )
-from whatif.report.layout import ms_format, plain, print_table, print_title, report
+from whatif.report.layout import ms_format, report
 
 
 def print_ranking(ranking: Ranking) -> None:
@@ -17,9 +17,8 @@ def print_ranking(ranking: Ranking) -> None:
         rows = ranking.possible
         if rows:
             best = rows[0]
-            out.print(plain(f"{best.name} trains an epoch fastest here: {_seconds(best)}.", "bold"))
-            out.print(plain(_question(ranking), "dim"))
-            out.print()
+            out.say(f"{best.name} trains an epoch fastest here: {_seconds(best)}.", "bold")
+            out.say(_question(ranking), "dim")
             ms = ms_format(max(row.batch.median_ns for row in rows if row.batch) / 1e6)
             table = [
                 (
@@ -33,17 +32,17 @@ def print_ranking(ranking: Ranking) -> None:
                 for row in rows
                 if row.found and row.batch and row.epoch
             ]
-            print_table(out, ["", "batch, ms", "5 … 95 %", "epoch, s", "5 … 95 %", "MB a batch"], table)
-            print_title(out, f"Roles of {best.name}")
+            out.table("", ["", "batch, ms", "5 … 95 %", "epoch, s", "5 … 95 %", "MB a batch"], table)
+            out.title(f"Roles of {best.name}")
             assert best.found is not None
             if best.found.training.cuts:
-                out.print(plain(f"  cut behind {', '.join(cut_layers(best.found))}"))
-            print_table(out, ["", "processor"], list(best.found.assignment.items()))
+                out.say(f"  cut behind {', '.join(cut_layers(best.found))}")
+            out.table(None, ["", "processor"], list(best.found.assignment.items()))
         refused = [row for row in ranking.rows if not row.found]
         if refused:
-            print_title(out, "Not possible here")
+            out.title("Not possible here")
             for row in refused:
-                out.print(plain(f"  {row.name}: {row.reason}"))
+                out.say(f"  {row.name}: {row.reason}")
 
 
 def _question(ranking: Ranking) -> str:

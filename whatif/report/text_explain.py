@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from rich.console import Console
 
 from whatif.questions.explain import Explanation, Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
-    CLOCK_LABELS,
     CLOCK_SUBJECTS,
     KIND_LABELS,
+    Report,
     bar,
+    count,
     ms_format,
     pct,
-    plain,
-    print_table,
-    print_title,
     report,
 )
 
@@ -37,17 +32,17 @@ def print_explanation(explanation: Explanation) -> None:
     baseline, step_ms = explanation.baseline, explanation.baseline_ms
     has_gpu = bool(baseline.graph.on_gpu.any())
     ms = ms_format(step_ms)
-    name, what = Path(baseline.graph.info.path).name, CLOCK_SUBJECTS[baseline.clock]
-    count: Column = ("count", _count)
+    what = CLOCK_SUBJECTS[baseline.clock]
+    tasks: Column = ("count", lambda part: count(part.tasks))
     critical: Column = ("critical ms", lambda part: ms(part.critical_ms))
     gpu: Column = ("GPU ms", lambda part: ms(part.gpu_ms))
     cpu: Column = ("CPU ms", lambda part: ms(part.cpu_ms))
     both = [gpu, cpu, critical] if has_gpu else [cpu, critical]
     with report() as out:
-        out.print(plain(explanation.verdict, "bold"))
+        out.say(explanation.verdict, "bold")
         corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
         recorded = f", recorded with the profiler {ms(baseline.measured_ns / 1e6)} ms" if corrected else ""
-        out.print(plain(f"{name}: {what} takes {ms(step_ms)} ms ({CLOCK_LABELS[baseline.clock]}){recorded}", "dim"))
+        out.step(baseline, recorded)
         if has_gpu:
             parts = explanation.breakdown.to_dict()
             shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]
@@ -59,11 +54,11 @@ def print_explanation(explanation: Explanation) -> None:
             _print_parts(out, "Execution threads", explanation.threads, both)
         _print_layers(out, explanation, both)
         side, family, names = (gpu, "Kernel", "Kernels and copies") if has_gpu else (cpu, "Operator", "Operators")
-        _print_parts(out, f"{family} families", explanation.kernels, [count, side, critical])
-        _print_parts(out, names, explanation.operations, [count, side, critical])
+        _print_parts(out, f"{family} families", explanation.kernels, [tasks, side, critical])
+        _print_parts(out, names, explanation.operations, [tasks, side, critical])
         if baseline.graph.info.ranks:
-            out.print()
-            out.print(plain(ONE_RANK, "dim"))
+            out.say()
+            out.say(ONE_RANK, "dim")
 
 
 def short_name(name: str) -> str:
@@ -73,32 +68,27 @@ def short_name(name: str) -> str:
     return name
 
 
-def _count(part: Part) -> str:
-    return f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
-
-
-def _print_shares(out: Console, heading: str, shares: Sequence[tuple[str, float]], step_ms: float) -> None:
+def _print_shares(out: Report, heading: str, shares: Sequence[tuple[str, float]], step_ms: float) -> None:
     ms = ms_format(step_ms)
     rows = [(label, ms(part), f"{pct(part, step_ms)} %", bar(part, step_ms)) for label, part in shares]
-    print_title(out, heading)
-    print_table(out, ["", "ms", "", " "], rows)
+    out.table(heading, ["", "ms", "", " "], rows)
 
 
-def _print_layers(out: Console, explanation: Explanation, columns: list[Column]) -> None:
+def print_no_layers(out: Report) -> None:
+    """Print that the recording has no layers, and how to get them."""
+    out.title("Layers")
+    out.say("  none in this trace: record with `whatif collect` to get them", "dim")
+
+
+def _print_layers(out: Report, explanation: Explanation, columns: list[Column]) -> None:
     if not explanation.layers:
-        print_title(out, "Layers")
-        out.print(plain("  none in this trace: record with `whatif collect` to get them", "dim"))
+        print_no_layers(out)
         return
-    shown, rest = len(explanation.layers), explanation.without_layer
+    shown = len(explanation.layers)
     heading = f"Layers ({shown} of {explanation.n_layers})" if shown < explanation.n_layers else "Layers"
-    parts = [*explanation.layers]
-    if rest.gpu_ms or rest.cpu_ms:
-        parts.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
-    _print_parts(out, heading, parts, columns)
+    _print_parts(out, heading, explanation.all_layers, columns)
 
 
-def _print_parts(out: Console, heading: str, parts: Sequence[Part], columns: list[Column]) -> None:
-    if parts:
-        print_title(out, heading)
-        rows = [[short_name(part.name), *(show(part) for _, show in columns)] for part in parts]
-        print_table(out, ["", *(header for header, _ in columns)], rows)
+def _print_parts(out: Report, heading: str, parts: Sequence[Part], columns: list[Column]) -> None:
+    rows = [[short_name(part.name), *(show(part) for _, show in columns)] for part in parts]
+    out.table(heading, ["", *(header for header, _ in columns)], rows)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from whatif.questions.summary import Summary
@@ -13,12 +11,11 @@ from whatif.report.layout import (
     CLOCK_LABELS,
     KIND_LABELS,
     UNTRACED_LABELS,
+    Report,
     bar,
     ms_format,
     pct,
     plain,
-    print_table,
-    print_title,
     report,
 )
 
@@ -32,22 +29,21 @@ SHOWN_THREADS = 100
 def print_summary(summary: Summary) -> None:
     """Print what ``whatif info`` reports."""
     with report() as out:
-        out.print(plain(f"{Path(summary.graph.info.path).name}: {summary.trust}", "bold"))
-        print_table(out, ["", " "], _facts(summary), gives_way=1)
+        out.say(f"{Path(summary.graph.info.path).name}: {summary.trust}", "bold")
+        out.table(None, ["", " "], _facts(summary), gives_way=1)
         _print_steps(out, summary)
-        print_title(out, f"Tasks ({len(summary.graph):,})")
-        print_table(out, ["", ""], [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()])
-        print_title(out, "Execution threads")
+        out.table(
+            f"Tasks ({len(summary.graph):,})",
+            ["", ""],
+            [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()],
+        )
         ms = ms_format(max((t.busy_ms for t in summary.threads), default=0.0))
-        shown = summary.threads[:SHOWN_THREADS]
-        print_table(out, ["", "tasks", "busy ms"], [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in shown])
-        if len(summary.threads) > len(shown):
-            out.print(plain(f"  and {len(summary.threads) - len(shown):,} others: see --json", "dim"))
+        rows = [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in summary.threads]
+        out.table("Execution threads", ["", "tasks", "busy ms"], rows[:SHOWN_THREADS])
+        if len(rows) > SHOWN_THREADS:
+            out.say(f"  and {len(rows) - SHOWN_THREADS:,} others: see --json", "dim")
         _print_shares(out, summary)
-        if summary.warnings:
-            print_title(out, "Quirks met")
-            for sentence in summary.warnings:
-                out.print(Padding(plain(f"- {sentence}"), (0, 0, 0, 2)))
+        out.points("Quirks met", summary.warnings)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -70,7 +66,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     return facts
 
 
-def _print_steps(out: Console, summary: Summary) -> None:
+def _print_steps(out: Report, summary: Summary) -> None:
     baseline, info = summary.baseline, summary.graph.info
     ms = ms_format(baseline.step_ns / 1e6)
     clock = CLOCK_LABELS[baseline.clock]
@@ -90,28 +86,25 @@ def _print_steps(out: Console, summary: Summary) -> None:
             f"within {max(abs(100 * calibration.missed), 0.01):.2f} % of {UNTRACED_LABELS[calibration.untraced.clock]}"
         )
         rows.insert(3, ("calibrated", f"{ms(calibration.corrected_ns / 1e6)} ms", meets))
-    print_title(out, "Whole span" if baseline.clock == "span" else "Step")
-    print_table(out, ["", "", " "], rows, gives_way=2)
+    out.table("Whole span" if baseline.clock == "span" else "Step", ["", "", " "], rows, gives_way=2)
     if calibration:
-        out.print(Padding(plain(calibration.sentence, "dim"), (0, 0, 0, 2)))
+        out.note(calibration.sentence, "dim")
 
 
-def _print_shares(out: Console, summary: Summary) -> None:
+def _print_shares(out: Report, summary: Summary) -> None:
     whose = "GPU" if summary.time_share_of == "gpu" else "CPU"
-    print_title(out, f"{whose} time ({ms_format(summary.time_ms)(summary.time_ms)} ms in all)")
+    title = f"{whose} time ({ms_format(summary.time_ms)(summary.time_ms)} ms in all)"
     layers = f"{summary.n_layers} layers" if summary.n_layers else "no layers: record with `whatif collect` to get them"
     phases = ", ".join(f"{name} {share:.0f} %" for name, share in summary.phases_pct.items())
     rows: list[tuple[str | Text, ...]] = [
         ("with a layer", _share(summary.time_with_layer_pct), plain(layers, "dim")),
         ("with a phase", _share(summary.time_with_phase_pct), plain(phases, "dim")),
     ]
-    print_table(out, ["", "", " "], rows, gives_way=2)
+    out.table(title, ["", "", " "], rows, gives_way=2)
     families = [(name.replace("_", " "), share) for name, share in summary.families_pct.items()][:SHOWN_FAMILIES]
     what = "Kernel" if summary.time_share_of == "gpu" else "Operator"
     for heading, shares in ((f"{what} families", families), ("Number formats", list(summary.dtypes_pct.items()))):
-        if shares:
-            print_title(out, heading)
-            print_table(out, ["", "", " "], [(name, f"{pct(share)} %", bar(share, 100)) for name, share in shares])
+        out.table(heading, ["", "", " "], [(name, f"{pct(share)} %", bar(share, 100)) for name, share in shares])
 
 
 def _share(share_pct: float | None) -> str:

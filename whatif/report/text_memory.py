@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from whatif.graph.memory import Moment, peak
 from whatif.graph.types import Phase
 from whatif.questions.advice.trial import Refused, Trial
 from whatif.questions.memory_summary import MOST_TIMES, MemorySummary, shown_moments
-from whatif.report.layout import CLOCK_SUBJECTS, bar, ms_format, pct, plain, print_table, print_title, report
+from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
+from whatif.report.text_advise import print_refused
 
 SOURCES = {
     "allocations": "from its recorded allocations",
     "shapes": "from the shapes of its operators: allocations were not recorded",
 }
-REST = "inputs, buffers and the rest"
+# What a moment of the memory is made of, as people read it.
+PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "workspace": "workspace",
+    "inputs": "inputs, buffers and the rest",
+}
 _KIB = 1024
 
 
@@ -33,28 +40,24 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
     baseline, most = summary.baseline, summary.peak
     name = Path(baseline.graph.info.path).name
     with report() as out:
-        out.print(plain(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold"))
-        out.print(plain(f"{name}: {SOURCES.get(summary.memory.source, summary.memory.source)}", "dim"))
+        out.say(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold")
+        out.say(f"{name}: {SOURCES.get(summary.memory.source, summary.memory.source)}", "dim")
         for caveat in summary.caveats:
-            out.print(plain(caveat, "dim"))
+            out.say(caveat, "dim")
         if summary.measured_bytes:
             error = 100 * (most.total / summary.measured_bytes - 1)
-            out.print(plain(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+.1f} %)", "dim"))
-        parts = [
-            ("parameters", most.parameters),
-            ("gradients", most.gradients),
-            ("optimizer state", most.optimizer_state),
-            ("activations", most.activations),
-            ("workspace", most.workspace),
-            (REST, most.inputs),
-        ]
-        print_title(out, "At the peak")
+            out.say(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+.1f} %)", "dim")
+        parts = [(label, getattr(most, key)) for key, label in PARTS.items()]
         rows = [(label, size(part), f"{pct(part, most.total)} %", bar(part, most.total)) for label, part in parts]
-        print_table(out, ["", "size", "", " "], rows)
+        out.table("At the peak", ["", "size", "", " "], rows)
         _print_step(out, summary)
         _print_layers(out, summary, top)
         _print_what_ifs(out, summary)
-        _print_capacity(out, summary)
+        sentences = capacity_sentences(summary)
+        if sentences:
+            out.say()
+        for sentence, style in zip(sentences, ("bold", "", "dim"), strict=False):
+            out.say(sentence, style)
 
 
 def _where(phase: Phase, layer: str) -> str:
@@ -65,30 +68,21 @@ def _where(phase: Phase, layer: str) -> str:
 
 def _at(most: Moment) -> tuple[str, str, str]:
     """Where a peak is, what it is made of largest part, and how much of it that is."""
-    parts = {
-        "activations": most.activations,
-        "workspace": most.workspace,
-        "gradients": most.gradients,
-        "parameters": most.parameters,
-        "optimizer state": most.optimizer_state,
-        REST: most.inputs,
-    }
-    largest = max(parts, key=lambda name: parts[name])
+    largest = max(PARTS, key=lambda key: getattr(most, key))
     where = "update" if most.phase == Phase.UPDATE else f"{most.phase.name.lower()}, {most.layer or '(no layer)'}"
-    return where, largest, f"{pct(parts[largest], most.total)} %"
+    return where, PARTS[largest], f"{pct(getattr(most, largest), most.total)} %"
 
 
-def _print_step(out: Console, summary: MemorySummary) -> None:
-    print_title(out, "Over the step")
+def _print_step(out: Report, summary: MemorySummary) -> None:
     rows = []
     for first, last, moment in shown_moments(summary.moments):
         first, last = first or "(no layer)", last or "(no layer)"
         layers = "" if moment.phase == Phase.UPDATE else first if first == last else f"{first} … {last}"
         rows.append((moment.phase.name.lower(), layers, size(moment.total), bar(moment.total, summary.peak.total)))
-    print_table(out, ["", " ", "at most", " "], rows, text_columns=2, gives_way=1)
+    out.table("Over the step", ["", " ", "at most", " "], rows, text_columns=2, gives_way=1)
 
 
-def _print_layers(out: Console, summary: MemorySummary, top: int) -> None:
+def _print_layers(out: Report, summary: MemorySummary, top: int) -> None:
     shown, rest = summary.layers[:top], summary.layers[top:]
     title = f"Activations by layer ({len(shown)} of {len(summary.layers)})" if rest else "Activations by layer"
     rows: list[tuple[str, ...]] = [
@@ -98,13 +92,11 @@ def _print_layers(out: Console, summary: MemorySummary, top: int) -> None:
     if rest:
         sums = [sum(part.activations for part in rest), sum(part.gradients for part in rest)]
         rows.append(("(others)", *(size(part) for part in sums), size(max(part.workspace for part in rest))))
-    print_title(out, title)
-    print_table(out, ["", "activations", "gradients", "workspace"], rows)
+    out.table(title, ["", "activations", "gradients", "workspace"], rows)
 
 
-def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
+def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
     ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
-    print_title(out, "What-ifs")
     rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
     peaks = [("as recorded", *_at(summary.peak))]
     for found, memory in zip(summary.what_ifs, summary.memories, strict=True):
@@ -118,27 +110,10 @@ def _print_what_ifs(out: Console, summary: MemorySummary) -> None:
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
         rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
         peaks.append((" + ".join(found.spelled), *_at(most)))
-    print_table(out, ["", "peak", "", "step ms", "", " "], rows, wraps=True)
-    print_title(out, "Largest part at each peak")
-    print_table(out, ["", " ", "largest part", ""], peaks, text_columns=3, wraps=True)
+    out.table("What-ifs", ["", "peak", "", "step ms", "", " "], rows, wraps=True)
+    out.table("Largest part at each peak", ["", " ", "largest part", ""], peaks, text_columns=3, wraps=True)
     refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
-    if refused:
-        path = summary.baseline.graph.info.path
-        print_title(out, "Does not apply")
-        print_table(
-            out,
-            ["", " "],
-            [(" + ".join(r.spelled), r.reason.replace(path, Path(path).name) if path else r.reason) for r in refused],
-            gives_way=1,
-        )
-
-
-def _print_capacity(out: Console, summary: MemorySummary) -> None:
-    sentences = capacity_sentences(summary)
-    if sentences:
-        out.print()
-    for sentence, style in zip(sentences, ("bold", "", "dim"), strict=False):
-        out.print(plain(sentence, style))
+    print_refused(out, "Does not apply", refused, summary.baseline)
 
 
 def capacity_sentences(summary: MemorySummary) -> list[str]:

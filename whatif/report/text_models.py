@@ -8,17 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from whatif.opdb.learned import ModelFacts
-from whatif.report.as_json import print_json
-from whatif.report.layout import plain, print_table, report
+from whatif.report.layout import report
 
 
-def print_models(models: Sequence[ModelFacts], folder: Path, *, as_json: bool) -> None:
+def print_models(models: Sequence[ModelFacts], folder: Path) -> None:
     """Print what was learned."""
-    if as_json:
-        print_json({"folder": str(folder), "models": [_told(facts) for facts in models]})
-        return
     with report() as out:
-        out.print(plain(f"{folder}: {len(models)} model{'' if len(models) == 1 else 's'} written", "bold"))
+        out.say(f"{folder}: {len(models)} model{'' if len(models) == 1 else 's'} written", "bold")
         rows = [
             (
                 facts.device or f"across {len(facts.devices)} devices", f"{facts.family} {facts.dtype}",
@@ -27,10 +23,11 @@ def print_models(models: Sequence[ModelFacts], folder: Path, *, as_json: bool) -
             )
             for facts in models
         ]  # fmt: skip
-        print_table(out, ["device", "operators", "rows", "misses by", "range (90 %)"], rows, text_columns=2)
+        out.table(None, ["device", "operators", "rows", "misses by", "range (90 %)"], rows, text_columns=2)
 
 
-def _told(facts: ModelFacts) -> dict[str, object]:
+def model_dict(facts: ModelFacts) -> dict[str, object]:
+    """Return what was learned of a model as a JSON object."""
     return {
         "device": facts.device or None, "family": facts.family, "dtype": facts.dtype, "names": list(facts.names),
         "devices": list(facts.devices), "rows": facts.rows, "miss_pct": facts.validation_pct,

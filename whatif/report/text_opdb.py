@@ -9,10 +9,9 @@ from typing import Any
 from whatif.opdb.asking import Reply
 from whatif.opdb.checking import Check
 from whatif.opdb.evaluate import Evaluation, Score
-from whatif.opdb.merging import Difference, Merged, described
+from whatif.opdb.merging import Difference, Merged
 from whatif.opdb.provenance import Basis, Provenance
-from whatif.report.as_json import print_json
-from whatif.report.layout import plain, print_table, print_title, report
+from whatif.report.layout import report
 
 # Labels of the sources of an answer.
 _WHO = {
@@ -25,37 +24,22 @@ _WHO = {
 }
 
 
-def print_merged(done: Merged, folder: Path | str, *, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+def print_merged(done: Merged, folder: Path | str) -> None:
     """Print what an import, merge or export did."""
-    if as_json:
-        print_json({"database": str(folder), **done.to_dict(), **(extra or {})})
-        return
     with report() as out:
         already = f", {len(done.present)} were there" if done.present else ""
         refused = f", {len(done.refused)} refused" if done.refused else ""
         added = f"{len(done.added)} contribution{'' if len(done.added) == 1 else 's'} added"
-        out.print(plain(f"{folder}: {added} ({done.rows:,} rows){already}{refused}"))
+        out.say(f"{folder}: {added} ({done.rows:,} rows){already}{refused}")
 
 
-def print_exported(rows: int, target: Path, *, as_json: bool) -> None:
-    """Print that a table was written."""
-    if as_json:
-        print_json({"file": str(target), "rows": rows})
-        return
-    with report() as out:
-        out.print(plain(f"{target}: {rows:,} rows written"))
-
-
-def print_reply(reply: Reply, *, as_json: bool) -> None:
+def print_reply(reply: Reply) -> None:
     """Print what the database says of one operator."""
-    if as_json:
-        print_json(reply.to_dict())
-        return
     time = _time_format(reply.t_s or 0.0)
     with report() as out:
         said = {k: v for k, v in reply.operator.items() if k not in ("family", "name") and v != ""}
         name = f"{reply.operator['name']}: {', '.join(f'{k}={v}' for k, v in said.items())}"
-        out.print(plain(f"{time(reply.t_s)} on {reply.device}", "bold"))
+        out.say(f"{time(reply.t_s)} on {reply.device}", "bold")
         rows = [
             ("operator", name),
             ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
@@ -63,31 +47,20 @@ def print_reply(reply: Reply, *, as_json: bool) -> None:
         ]
         if reply.basis:
             rows.append(("times", f"{_method(reply.basis)}"))
-        print_table(out, ["", " "], rows, gives_way=1)
-        if reply.measurements:
-            print_title(out, f"Measurements ({len(reply.measurements)})")
-            print_table(
-                out,
-                ["contribution", "time", " ", " "],
-                [
-                    (str(m.contribution["contribution"]), time(m.t_s), _where(m.contribution), m.aside)
-                    for m in reply.measurements
-                ],
-                gives_way=2,
-            )
+        out.table(None, ["", " "], rows, gives_way=1)
+        measured = [
+            (str(m.contribution["contribution"]), time(m.t_s), _where(m.contribution), m.aside)
+            for m in reply.measurements
+        ]
+        out.table(f"Measurements ({len(measured)})", ["contribution", "time", " ", " "], measured, gives_way=2)
 
 
-def print_contributions(contributions: Sequence[Provenance], folder: Path, *, as_json: bool) -> None:
+def print_contributions(contributions: Sequence[Provenance], folder: Path) -> None:
     """Print the contributions of a database."""
-    if as_json:
-        print_json({"database": str(folder), "contributions": [described(c) for c in contributions]})
-        return
     with report() as out:
         devices = {c.origin.device.name for c in contributions}
         total = sum(c.rows for c in contributions)
-        out.print(
-            plain(f"{folder}: {total:,} rows in {len(contributions)} contributions, {len(devices)} devices", "bold")
-        )
+        out.say(f"{folder}: {total:,} rows in {len(contributions)} contributions, {len(devices)} devices", "bold")
         rows = [
             (
                 c.origin.device.name, c.family, f"{c.rows:,}", _method(c.origin.basis),
@@ -95,22 +68,16 @@ def print_contributions(contributions: Sequence[Provenance], folder: Path, *, as
             )
             for c in sorted(contributions, key=lambda c: (c.origin.device.name, c.family, c.contribution))
         ]  # fmt: skip
-        if rows:
-            print_table(out, ["device", " ", "rows", " ", " ", " "], rows, gives_way=3)
+        out.table(None, ["device", " ", "rows", " ", " ", " "], rows, gives_way=3)
 
 
-def print_difference(difference: Difference, first: Path, second: Path, *, as_json: bool) -> None:
+def print_difference(difference: Difference, first: Path, second: Path) -> None:
     """Print how two databases differ."""
-    if as_json:
-        print_json({"first": str(first), "second": str(second), **difference.to_dict()})
-        return
     with report() as out:
-        out.print(
-            plain(
-                f"{difference.both} contributions in both, {len(difference.only_first)} only in {first}, "
-                f"{len(difference.only_second)} only in {second}",
-                "bold",
-            )
+        out.say(
+            f"{difference.both} contributions in both, {len(difference.only_first)} only in {first}, "
+            f"{len(difference.only_second)} only in {second}",
+            "bold",
         )
         rows = [
             (
@@ -123,50 +90,28 @@ def print_difference(difference: Difference, first: Path, second: Path, *, as_js
             for side, part in (("first", difference.only_first), ("second", difference.only_second))
             for c in part
         ]
-        if rows:
-            print_table(out, ["only in", "device", "family", "rows", " "], rows, text_columns=3)
-        if difference.compared:
-            print_title(out, "Measured by both: the second's time over the first's")
-            print_table(
-                out,
-                ["device", "family", "operators", "5 %", "median", "95 %"],
-                [
-                    (
-                        c.device,
-                        c.family,
-                        f"{c.operators:,}",
-                        *(f"{r:.3f}" for r in (c.ratio_p5, c.ratio_median, c.ratio_p95)),
-                    )
-                    for c in difference.compared
-                ],
-                text_columns=2,
-            )
+        out.table(None, ["only in", "device", "family", "rows", " "], rows, text_columns=3)
+        compared = [
+            (c.device, c.family, f"{c.operators:,}", *map("{:.3f}".format, (c.ratio_p5, c.ratio_median, c.ratio_p95)))
+            for c in difference.compared
+        ]
+        headers = ["device", "family", "operators", "5 %", "median", "95 %"]
+        out.table("Measured by both: the second's time over the first's", headers, compared, text_columns=2)
 
 
-def print_check(check: Check, folder: Path, *, as_json: bool) -> None:
+def print_check(check: Check, folder: Path) -> None:
     """Print the state of a database."""
-    if as_json:
-        print_json({"database": str(folder), **check.to_dict()})
-        return
     with report() as out:
         state = f"{len(check.problems)} problems" if check.problems else "sound"
-        out.print(plain(f"{folder}: {state}; {check.rows:,} rows in {check.contributions} contributions", "bold"))
+        out.say(f"{folder}: {state}; {check.rows:,} rows in {check.contributions} contributions", "bold")
         for sentence in check.problems:
-            out.print(plain(sentence))
-        if check.set_aside:
-            print_title(out, "Set aside: kept, not answered with")
-            print_table(
-                out,
-                ["device", " ", "rows", "impossible", "stray"],
-                [(a.device, a.operator, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.set_aside],
-            )
+            out.say(sentence)
+        rows = [(a.device, a.operator, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.set_aside]
+        out.table("Set aside: kept, not answered with", ["device", " ", "rows", "impossible", "stray"], rows)
 
 
-def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
+def print_evaluation(found: Evaluation) -> None:
     """Print how far the estimators miss."""
-    if as_json:
-        print_json(found.to_dict())
-        return
     with report() as out:
         how = (
             "device by device"
@@ -174,38 +119,25 @@ def print_evaluation(found: Evaluation, *, as_json: bool) -> None:
             else f"{found.share:.0%} of the operators, seed {found.seed}"
         )
         who = ", ".join(f"{count:,} {name}" for name, count in found.sources.items())
-        out.print(
-            plain(
-                f"{found.held_out:,} of {found.rows:,} rows held out ({how}): "
-                f"mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
-                f"90 % ranges hold {found.total.coverage_pct:.1f} %",
-                "bold",
-            )
+        out.say(
+            f"{found.held_out:,} of {found.rows:,} rows held out ({how}): "
+            f"mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
+            f"90 % ranges hold {found.total.coverage_pct:.1f} %",
+            "bold",
         )
-        out.print(plain(f"answered by: {who}", "dim"))
+        out.say(f"answered by: {who}", "dim")
         headers = ["", "rows", "mean", "median", "90 %", "bias", "in range", "half-width"]
-        print_title(out, "By operator, percent of the measured time (90 %: of the errors are smaller)")
         printed = [f"{v:.2f}" if (v := found.published.mape_pct.get(s.name)) else "" for s in found.by_operator]
         rows = [(s.name, *_score(s), p) for s, p in zip((*found.by_operator, found.total), [*printed, ""], strict=True)]
+        columns = len(headers) + any(printed)
+        title = "By operator, percent of the measured time (90 %: of the errors are smaller)"
+        out.table(title, [*headers, "printed"][:columns], [row[:columns] for row in rows])
         if any(printed):
-            print_table(out, [*headers, "printed"], rows)
-            out.print(plain(f"printed: {found.published.source}", "dim"))
-        else:
-            print_table(out, headers, [row[:-1] for row in rows])
-        if len(found.sources) > 1:
-            print_title(out, "By operator and source")
-            print_table(
-                out, ["", " ", *headers[1:]], [(s.name, s.rung, *_score(s)) for s in found.by_source],
-                text_columns=2, gives_way=1,
-            )  # fmt: skip
-        print_title(out, "By operator and device")
-        print_table(
-            out,
-            ["", " ", *headers[1:]],
-            [(s.name, s.device, *_score(s)) for s in found.by_device],
-            text_columns=2,
-            gives_way=1,
-        )
+            out.say(f"printed: {found.published.source}", "dim")
+        by_source = [(s.rung, s) for s in found.by_source] if len(found.sources) > 1 else []
+        for what, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
+            cells = [(s.name, of, *_score(s)) for of, s in scores]
+            out.table(f"By operator and {what}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
 
 
 def _score(score: Score) -> tuple[str, ...]:

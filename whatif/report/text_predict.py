@@ -7,9 +7,6 @@ from whatif.prediction.composition import spelled
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     ms_format,
-    plain,
-    print_table,
-    print_title,
     report,
 )
 
@@ -31,25 +28,24 @@ def print_predicted(predicted: PredictedStep) -> None:
     low_ms, high_ms = predicted.range_ms
     names = "".join(f" + {spelled(t)}" for t in prediction.transforms)
     with report() as out:
-        out.print(plain(f"{predicted.source}{names} on {predicted.device}: {ms(prediction.predicted_ms)} ms", "bold"))
-        out.print(plain(f"nominal 90 % range {ms(low_ms)} … {ms(high_ms)} ms; nothing of it was measured", "dim"))
+        out.say(f"{predicted.source}{names} on {predicted.device}: {ms(prediction.predicted_ms)} ms", "bold")
+        out.say(f"nominal 90 % range {ms(low_ms)} … {ms(high_ms)} ms; nothing of it was measured", "dim")
         if prediction.transforms:
-            out.print(plain(f"without {names[3:]}: {ms(prediction.baseline_ms)} ms"))
+            out.say(f"without {names[3:]}: {ms(prediction.baseline_ms)} ms")
         if prediction.verdict:
-            out.print(plain(prediction.verdict))
-        print_title(out, "Step, ms")
+            out.say(prediction.verdict)
         parts = [(label, getattr(prediction.breakdown, key)) for key, label in BREAKDOWN_LABELS]
         parts.append(("GPU busy", prediction.breakdown.gpu_busy_ms))
-        print_table(out, ["", "predicted"], [(label, ms(value)) for label, value in parts if value])
-        out.print()
+        out.table("Step, ms", ["", "predicted"], [(label, ms(value)) for label, value in parts if value])
+        out.say()
         for line in _facts(predicted):
-            out.print(plain(f"  {line}"))
+            out.say(f"  {line}")
         for note in predicted.notes:
-            out.print(plain(f"  {note}", "dim"))
+            out.say(f"  {note}", "dim")
         answered = ", ".join(
             f"{count:,} {_ANSWER_SOURCES.get(key, key)}" for key, count in predicted.durations.sources.items()
         )
-        out.print(plain(f"  durations of {len(predicted.durations.duration_ns):,} kernels: {answered}", "dim"))
+        out.say(f"  durations of {len(predicted.durations.duration_ns):,} kernels: {answered}", "dim")
 
 
 def _facts(predicted: PredictedStep) -> list[str]:

@@ -7,27 +7,30 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from whatif.report.as_json import print_json
-from whatif.report.layout import plain, report
+from whatif.report.layout import report
 
 
-def print_profiled(done: Any, device: str, folder: Path, *, as_json: bool) -> None:
-    """Print what was measured; ``done`` is what ``whatif.instrumentation.profile_ops`` says of it."""
-    narrow = sorted(100 * width for width in done.half_widths if math.isfinite(width))
-    median = statistics.median(narrow) if narrow else None
-    if as_json:
-        print_json(
-            {
-                "database": str(folder), "device": device, "measured": done.measured, "known": done.present,
-                "left_out": dict(sorted(done.left_out.items())), "half_width_pct": median,
-                "interrupted": done.interrupted, **done.merged.to_dict(),
-            }
-        )  # fmt: skip
-        return
+def profiled_dict(done: Any, device: str, folder: Path) -> dict[str, Any]:
+    """Return what was measured as a JSON object; ``done`` is what ``whatif.instrumentation.profile_ops`` says of it."""
+    return {
+        "database": str(folder), "device": device, "measured": done.measured, "known": done.present,
+        "left_out": dict(sorted(done.left_out.items())), "half_width_pct": _half_width_pct(done),
+        "interrupted": done.interrupted, **done.merged.to_dict(),
+    }  # fmt: skip
+
+
+def print_profiled(done: Any, device: str, folder: Path) -> None:
+    """Print what was measured."""
+    half_width_pct = _half_width_pct(done)
     with report() as out:
         there = f", {done.present:,} were there" if done.present else ""
-        out.print(plain(f"{folder}: {done.measured:,} operators measured on {device}{there}", "bold"))
-        if median is not None:
-            out.print(plain(f"Half of the 90 % interval of a time: {median:.1f} % in the median."))
+        out.say(f"{folder}: {done.measured:,} operators measured on {device}{there}", "bold")
+        if half_width_pct is not None:
+            out.say(f"Half of the 90 % interval of a time: {half_width_pct:.1f} % in the median.")
         if done.interrupted:
-            out.print("Interrupted: what was measured is kept, and the same command goes on.")
+            out.say("Interrupted: what was measured is kept, and the same command goes on.")
+
+
+def _half_width_pct(done: Any) -> float | None:
+    narrow = [100 * width for width in done.half_widths if math.isfinite(width)]
+    return statistics.median(narrow) if narrow else None

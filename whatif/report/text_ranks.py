@@ -5,7 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from whatif.questions.stragglers import RankReport, RankRow
-from whatif.report.layout import ms_format, pct, plain, print_table, print_title, report
+from whatif.report.layout import ms_format, pct, report
+
+# The one column that is a share, percent; the others are times.
+LAST = "comes last"
+
+
+def rank_values(row: RankRow, *, has_gpu: bool) -> dict[str, float | None]:
+    """Return what is reported of a rank by the header of its column; None where its breakdown is not known."""
+    parts = row.breakdown
+    return {
+        **({"GPU busy": parts.gpu_only_ms + parts.cpu_gpu_ms if parts else None} if has_gpu else {}),
+        "CPU busy": parts.cpu_only_ms + parts.cpu_gpu_ms if parts else None,
+        "transfer": row.transfer_ms,
+        "exposed": parts.communication_ms if parts else None,
+        "waits for peers": row.waiting_ms,
+        LAST: row.last_pct,
+        "holds up": row.late_ms,
+    }
 
 
 def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
@@ -13,34 +30,28 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
     ms = ms_format(found.step_ms)
     rows, shown = _shown(found, top)
     with report() as out:
-        print_title(out, f"Ranks{shown}, ms a step")
-        headers = ["", *(["GPU busy"] if has_gpu else []), "CPU busy", "transfer", "exposed", "waits for peers",
-                   "comes last", "holds up"]  # fmt: skip
-        cells = []
-        for row in rows:
-            parts = row.breakdown
-            busy = parts.cpu_only_ms + parts.cpu_gpu_ms if parts else None
-            on_gpu = [ms(parts.gpu_only_ms + parts.cpu_gpu_ms if parts else None)] if has_gpu else []
-            exposed = ms(parts.communication_ms if parts else None)
-            cells.append([f"rank {row.rank}", *on_gpu, ms(busy), ms(row.transfer_ms), exposed, ms(row.waiting_ms),
-                          f"{pct(row.last_pct)} %", ms(row.late_ms)])  # fmt: skip
-        print_table(out, headers, cells)
+        columns = [rank_values(row, has_gpu=has_gpu) for row in rows]
+        cells = [
+            [f"rank {row.rank}", *(f"{pct(value or 0.0)} %" if of == LAST else ms(value) for of, value in own.items())]
+            for row, own in zip(rows, columns, strict=True)
+        ]
+        out.table(f"Ranks{shown}, ms a step", ["", *columns[0]], cells)
         for sentence in found.sentences[:3]:
-            out.print(plain(f"  {sentence}"))
+            out.say(f"  {sentence}")
 
 
 def print_clocks(found: RankReport, *, top: int) -> None:
     """Print which files are which ranks, and how their clocks differ; of more than ``top`` the worst matched ones."""
     rows, shown = _shown(found, top)
     with report() as out:
-        print_title(out, f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched")
+        title = f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched"
         cells = [
             [f"rank {row.rank}", Path(row.path).name, f"{row.clock_offset_us:+,.1f}", f"{row.clock_drift_ppm:+.1f}",
              f"{row.clock_spread_us:,.1f}", f"{row.unmatched:,} of {row.collectives:,}"]
             for row in rows
         ]  # fmt: skip
         headers = ["", " ", "clock ahead µs", "drift ppm", "spread µs", "unmatched"]
-        print_table(out, headers, cells, text_columns=2, gives_way=1)
+        out.table(title, headers, cells, text_columns=2, gives_way=1)
 
 
 def _shown(found: RankReport, top: int) -> tuple[list[RankRow], str]:

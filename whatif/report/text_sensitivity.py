@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from whatif.questions.explain import Explanation
+from whatif.questions.explain import Explanation, step_facts
 from whatif.questions.sensitivity import (
     CHANGES_NOTHING,
     HIDDEN,
@@ -17,8 +15,8 @@ from whatif.questions.sensitivity import (
     Sensitive,
     Sensitivity,
 )
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, plain, print_table, print_title, report
-from whatif.report.text_explain import short_name
+from whatif.report.layout import CLOCK_SUBJECTS, Report, ms_format, plain, report
+from whatif.report.text_explain import print_no_layers, short_name
 
 # The kinds of parts of which one is the best to begin with; a thread or a side of the machine is nothing to work on.
 WORKED_ON = ("layer", "family")
@@ -28,10 +26,10 @@ HEADLINE_PCT = 0.5
 
 def as_dict(found: Sensitivity, explanation: Explanation) -> dict[str, Any]:
     """Return the report as a JSON object with the keys that scripts rely on."""
-    keys = ("trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "calibration", "verdict")
     known = explanation.to_dict()
     return {
-        **{key: known[key] for key in keys if key in known},
+        **step_facts(found.baseline),
+        **{key: known[key] for key in ("calibration", "verdict") if key in known},
         "speedups_pct": list(found.speedups_pct),
         "parts": dict(found.n_parts),
         "sensitivity": found.to_dict(),
@@ -53,28 +51,25 @@ def kind_titles(has_gpu: bool) -> dict[str, str]:
 def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
     """Print the tables, a kind of part each."""
     baseline, what = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
-    ms = ms_format(found.step_ms)
     titles = kind_titles(bool(baseline.graph.on_gpu.any()))
     with report() as out:
-        out.print(plain(headline(found), "bold"))
-        out.print(plain(explanation.verdict))
-        name = Path(baseline.graph.info.path).name
-        out.print(plain(f"{name}: {what} takes {ms(found.step_ms)} ms ({CLOCK_LABELS[baseline.clock]})", "dim"))
+        out.say(headline(found), "bold")
+        out.say(explanation.verdict)
+        out.step(baseline)
         for kind in KINDS:
             _print_kind(out, found, kind, titles[kind])
         if not found.n_parts.get("layer"):
-            print_title(out, titles["layer"])
-            out.print(plain("  none in this trace: record with `whatif collect` to get them", "dim"))
-        out.print()
+            print_no_layers(out)
+        out.say()
         faster = ", ".join(f"{speedup:g} %" for speedup in found.speedups_pct)
-        out.print(plain(f"  {faster}: what {what} gains if the part took so much less time, percent of {what}", "dim"))
-        out.print(plain(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim"))
+        out.say(f"  {faster}: what {what} gains if the part took so much less time, percent of {what}", "dim")
+        out.say(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim")
         notes = {found.note(part) for part in found.parts}
         if HIDDEN in notes:
             share = f"{100 * HIDDEN_BELOW:.0f} %"
-            out.print(plain(f"  {HIDDEN}: other work runs meanwhile; less than {share} of its time shows", "dim"))
+            out.say(f"  {HIDDEN}: other work runs meanwhile; less than {share} of its time shows", "dim")
         if CHANGES_NOTHING in notes:
-            out.print(plain(f"  {CHANGES_NOTHING}: {what} stays as long even if it took no time at all", "dim"))
+            out.say(f"  {CHANGES_NOTHING}: {what} stays as long even if it took no time at all", "dim")
 
 
 def headline(found: Sensitivity) -> str:
@@ -94,27 +89,25 @@ def _label(part: Sensitive) -> str:
     return f"{'layer ' if part.kind == 'layer' else ''}{part.name}"
 
 
-def _print_kind(out: Console, found: Sensitivity, kind: str, heading: str) -> None:
-    parts = found.of_kind(kind)
-    if not parts:
-        return
-    all_of_them = found.n_parts[kind]
-    print_title(out, f"{heading} ({len(parts)} of {all_of_them})" if len(parts) < all_of_them else heading)
+def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> None:
+    parts, all_of_them = found.of_kind(kind), found.n_parts.get(kind, 0)
+    title = f"{heading} ({len(parts)} of {all_of_them})" if len(parts) < all_of_them else heading
     ms = ms_format(found.step_ms)
     headers = ["", "work ms", "work %", *(f"{speedup:g} %" for speedup in found.speedups_pct), " "]
     rows: list[tuple[str | Text, ...]] = [
         (
             short_name(part.name),
             ms(part.work_ms),
-            _pct(found.pct(part.work_ms)),
-            *(_pct(found.pct(gain_ms)) for gain_ms in part.gain_ms),
+            gain_cell(found.pct(part.work_ms)),
+            *(gain_cell(found.pct(gain_ms)) for gain_ms in part.gain_ms),
             plain(found.note(part), "dim"),
         )
         for part in parts
     ]
-    print_table(out, headers, rows)
+    out.table(title, headers, rows)
 
 
-def _pct(value: float) -> str:
+def gain_cell(value: float) -> str:
+    """Return a gain in percent, without the sign."""
     # Adding zero turns -0.0, which would be written with its sign, into 0.0.
     return f"{round(value, 1) + 0.0:.1f}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.text import Text
 
 from whatif.prediction.composition import spelled
 from whatif.questions.sweep.scaling import Scaling
 from whatif.questions.sweep.sweep import Point, Sweep
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format, pct, plain, print_table, report
+from whatif.report.layout import ms_format, pct, plain, report
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
 MOST_ROWS = 40
@@ -23,9 +21,8 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
     ms = ms_format(baseline_ms)
     shown = _shown(len(found.points), most_rows)
     with report() as out:
-        out.print(plain(headline(found), "bold"))
-        out.print(plain(_baseline(found.baseline.graph.info.path, baseline_ms, found.baseline.clock), "dim"))
-        out.print()
+        out.say(headline(found), "bold")
+        out.step(found.baseline)
         rows: list[list[str | Text]] = []
         for place in shown:
             point = found.points[place]
@@ -40,15 +37,14 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
                 ]
             )  # fmt: skip
         headers = [*found.options, "step (ms)", "nominal 90 % range", times_header(found), "samples/s"]
-        print_table(out, headers, rows, text_columns=0, keys=len(found.options))
-        below = [plain(f"  {reason}") for reason in dict.fromkeys(p.reason for p in found.points if p.reason)]
+        out.table("", headers, rows, text_columns=0, keys=len(found.options))
+        reasons = list(dict.fromkeys(f"  {point.reason}" for point in found.points if point.reason))
+        if reasons or len(shown) < len(found.points):
+            out.say()
         if len(shown) < len(found.points):
-            counted = f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them"
-            below.insert(0, plain(counted, "dim"))
-        if below:
-            out.print()
-        for line in below:
-            out.print(line)
+            out.say(f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them", "dim")
+        for reason in reasons:
+            out.say(reason)
 
 
 def headline(found: Sweep) -> str:
@@ -84,12 +80,10 @@ def print_scaling(found: Scaling) -> None:
     ms = ms_format(found.single_ms)
     names = " ".join(spelled(transform) for transform in found.transforms)
     with report() as out:
-        out.print(plain(found.verdict, "bold"))
+        out.say(found.verdict, "bold")
         kind = "the recorded batch shared by all workers" if found.strong else "the recorded batch on each worker"
-        out.print(plain(f"{names}; {'strong' if found.strong else 'weak'} scaling: {kind}"))
-        path, baseline_ms = found.baseline.graph.info.path, found.baseline.step_ns / 1e6
-        out.print(plain(_baseline(path, baseline_ms, found.baseline.clock), "dim"))
-        out.print()
+        out.say(f"{names}; {'strong' if found.strong else 'weak'} scaling: {kind}")
+        out.step(found.baseline)
         rows: list[list[str | Text]] = []
         for row in found.rows:
             if row.step_ms is None:
@@ -106,22 +100,17 @@ def print_scaling(found: Scaling) -> None:
         headers = [
             "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
         ]  # fmt: skip
-        print_table(out, headers, rows, text_columns=0)
-        out.print()
-        out.print(plain(f"  {exposed(found)}", "dim"))
+        out.table("", headers, rows, text_columns=0)
+        out.say()
+        out.say(f"  {exposed(found)}", "dim")
         for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
-            out.print(plain(f"  {reason}"))
+            out.say(f"  {reason}")
 
 
 def exposed(found: Scaling) -> str:
     """Say which communication counts as exposed."""
     hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
     return f"exposed: communication that no {hides} hides"
-
-
-def _baseline(path: str, baseline_ms: float, clock: str) -> str:
-    ms = ms_format(baseline_ms)
-    return f"{Path(path).name}: {CLOCK_SUBJECTS[clock]} takes {ms(baseline_ms)} ms ({CLOCK_LABELS[clock]})"
 
 
 def _shown(count: int, most: int) -> list[int]:

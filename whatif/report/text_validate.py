@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.padding import Padding
-
 from whatif.questions.validate.validate import (
     MEDIAN_BOUND_PCT,
     Outcome,
     Score,
     Validation,
 )
-from whatif.report.layout import ms_format, plain, print_table, print_title, report
+from whatif.report.layout import ms_format, report
 
 
 def print_validation(validation: Validation) -> None:
     """Print what ``whatif validate`` reports."""
     with report() as out:
-        out.print(plain(headline(validation), "bold"))
+        out.say(headline(validation), "bold")
         if validation.outcomes:
-            out.print(plain(origin(validation), "dim"))
+            out.say(origin(validation), "dim")
         for hardware in dict.fromkeys(outcome.pair.hardware for outcome in validation.outcomes):
             shown = [outcome for outcome in validation.outcomes if outcome.pair.hardware == hardware]
             bound = f"ok: an error of at most {shown[0].bound_pct:.0f} %; –: not scored"
-            print_title(out, f"{hardware}: a step, ms ({bound})")
             headers = ["", " ", "predicted", "range", " ", "measured", "error"]
-            print_table(out, headers, [_row(outcome) for outcome in shown], gives_way=1)
-        _print_remarks(out, validation)
+            rows = [_row(outcome) for outcome in shown]
+            out.table(f"{hardware}: a step, ms ({bound})", headers, rows, gives_way=1)
+        remarked = [outcome.pair for outcome in validation.outcomes if outcome.pair.remark]
+        out.points("Remarks", [f"{pair.question}: {pair.remark}" for pair in remarked])
         if validation.outcomes:
-            print_title(out, "By what-if (scored pairs)")
             headers = ["", "scored", "median error", "largest", "inside range", "half-width"]
             scores = [*validation.by_kind.items(), ("all", validation.score)]
-            print_table(out, headers, [(kind, *score_cells(score)) for kind, score in scores])
-        if validation.unpaired:
-            print_title(out, f"Not compared ({len(validation.unpaired)})")
-            print_table(out, ["", " "], [(item.name, item.reason) for item in validation.unpaired], gives_way=1)
+            rows = [(kind, *score_cells(score)) for kind, score in scores]
+            out.table("By what-if (scored pairs)", headers, rows)
+        rows = [(item.name, item.reason) for item in validation.unpaired]
+        out.table(f"Not compared ({len(rows)})", ["", " "], rows, gives_way=1)
 
 
 def headline(validation: Validation) -> str:
@@ -81,11 +78,3 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         ms(outcome.measured_ms),
         f"{outcome.error_pct:+.1f} %",
     )
-
-
-def _print_remarks(out: Console, validation: Validation) -> None:
-    remarked = [outcome.pair for outcome in validation.outcomes if outcome.pair.remark]
-    if remarked:
-        print_title(out, "Remarks")
-        for pair in remarked:
-            out.print(Padding(plain(f"- {pair.question}: {pair.remark}"), (0, 0, 0, 2)))

@@ -19,7 +19,7 @@ from whatif.prediction.transform import (
     load_transform,
     plug_in_names,
 )
-from whatif.report.layout import plain, print_table, print_title, report
+from whatif.report.layout import plain, report
 from whatif.units import QUANTITIES
 
 # The sections of a transform's docstring, and how far their further lines are indented.
@@ -93,30 +93,30 @@ def print_listing(found: dict[str, Any]) -> None:
         rows.append((name, plain(f"cannot be used: {entry['error']}", "red") if broken else entry["summary"]))
     with report() as out:
         if rows:
-            print_table(out, ["", " "], rows, gives_way=1)
+            out.table(None, ["", " "], rows, gives_way=1)
         else:
-            out.print(plain("no transforms are installed"))
-        out.print()
-        out.print(plain("whatif transforms NAME   shows the options, the source and the model of one", "dim"))
+            out.say("no transforms are installed")
+        out.say()
+        out.say("whatif transforms NAME   shows the options, the source and the model of one", "dim")
 
 
 def print_transform(found: dict[str, Any]) -> None:
     """Print one transform."""
     with report() as out:
         for number, line in enumerate(fitted(found["doc"], out.width)):
-            out.print(plain(line, "bold" if number == 0 else ""), soft_wrap=True)
-        print_title(out, "Options")
+            out.say(line, "bold" if number == 0 else "", soft_wrap=True)
+        out.title("Options")
         rows = [(o["name"], o["type"], _default_text(o["default"])) for o in found["options"]]
         if rows:
-            print_table(out, ["option", "type", "default"], rows, text_columns=3, gives_way=1)
+            out.table(None, ["option", "type", "default"], rows, text_columns=3, gives_way=1)
         else:
-            out.print(plain("  none"))
+            out.say("  none")
         if found["overrides_schedule"]:
-            out.print()
-            out.print(plain("It has a schedule of its own, so only one like it fits into a composition."))
-        out.print()
-        out.print(plain(f"whatif apply {_example(found)} TRACE"), soft_wrap=True)
-        out.print(plain(f"source: {found['source']}", "dim"), soft_wrap=True)
+            out.say()
+            out.say("It has a schedule of its own, so only one like it fits into a composition.")
+        out.say()
+        out.say(f"whatif apply {_example(found)} TRACE", soft_wrap=True)
+        out.say(f"source: {found['source']}", "dim", soft_wrap=True)
 
 
 def fitted(doc: str, width: int) -> list[str]:

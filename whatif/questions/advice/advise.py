@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,13 @@ from whatif.questions.advice.trial import (
     Work,
 )
 from whatif.questions.advice.warm_up import warm_up
+from whatif.questions.explain import step_facts
+from whatif.questions.progress import Progress, reported
 from whatif.questions.verdict import NAMED_FROM
 from whatif.simulation.steps import RECORDED
 
 # Our choice: more effort is worth it where it gains twice as much as what takes little.
 WORTH_MORE_EFFORT = 2.0
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,6 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as a JSON object with the keys that scripts rely on."""
-        info = self.baseline.graph.info
 
         def entries(ranked: Iterable[Ranked]) -> list[dict[str, Any]]:
             return [entry.to_dict(self.peak_bytes) for entry in ranked]
@@ -172,14 +171,9 @@ class Advice:
             ]
 
         return {
-            "trace": info.path,
-            "step_clock": self.baseline.clock,
-            "steps": info.n_steps,
-            "measured_ms": self.baseline.measured_ns / 1e6 or None,
-            "baseline_ms": self.baseline.step_ns / 1e6,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            **step_facts(self.baseline),
             "peak_memory_bytes": self.peak_bytes,
-            "memory_capacity_bytes": info.gpu_memory_bytes,
+            "memory_capacity_bytes": self.baseline.graph.info.gpu_memory_bytes,
             "verdict": list(self.verdict),
             "warm_up": self.warm_up or None,
             "advice": entries(self.gaining),
@@ -206,7 +200,7 @@ def advise(
     refused = list(candidates.broken)
     trier = Trier(baseline)
     trials: list[Trial] = []
-    for done, transform in enumerate(candidates.transforms):
+    for transform in reported(candidates.transforms, progress):
         in_part = IN_PART[transform.name](baseline.graph) if transform.name in IN_PART else ""
         if in_part:
             found: Trial | Refused = Refused((spelled(transform),), (transform,), Refusal.IN_PART, in_part)
@@ -217,8 +211,6 @@ def advise(
                 trials.append(found)
         else:
             refused.append(found)
-        if progress is not None:
-            progress(done + 1, len(candidates.transforms))
     together = Search(trier, trials, refused).combinations()
     alone_pct = {trial.spelled[0]: trial.gain_pct for trial in trials}
     bound = trier.explanation.verdict

@@ -6,8 +6,8 @@ import numpy as np
 
 from whatif.graph.types import TaskKind
 from whatif.prediction.baseline import Baseline
-from whatif.questions.explain import critical_path_times
-from whatif.simulation.steps import steady, window_ns
+from whatif.questions.explain import step_critical_ms
+from whatif.simulation.steps import steady
 
 # Modules that are loaded and memory that is allocated take milliseconds, launches and operators' own work do not.
 LONG_MS = 1.0
@@ -29,9 +29,7 @@ def warm_up(baseline: Baseline) -> str:
     copies = graph.launch_of[graph.kind == TaskKind.MEMCPY]
     calls = np.isin(graph.kind, [TaskKind.GAP, TaskKind.RUNTIME])
     calls[copies[copies >= 0]] = False
-    timeline = baseline.timeline
-    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
-    critical_ms = critical_path_times(timeline, low_ns, high_ns)[0] * (step_ms / max(high_ns - low_ns, 1))
+    critical_ms, _ = step_critical_ms(baseline)
     long = np.flatnonzero(calls & (critical_ms >= max(LONG_MS, LONG_SHARE * step_ms)))
     total_ms = float(critical_ms[long].sum())
     if not len(long) or total_ms < NAMED_FROM * step_ms:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from whatif.questions.comparison.describe_change import Description, describe_change
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.comparison.part_changes import PartChange, part_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
-from whatif.questions.explain import Explanation, Part, explain
+from whatif.questions.explain import Explanation, explain
+from whatif.questions.progress import Progress
 
-Progress = Callable[[int, int], None]
-
-# What tasks that belong to no layer are called.
-NO_LAYER = "(no layer)"
 # More parts than any recording has: all of them are compared.
 ALL_PARTS = 10**9
 
@@ -98,27 +93,14 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
     ``progress(done, total)`` counts the what-ifs that were tried.
     """
     one, other = explain(two.before, ALL_PARTS), explain(two.after, ALL_PARTS)
-    operations = part_changes(one.operations, other.operations)
     return Comparison(
         two=two,
         explained=(one, other),
         phases=part_changes(one.phases, other.phases),
         # Names that wrappers of the whole model changed are taken for the same.
-        layers=part_changes(_layers(one), _layers(other), without_wrappers),
+        layers=part_changes(one.all_layers, other.all_layers, without_wrappers),
         kernels=part_changes(one.kernels, other.kernels),
-        operations=operations,
+        operations=part_changes(one.operations, other.operations),
         pace=two.pace,
         description=describe_change(two, progress) if describe else None,
     )
-
-
-def _layers(explanation: Explanation) -> list[Part]:
-    """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
-    rest = explanation.without_layer
-    known = bool(explanation.layers) and rest.gpu_ms + rest.cpu_ms > 0
-    return [*explanation.layers, *([replace(rest, name=NO_LAYER)] if known else [])]
-
-
-def counted(changes: tuple[PartChange, ...]) -> Counter[str]:
-    """Count the changes by what they are: new, gone, renamed, both."""
-    return Counter(change.status for change in changes)

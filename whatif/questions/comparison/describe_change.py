@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from whatif.questions.comparison.pace import SameWork
 from whatif.questions.comparison.step_profile import StepProfile, profile
 from whatif.questions.comparison.told_changes import told_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
+from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate import BOUND_PCT
 from whatif.simulation.simulator import simulate
 
@@ -49,8 +50,6 @@ ALIKE_AT_PACE = 0.1
 TOLD_PACE = 0.05
 # The spread assumed if a recording lacks it, percent of the step.
 UNKNOWN_NOISE_PCT = 2.0
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +210,12 @@ def _same_operations(pace: float | None) -> str:
 def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
     """Where all of these lead, the closest first; of what-ifs of the same names the closest form."""
     best: dict[tuple[frozenset[str], bool], Fit] = {}
-    for done, (way, transforms) in enumerate(tries):
+    for way, transforms in reported(tries, progress):
         fit = way.fit(transforms)
         if fit is not None:
             key = fit.names, way.undone
             if key not in best or fit.left < best[key].left:
                 best[key] = fit
-        if progress is not None:
-            progress(done + 1, len(tries))
     return sorted(best.values(), key=lambda fit: (fit.left, fit.undone, fit.spelled))
 
 

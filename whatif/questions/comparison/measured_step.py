@@ -29,11 +29,6 @@ class MeasuredStep:
     high_ms: float | None
     clock: str
 
-    @property
-    def untraced(self) -> bool:
-        """Whether it was measured without the profiler."""
-        return self.clock in ("wall", "cpu")
-
     @staticmethod
     def of(baseline: Baseline) -> MeasuredStep:
         """Return what was measured: without the profiler where the baseline is calibrated to that, else as recorded.

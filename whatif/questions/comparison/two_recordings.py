@@ -93,12 +93,9 @@ class TwoRecordings:
     @cached_property
     def same_work(self) -> SameWork:
         """The calls that do the same work in both."""
-        return SameWork.of(self.before, self.after, same_batch=not self.batch_differs)
-
-    @property
-    def batch_differs(self) -> bool:
-        """Whether another batch was trained, by the recorded batch sizes or by FLOPs."""
-        return batch_factor(self.before, self.after) is not None
+        # Of another batch by the recorded batch sizes or by FLOPs.
+        same_batch = batch_factor(self.before, self.after) is None
+        return SameWork.of(self.before, self.after, same_batch=same_batch)
 
     @property
     def pace(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.progress import Progress, reported
 from whatif.questions.recommend.prices import Prices
 
 # Steps that differ by less than this are the same: replays miss as much.
@@ -104,7 +105,7 @@ def recommend(
     prices: Prices | None = None,
     by: str | None = None,
     epoch_samples: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Rank ``devices`` (else those with a price, else all that are known) by ``by``: "time" or "cost".
 
@@ -133,7 +134,7 @@ def recommend(
     wanted = devices or tuple(prices.per_hour if prices else every)
     names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
-    for done, name in enumerate(names):
+    for name in reported(names, progress):
         try:
             prediction = apply(baseline, load_transform("device", to=name), *transforms)
         except WhatifError as error:
@@ -144,8 +145,6 @@ def recommend(
                 left_out[name] = _too_small(candidate)
             else:
                 chosen.append(candidate)
-        if progress is not None:
-            progress(done + 1, len(names))
     if not chosen and set(left_out.values()) and len(set(left_out.values())) == 1:
         raise WhatifError(next(iter(left_out.values())))
     ranked_by = by or ("cost" if prices else "time")

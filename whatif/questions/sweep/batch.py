@@ -50,16 +50,15 @@ class Piece(NamedTuple):
     steps: Steps
 
 
-def pieces(numbers: Array, graph_at: Callable[[int], TaskGraph], clock: str) -> Iterator[Piece]:
+def pieces(
+    numbers: Array, graph_at: Callable[[int], TaskGraph], clock: str, places: Int64 | None = None
+) -> Iterator[Piece]:
     """Yield what could be simulated at once; values that are in no piece have to be simulated one by one.
 
     ``numbers`` (n_values,) are the values, each above 0 and ascending; ``graph_at`` gives the checked graph of a
-    position.
+    position; ``places`` are the positions to simulate, by default all.
     """
-    yield from _pieces(numbers, np.arange(len(numbers)), graph_at, clock)
-
-
-def _pieces(numbers: Array, places: Int64, graph_at: Callable[[int], TaskGraph], clock: str) -> Iterator[Piece]:
+    places = np.arange(len(numbers)) if places is None else places
     if len(places) < LEAST_VALUES or numbers[places[0]] == numbers[places[-1]]:  # 1Gbps and 1000Mbps are one value
         return
     at = [int(places[share * (len(places) - 1) // 3]) for share in range(4)]
@@ -70,8 +69,8 @@ def _pieces(numbers: Array, places: Int64, graph_at: Callable[[int], TaskGraph],
                 yield Piece(places, graphs[0], _simulated(graphs[0], graphs[-1], over[at], over[places], clock))
                 return
     middle = len(places) // 2
-    yield from _pieces(numbers, places[:middle], graph_at, clock)
-    yield from _pieces(numbers, places[middle:], graph_at, clock)
+    yield from pieces(numbers, graph_at, clock, places[:middle])
+    yield from pieces(numbers, graph_at, clock, places[middle:])
 
 
 def _can_be_batched(graph: TaskGraph) -> bool:

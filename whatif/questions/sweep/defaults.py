@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
@@ -22,25 +22,8 @@ WORKERS = 8
 DATA_PARALLEL = "distributed"
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """What-ifs that put a step on several workers, their number left open, and what had to be assumed for that."""
-
-    transforms: tuple[Transform, ...]
-    assumed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Bandwidths:
-    """What-ifs whose network gets faster, the option that says how fast, and what had to be assumed."""
-
-    transforms: tuple[Transform, ...]
-    varied: Varied
-    assumed: tuple[str, ...] = ()
-
-
-def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> Spread:
-    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it.
+def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
+    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed.
 
     If the recording lacks its gradients, they are as large as the parameters that its operators' shapes
     show, and an assumption says so.
@@ -50,7 +33,7 @@ def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> Spread:
             replace(t, options={key: value for key, value in t.options.items() if key != OPTION}) if _spreads(t) else t
             for t in asked
         ]
-        return Spread(tuple(free))
+        return tuple(free), ()
     transform, assumed = load_transform(DATA_PARALLEL), []
     memory = graph.info.memory
     if memory is not None and memory.gradients and not _tells_gradients(graph):
@@ -60,22 +43,23 @@ def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> Spread:
             f"The recording lacks its gradients: they are assumed to be {gradient_mb:,.1f} MB, as large as the "
             "parameters that the shapes of its operators show, and to finish evenly over the backward pass."
         )
-    return Spread((*asked, transform), tuple(assumed))
+    return (*asked, transform), tuple(assumed)
 
 
-def bandwidths_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> Bandwidths:
-    """Return the question what a faster network brings: of the recorded communication, else of the step on workers."""
+def bandwidths_of(
+    graph: TaskGraph, asked: Sequence[Transform] = ()
+) -> tuple[tuple[Transform, ...], Varied, tuple[str, ...]]:
+    """Return the question what a faster network brings: what-ifs, the option that says how fast, what is assumed.
+
+    Of the recorded communication, else of the step on workers.
+    """
     if communicates(graph):
         chosen = (*asked, load_transform("bandwidth"))
-        return Bandwidths(
-            chosen, parse_vary(f"bandwidth.{FACTORS}", chosen), ("How fast the recorded network was is not known.",)
-        )
-    spread = spread_of(graph, asked)
+        return chosen, parse_vary(f"bandwidth.{FACTORS}", chosen), ("How fast the recorded network was is not known.",)
+    spread, assumed = spread_of(graph, asked)
     named = {t.name: t.options[OPTION] for t in asked if _spreads(t) and t.options.get(OPTION)}
-    chosen = tuple(
-        t.with_options({OPTION: named.get(t.name, WORKERS)}) if _spreads(t) else t for t in spread.transforms
-    )
-    return Bandwidths(chosen, parse_vary(BANDWIDTHS, chosen), spread.assumed)
+    chosen = tuple(t.with_options({OPTION: named.get(t.name, WORKERS)}) if _spreads(t) else t for t in spread)
+    return chosen, parse_vary(BANDWIDTHS, chosen), assumed
 
 
 def _spreads(transform: Transform) -> bool:

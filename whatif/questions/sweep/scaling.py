@@ -6,7 +6,7 @@ the throughput of so many single workers. Equal workers are simulated once: one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.progress import Progress, reported
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
 
@@ -39,7 +40,6 @@ class Workers:
     low_ms: float | None = None
     high_ms: float | None = None
     communication_ms: float | None = None  # that no computation hides
-    batch_size: float | None = None  # of each worker; None if not recorded
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def scaling(
     strong: bool = False,
     jobs: int = 1,
     backend: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Scaling:
     """Predict the step on each number of workers; ``jobs`` and ``backend`` as of ``sweep``.
 
@@ -165,9 +165,8 @@ def scaling(
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
     samples = (single.graph if single else baseline.graph).info.samples
-    for count, (fields, said) in zip(
-        workers, spread(partial(predicted, _facts), baseline, chosen, jobs=jobs, backend=backend), strict=True
-    ):
+    answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs, backend=backend)
+    for count, (fields, said) in zip(reported(workers, progress), answers, strict=True):
         if strong and not together and samples and count > samples:
             fields = {
                 "step_ms": None,
@@ -175,8 +174,6 @@ def scaling(
             }
         rows.append(Workers(count, **fields))
         notes = said or notes
-        if progress is not None:
-            progress(len(rows), len(workers))
     several = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
     if several and all(row.step_ms is None for row in several):
         raise WhatifError(several[0].reason)
@@ -221,5 +218,4 @@ def _on(
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    communication_ms, batch_size = prediction.breakdown.communication_ms, prediction.graph.info.batch_size
-    return {"communication_ms": communication_ms, "batch_size": batch_size}
+    return {"communication_ms": prediction.breakdown.communication_ms}

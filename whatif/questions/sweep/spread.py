@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from whatif.errors import WhatifError
 from whatif.prediction.baseline import Baseline
@@ -12,15 +12,10 @@ from whatif.prediction.composition import new_notes
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
 
+# A what-if as another process loads it: functions of a script cannot be sent to it.
+Named: TypeAlias = tuple[str, dict[str, Any]]
 BACKENDS = ("dask", "ray")
 _INSTALL = "run `pip install 'whatif-profiler[cluster]'`"
-
-
-class _Named(NamedTuple):
-    """What a process needs to load a what-if again: functions of a script cannot be sent to it."""
-
-    spec: str
-    options: dict[str, Any]
 
 
 def spread(
@@ -79,18 +74,18 @@ def _configured(joblib: Any, backend: str | None, jobs: int) -> Any:
     return joblib.parallel_config(backend=backend or "loky", n_jobs=jobs if backend is None else -1)
 
 
-def _named(transform: Transform) -> _Named:
+def _named(transform: Transform) -> Named:
     module = str(getattr(transform.function, "__module__", ""))
     if not transform.source:
         raise WhatifError(
             f"--jobs: expected what-ifs of scripts, which other processes can load, got {transform.name!r}."
         )
-    return _Named(
-        transform.source if module.startswith("whatif_user_transform_") else transform.name, transform.options
-    )
+    return transform.source if module.startswith("whatif_user_transform_") else transform.name, transform.options
 
 
 def _elsewhere(
-    work: Callable[[Baseline, Sequence[Transform]], Any], baseline: Baseline, named: Sequence[_Named]
+    work: Callable[[Baseline, Sequence[Transform]], Any],
+    baseline: Baseline,
+    named: Sequence[Named],
 ) -> Any:
     return work(baseline, [load_transform(spec, **options) for spec, options in named])

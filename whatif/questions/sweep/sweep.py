@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +22,10 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.predict import Prediction, range_ns
 from whatif.prediction.transform import Transform
+from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import MOST_VALUES, Varied
-
-Progress = Callable[[int, int], None]
 
 # Numbers of samples that differ by less are the same: they come from a rate.
 SAME_SAMPLES = 1e-6
@@ -151,7 +150,9 @@ def sweep(
     chosen = [_put(transforms, varied, combination) for combination in combinations]
     found: dict[int, Point] = {}
     notes: tuple[str, ...] = ()
-    for row in _rows(varied, combinations):
+    length = len(varied[-1].values)
+    for first in range(0, len(combinations), length):
+        row = range(first, first + length)  # differs in the last option only
         told = _at_once(baseline, transforms, varied[-1], chosen, row, found, combinations)
         notes = notes or told
         if progress is not None:
@@ -179,12 +180,6 @@ def _put(transforms: Sequence[Transform], varied: Sequence[Varied], values: Sequ
     for part, value in zip(varied, values, strict=True):
         chosen = part.put(chosen, value)
     return chosen
-
-
-def _rows(varied: Sequence[Varied], combinations: Sequence[tuple[str, ...]]) -> list[list[int]]:
-    """The positions of the combinations that differ in the last option only."""
-    length = len(varied[-1].values)
-    return [list(range(first, first + length)) for first in range(0, len(combinations), length)]
 
 
 def _at_once(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +16,13 @@ from whatif.ingest.read import read
 from whatif.prediction.predict import Baseline, apply
 from whatif.prediction.transform import parse_spec
 from whatif.prediction.untraced import untraced_step
+from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
 from whatif.questions.validate.validate_records import StepTime
 
 # What a prediction is asked to stay within: a single one by where it was measured, and the median of all; percent.
 BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
 MEDIAN_BOUND_PCT = 5.0
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
     # Pairs of one baseline stand together, so that each recording is read once and one is held at a time.
     order = sorted(range(len(pairs)), key=lambda place: (str(pairs[place].baseline), pairs[place].clock))
     held: tuple[tuple[Any, ...], Baseline | WhatifError] | None = None
-    for done, place in enumerate(order):
+    for place in reported(order, progress):
         pair = pairs[place]
         try:
             changed = read(pair.changed) if pair.changed_untraced is None else None
@@ -189,8 +187,6 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
             outcomes[place] = predict(pair, held[1], changed)
         except WhatifError as error:
             failed.append(Unpaired(pair.question, str(error)))
-        if progress is not None:
-            progress(done + 1, len(order))
     return Validation(tuple(outcomes[place] for place in sorted(outcomes)), (*failed, *unpaired), calibrated)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 from whatif.errors import WhatifError
 from whatif.ingest.record_file import read_json
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
-from whatif.questions.validate.validate_lab import LabRun, is_lab_record, lab_runs
 from whatif.questions.validate.validate_records import (
     DEFAULT_OPTIONS,
     TRACE_SUFFIXES,
@@ -19,6 +19,7 @@ from whatif.questions.validate.validate_records import (
     StepTime,
     find_files,
     run_of,
+    step_time_of,
 )
 from whatif.questions.validate.validate_what_ifs import (
     IMPLEMENTATIONS,
@@ -77,13 +78,13 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
             pairs += named
             remarks |= told
     runs: list[Run] = []
-    of_lab: list[LabRun] = []
+    of_lab: list[Pair | Unpaired] = []
     damaged: list[Unpaired] = []
     for path in find_files(paths, ".json"):
         content = read_json(path)
         run = None if content is None else run_of(path, content)
-        if content is not None and is_lab_record(content):
-            of_lab += lab_runs(path, content)
+        if content is not None and _is_lab_record(content):
+            of_lab += _lab_pairs(path, content)
         elif run is not None:
             runs.append(run)
         elif path.with_name(f"{path.stem}{TRACE_SUFFIXES[0]}").is_file():
@@ -91,11 +92,8 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     found, unpaired = pair_runs(runs)
     unpaired += damaged
     pairs += [_with_remark(pair, remarks, pair.changed.stem) for pair in found]
-    for lab_run in of_lab:
-        if lab_run.reason:
-            unpaired.append(Unpaired(lab_run.name, lab_run.reason))
-        else:
-            pairs.append(_with_remark(_lab_pair(lab_run), remarks, lab_run.name))
+    unpaired += [run for run in of_lab if isinstance(run, Unpaired)]
+    pairs += [_with_remark(run, remarks, run.question) for run in of_lab if isinstance(run, Pair)]
     if not pairs and not unpaired:
         where = ", ".join(map(str, paths))
         raise WhatifError(
@@ -217,21 +215,49 @@ def _shortened(what_if: str) -> str:
     return what_if if len(what_if) <= SHOWN_CHARACTERS else what_if[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _lab_pair(run: LabRun) -> Pair:
-    assert run.baseline is not None
-    assert run.changed is not None
-    _check_names(str(run.record), run.what_ifs)
-    return Pair(
-        question=run.name,
-        hardware="CPU",
-        what_ifs=run.what_ifs,
-        baseline=run.trace,
-        changed=run.record,
-        clock="wall",
-        baseline_untraced=run.baseline,
-        changed_untraced=run.changed,
-        remark="" if run.compute == "real" else f"{run.compute} compute",
-    )
+def _is_lab_record(content: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is a record of the lab: runs over a real network beside plain steps (docs/lab.md)."""
+    return isinstance(content.get("baseline"), dict) and isinstance(content.get("runs"), list)
+
+
+def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpaired]:
+    """The runs of a record of the lab, in its order: each as a pair, or why it is none.
+
+    A record names the recording of one worker that every prediction starts from, and for each of its runs the what-ifs
+    that lead there.
+    """
+    baseline = content["baseline"]
+    # A record names a file of its own folder only.
+    trace = path.parent / Path(str(baseline.get("trace", ""))).name
+    plain = step_time_of(baseline.get("rounds"), "samples_ms")
+    for row in content["runs"]:
+        if not isinstance(row, dict):
+            continue
+        name = f"{path.stem}/{row.get('name', '')}"
+        what_ifs = row.get("what_if")
+        changed = step_time_of(row.get("rounds"), "samples_ms")
+        if plain is None or changed is None:
+            yield Unpaired(name, "its record holds no step time")
+        elif not isinstance(what_ifs, list) or not what_ifs:
+            yield Unpaired(name, "no what-if yet for what it does")
+        elif not trace.is_file():
+            yield Unpaired(name, f"its baseline {trace.name} has no recording")
+        else:
+            specs = tuple(map(str, what_ifs))
+            _check_names(str(path), specs)
+            # "real", or "replayed" where the steps slept as long as the recorded ones computed.
+            compute = str(row.get("compute", "real"))
+            yield Pair(
+                question=name,
+                hardware="CPU",
+                what_ifs=specs,
+                baseline=trace,
+                changed=path,
+                clock="wall",
+                baseline_untraced=plain,
+                changed_untraced=changed,
+                remark="" if compute == "real" else f"{compute} compute",
+            )
 
 
 def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], name: str) -> Pair:

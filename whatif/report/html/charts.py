@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from whatif.report.html.markup import Html, tag
-from whatif.report.printable import printable
+from whatif.report.printable import drawn
 
 # A label on an axis longer than this takes the room of what it labels.
 LONGEST_LABEL = 42
@@ -41,9 +41,9 @@ class Chart:
     def to_dict(self) -> dict[str, Any]:
         """Return the chart as JSON, its texts made harmless and short."""
         found = asdict(self)
-        found["labels"] = [_label(label) for label in self.labels]
+        found["labels"] = [drawn(label, LONGEST_LABEL) for label in self.labels]
         for series in found["series"]:
-            series["name"] = _label(series["name"])
+            series["name"] = drawn(series["name"], LONGEST_LABEL)
         return found
 
 
@@ -63,8 +63,3 @@ def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
 def bars_height(labels: Sequence[str]) -> int:
     """Return how high a chart of bars is that can be read, pixels."""
     return 60 + 34 * len(labels)
-
-
-def _label(label: str) -> str:
-    shown = printable(label)
-    return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"

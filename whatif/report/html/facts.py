@@ -17,6 +17,7 @@ from whatif.questions.advice.advise import Advice, advise
 from whatif.questions.advice.trial import Trial, Trier
 from whatif.questions.explain import Explanation, explain
 from whatif.questions.memory_summary import MemorySummary, memory_summary
+from whatif.questions.progress import Progress
 from whatif.questions.sensitivity import Sensitivity, sensitivity
 from whatif.questions.stragglers import RankReport, report
 from whatif.questions.summary import Summary, summarize
@@ -32,7 +33,6 @@ RANGED = 10
 PARTS = 10
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
-Progress = Callable[[int, int], None]
 Answer = TypeVar("Answer")
 
 
@@ -94,7 +94,8 @@ def gather(
         tried = _or_why_not(lambda: apply(baseline, *first))  # tried it was with a stand-in for an unknown batch
         prediction = tried if isinstance(tried, Prediction) else None
     trial = Trier(baseline, may_move=True).attempt(asked) if asked else advice.first and advice.first.trial
-    spread, faster = spread_of(baseline.graph, asked), bandwidths_of(baseline.graph, asked)
+    workers, assumed = spread_of(baseline.graph, asked)
+    faster, varied, assumed_faster = bandwidths_of(baseline.graph, asked)
     return Facts(
         baseline=baseline,
         asked=tuple(asked),
@@ -104,9 +105,9 @@ def gather(
         prediction=prediction,
         sensitivity=sensitivity(baseline, top=PARTS),
         memory=_or_why_not(lambda: memory_summary(baseline, None)),
-        scaling=_or_why_not(lambda: scaling(baseline, spread.transforms, WORKERS)),
-        bandwidth=_or_why_not(lambda: sweep(baseline, faster.transforms, [faster.varied])),
-        assumed=tuple(dict.fromkeys((*spread.assumed, *faster.assumed))),
+        scaling=_or_why_not(lambda: scaling(baseline, workers, WORKERS)),
+        bandwidth=_or_why_not(lambda: sweep(baseline, faster, [varied])),
+        assumed=tuple(dict.fromkeys((*assumed, *assumed_faster))),
         trial=trial if isinstance(trial, Trial) else None,
         ranks=None if ranks is None else _ranks(ranks, baseline),
     )

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Callable, Iterable
 
-from whatif.report.printable import printable
+from whatif.report.printable import drawn
 
 # A name longer than this is cut: some templates' names fill whole pages.
 LONGEST = 600
@@ -35,7 +35,7 @@ def text(content: Content) -> Html:
         return content
     if not isinstance(content, str):
         return Html("".join(text(part) for part in content))
-    return Html(html.escape(_shown(content)))
+    return Html(html.escape(drawn(content, LONGEST)))
 
 
 def name(content: str) -> Html:
@@ -44,22 +44,17 @@ def name(content: str) -> Html:
     def broken(word: re.Match[str]) -> str:
         return "<wbr>".join(html.escape(part) for part in _JOINT.split(word[0]))
 
-    return _apart(_LONG_WORD, _shown(content), broken)
+    return _apart(_LONG_WORD, drawn(content, LONGEST), broken)
 
 
 def prose(sentence: str) -> Html:
     """Return a sentence of the library: what stands between backticks is to be typed, and looks so."""
-    return _apart(_CODE, _shown(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
+    return _apart(_CODE, drawn(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
 
 
 def counted(number: int, thing: str) -> str:
     """Return how many there are of a thing: 1 task, 2,000 tasks."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
-def _shown(content: str, most: int = LONGEST) -> str:
-    shown = printable(content)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def _apart(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]], str]) -> Html:

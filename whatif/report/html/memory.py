@@ -10,17 +10,11 @@ from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import REST, SOURCES, capacity_sentences, size
+from whatif.report.text_memory import PARTS, SOURCES, capacity_sentences, size
 
 MIB, GIB = 2**20, 2**30
-PARTS = (
-    ("parameters", "parameters"),
-    ("optimizer_state", "optimizer state"),
-    ("inputs", REST),
-    ("gradients", "gradients"),
-    ("activations", "activations"),
-    ("workspace", "workspace"),
-)
+# From the bottom of the chart: what stays for the whole step first.
+STACKED = ("parameters", "optimizer_state", "inputs", "gradients", "activations", "workspace")
 
 
 def memory(facts: Facts, charts: Charts) -> Html:
@@ -36,8 +30,8 @@ def memory(facts: Facts, charts: Charts) -> Html:
         "area",
         labels,
         tuple(
-            Series(label, tuple(getattr(m, key) / unit for m in found.moments), color)
-            for color, (key, label) in enumerate(PARTS)
+            Series(PARTS[key], tuple(getattr(m, key) / unit for m in found.moments), color)
+            for color, key in enumerate(STACKED)
         ),
         f"the step's {part}s: forward, backward, update",
         unit_name,
@@ -45,33 +39,21 @@ def memory(facts: Facts, charts: Charts) -> Html:
     most = found.peak
     # Recorded allocations do not include what existed before them: parameters and optimizer state.
     made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
-    rows: list[Row] = [
-        [
-            label,
-            Cell(size(getattr(most, key)), getattr(most, key), getattr(most, key) / max(most.total, 1)),
-            pct(getattr(most, key), most.total),
-        ]
-        for key, label in PARTS
-    ]
+
+    def sized(size_bytes: int) -> Cell:
+        return Cell(size(size_bytes), size_bytes, size_bytes / max(most.total, 1))
+
+    rows: list[Row] = [[PARTS[key], sized(getattr(most, key)), pct(getattr(most, key), most.total)] for key in STACKED]
     over: list[Row] = [
-        [
-            m.phase.name.lower(),
-            (first or none) + ("" if first == last else f" … {last or none}"),
-            Cell(size(m.total), m.total, m.total / max(most.total, 1)),
-        ]
+        [m.phase.name.lower(), (first or none) + ("" if first == last else f" … {last or none}"), sized(m.total)]
         for first, last, m in shown_moments(found.moments)
     ]
     layers: list[Row] = [
-        [
-            one.name or none,
-            Cell(size(one.activations), one.activations),
-            Cell(size(one.gradients), one.gradients),
-            Cell(size(one.workspace), one.workspace),
-        ]
+        [one.name or none, *(Cell(size(part), part) for part in (one.activations, one.gradients, one.workspace))]
         for one in found.layers
     ]
     says = f"A step needs {size(most.total)} at its peak: " + ", ".join(
-        f"{label} {size(getattr(most, key))}" for key, label in PARTS
+        f"{PARTS[key]} {size(getattr(most, key))}" for key in STACKED
     )
     return section(
         "memory",
@@ -79,18 +61,18 @@ def memory(facts: Facts, charts: Charts) -> Html:
         paragraph(f"{says}; {SOURCES.get(found.memory.source, found.memory.source)}.", class_="lead"),
         *_memory_sentences(found),
         figure("c-memory", "Memory over the step", f"{says}."),
-        table("t-peak", "At the peak", [Column("part", False), Column("size"), Column("%")], rows, made=made),
+        table("t-peak", "At the peak", [Column("part", False), "size", "%"], rows, made=made),
         table(
             "t-moments",
             "Over the step",
-            [Column("pass", False), Column(f"{part}s", False), Column("at most")],
+            [Column("pass", False), Column(f"{part}s", False), "at most"],
             over,
             made=made,
         ),
         table(
             "t-memory-layers",
             f"Memory of each {part}",
-            [Column(part, False), Column("activations"), Column("gradients"), Column("workspace")],
+            [Column(part, False), "activations", "gradients", "workspace"],
             layers,
             made=made,
         ),

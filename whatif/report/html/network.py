@@ -11,10 +11,12 @@ from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import WORKERS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, paragraph, prose, section
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import ms_format, pct
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import ms_format, pct, sentence_case
 from whatif.report.text_sweep import headline
 from whatif.simulation.steps import CLOCK_NOUNS
+
+RANGE = "nominal 90 % range, ms"
 
 
 def network(facts: Facts, charts: Charts) -> Html:
@@ -31,11 +33,16 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         return [paragraph(prose(found))]
     ms, noun = ms_format(found.single_ms), CLOCK_NOUNS[found.baseline.clock]
     rows = [row for row in found.rows if row.step_ms is not None]
+    # The longest step is the lowest throughput.
+    low, high = (
+        tuple(row.count * found.single_ms / end_ms if end_ms else None for row, end_ms in ends)
+        for ends in ([(row, row.high_ms) for row in rows], [(row, row.low_ms) for row in rows])
+    )
     charts["c-scaling"] = Chart(
         "lines",
         tuple(f"{row.count:,}" for row in rows),
         (
-            Series("predicted", tuple(found.throughput(row) for row in rows), 0, *_ends(found)),
+            Series("predicted", tuple(found.throughput(row) for row in rows), 0, low, high),
             Series("as many times as there are workers", tuple(float(row.count) for row in rows), 7, dashed=True),
         ),
         "workers",
@@ -55,16 +62,10 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         ]
         for row in rows
     ]
-    columns = [
-        Column("workers", False),
-        Column(f"{noun}, ms"),
-        Column("nominal 90 % range, ms"),
-        Column("exposed communication, ms"),
-        Column("throughput, ×"),
-        Column("efficiency, %"),
-    ]
+    numbers = [f"{noun}, ms", RANGE, "exposed communication, ms", "throughput, ×", "efficiency, %"]
+    columns: list[Header] = [Column("workers", False), *numbers]
     names = [spelled(t) for t in found.transforms]
-    sentence = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
+    sentence = f"{sentence_case(found.verdict)}."
     return [
         paragraph(sentence, class_="lead"),
         figure("c-scaling", f"Throughput of {' + '.join(names)}", sentence),
@@ -74,19 +75,6 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
             found.baseline, "scaling", TRACE, *map(typed, found.transforms), "--workers", ",".join(map(str, WORKERS))
         ),
     ]
-
-
-def _ends(found: Scaling) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
-    """The throughput at the ends of each range: the longest step is the lowest."""
-    rows = [row for row in found.rows if row.step_ms]
-    low, high = (
-        tuple(None if not end_ms else row.count * found.single_ms / end_ms for row, end_ms in ends)
-        for ends in (
-            [(row, row.high_ms) for row in rows],
-            [(row, row.low_ms) for row in rows],
-        )
-    )
-    return low, high
 
 
 def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
@@ -102,18 +90,11 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
     ]
     in_bits = option == "bandwidth"
     title = "bandwidth of a link, Gbit/s" if in_bits else "times as fast as the recorded network"
+    step_ms, low_ms, high_ms = zip(*((point.step_ms, point.low_ms, point.high_ms) for point in points), strict=True)
     charts["c-bandwidth"] = Chart(
         "lines",
         tuple(point.values[0] for point in points),
-        (
-            Series(
-                f"predicted {noun}",
-                tuple(point.step_ms for point in points),
-                0,
-                tuple(point.low_ms for point in points),
-                tuple(point.high_ms for point in points),
-            ),
-        ),
+        (Series(f"predicted {noun}", step_ms, 0, low_ms, high_ms),),
         title,
         f"{noun}, ms",
         tuple(number * 8 / 1e9 if in_bits else number for number in numbers),
@@ -129,7 +110,7 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
     ]
     names = [spelled(t) for t in found.transforms]
     sentence = headline(found)
-    columns = [Column(option), Column(f"{noun}, ms"), Column("nominal 90 % range, ms")]
+    columns: list[Header] = [option, f"{noun}, ms", RANGE]
     vary = f"{option}={','.join(point.values[0] for point in points)}"
     return [
         paragraph(f"{sentence}.", class_="lead"),

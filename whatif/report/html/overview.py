@@ -7,8 +7,8 @@ from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, sentence_case
 from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 
 
@@ -20,7 +20,7 @@ def verdict(facts: Facts) -> Html:
         "verdict",
         "The answer",
         tag("ol", sentences, class_="verdict"),
-        [paragraph(prose(f"{sentence[:1].upper()}{sentence[1:]}"), class_="lead") for sentence in beside],
+        [paragraph(prose(sentence_case(sentence)), class_="lead") for sentence in beside],
         tag("div", _cards(facts), class_="cards"),
     )
 
@@ -48,47 +48,21 @@ def _cards(facts: Facts) -> list[Html]:
     recorded = f"recorded {ms(baseline.measured_ns / 1e6)} ms; {CLOCK_LABELS[baseline.clock]}"
     found = [_card(f"{subject} takes", f"{ms(step_ms)} ms", recorded, Made.SIMULATED, step_ms, "baseline_ms")]
     if baseline.graph.on_gpu.any():
-        busy_ms = facts.explanation.breakdown.gpu_busy_ms
-        found.append(
-            _card(
-                "the GPU is busy",
-                f"{pct(busy_ms, step_ms)} %",
-                f"{ms(busy_ms)} ms of {subject}",
-                Made.SIMULATED,
-                busy_ms,
-                "gpu_busy_ms",
-            )
-        )
+        busy_ms, of_step = facts.explanation.breakdown.gpu_busy_ms, f"ms of {subject}"
+        busy = f"{pct(busy_ms, step_ms)} %"
+        found.append(_card("the GPU is busy", busy, f"{ms(busy_ms)} {of_step}", Made.SIMULATED, busy_ms, "gpu_busy_ms"))
     if prediction is not None:
         names = " + ".join(spelled(t) for t in prediction.transforms)
         ends = f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms"
         of = f"{facts.for_whom.strip()}; " if facts.for_whom else ""
-        told = f"{of}{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}"
-        found.append(
-            _card(
-                f"with {names}",
-                facts.as_fast,
-                told,
-                Made.PREDICTED,
-                prediction.predicted_ms,
-                "predicted_ms",
-            )
-        )
+        under, value_ms = f"{of}{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}", prediction.predicted_ms
+        found.append(_card(f"with {names}", facts.as_fast, under, Made.PREDICTED, value_ms, "predicted_ms"))
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
             shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
             found.append(_card("samples a second", shown, f"with {names}", Made.PREDICTED, rates["predicted"], "rate"))
-    error_pct = baseline.replay_error_pct
-    found.append(
-        _card(
-            "replay error",
-            _signed(error_pct),
-            f"replayed against recorded {CLOCK_NOUNS[baseline.clock]}",
-            Made.SIMULATED,
-            error_pct,
-            "replay_error_pct",
-        )
-    )
+    error_pct, against = baseline.replay_error_pct, f"replayed against recorded {CLOCK_NOUNS[baseline.clock]}"
+    found.append(_card("replay error", _signed(error_pct), against, Made.SIMULATED, error_pct, "replay_error_pct"))
     return found
 
 
@@ -111,45 +85,22 @@ def quality(facts: Facts) -> Html:
     def add(what: str, shown: str, how: str, made: Made, value: float | None = None) -> None:
         rows.append([what, Cell(shown, value), Cell([prose(how), " ", badge(made)])])
 
-    steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
+    def add_ms(what: str, value_ms: float, how: str, made: Made) -> None:
+        add(what, f"{ms(value_ms)} ms", how, made, value_ms)
+
     if info.untraced_step_ns:
-        untraced_ms = info.untraced_step_ns / 1e6
-        add(
-            "step without the profiler",
-            f"{ms(untraced_ms)} ms",
-            "timed before the recording",
-            Made.MEASURED,
-            untraced_ms,
-        )
-    measured_ms, replayed_ms = baseline.measured_ns / 1e6, baseline.replayed_ns / 1e6
-    add(
-        f"recorded {noun}",
-        f"{ms(measured_ms)} ms",
-        f"{CLOCK_LABELS[baseline.clock]}{steady}",
-        Made.MEASURED,
-        measured_ms,
-    )
-    add(f"replayed {noun}", f"{ms(replayed_ms)} ms", "the same tasks, simulated", Made.SIMULATED, replayed_ms)
-    error_pct = baseline.replay_error_pct
+        add_ms("step without the profiler", info.untraced_step_ns / 1e6, "timed before the recording", Made.MEASURED)
+    steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
+    add_ms(f"recorded {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", Made.MEASURED)
+    add_ms(f"replayed {noun}", baseline.replayed_ns / 1e6, "the same tasks, simulated", Made.SIMULATED)
+    error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
     add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
-    wait_pct = baseline.unexplained_wait_pct
-    add(
-        "unexplained wait",
-        f"{wait_pct:.1f} %",
-        "of the recording: waiting that nothing in it explains",
-        Made.MEASURED,
-        wait_pct,
-    )
+    unexplained = "of the recording: waiting that nothing in it explains"
+    add("unexplained wait", f"{wait_pct:.1f} %", unexplained, Made.MEASURED, wait_pct)
     calibration = baseline.calibration
     if calibration and calibration.untraced:
-        corrected_ms, meets = calibration.corrected_ns / 1e6, UNTRACED_LABELS[calibration.untraced.clock]
-        add(
-            "calibrated step",
-            f"{ms(corrected_ms)} ms",
-            f"meets {meets} within {abs(100 * calibration.missed):.2f} %",
-            Made.SIMULATED,
-            corrected_ms,
-        )
+        meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {abs(100 * calibration.missed):.2f} %"
+        add_ms("calibrated step", calibration.corrected_ns / 1e6, meets, Made.SIMULATED)
     steps = f"{info.n_steps:,}" if info.n_steps else "none found"
     whole = "all times are of the whole span" if baseline.clock == "span" else ""
     source = f"from {info.step_source}" if info.n_steps else ""
@@ -158,13 +109,8 @@ def quality(facts: Facts) -> Html:
     known = summary.gpu_known_as
     known_as = f"known as {known}" if known else "not in whatif's tables" if info.gpu else "by the recording"
     add("GPU", device, known_as, Made.MEASURED)
-    add(
-        "tasks",
-        f"{len(summary.graph):,}",
-        f"on {counted(len(summary.graph.threads), 'execution thread')}",
-        Made.MEASURED,
-        len(summary.graph),
-    )
+    n_tasks, on = len(summary.graph), f"on {counted(len(summary.graph.threads), 'execution thread')}"
+    add("tasks", f"{n_tasks:,}", on, Made.MEASURED, n_tasks)
     overhead = (
         f"The profiler's own cost: {calibration.sentence}"
         if calibration
@@ -173,12 +119,12 @@ def quality(facts: Facts) -> Html:
         else "The profiler's own cost is not known and stays in the numbers: the recording lacks the step time "
         "without it (`whatif collect` measures it)."
     )
-    columns = [Column("what", numbers=False), Column("value"), Column("how it was made", numbers=False)]
+    columns: list[Header] = [Column("what", numbers=False), "value", Column("how it was made", numbers=False)]
     quirks = items(facts.summary.warnings) if facts.summary.warnings else paragraph("None.")
     return section(
         "quality",
         "Can the recording be trusted?",
-        paragraph(prose(f"{summary.trust[:1].upper()}{summary.trust[1:]}"), class_="lead"),
+        paragraph(prose(sentence_case(summary.trust)), class_="lead"),
         table("t-quality", "Facts about the recording", columns, rows, sortable=False),
         paragraph(prose(overhead)),
         tag("h3", "Quirks met and doubts"),

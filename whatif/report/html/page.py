@@ -17,7 +17,7 @@ from whatif.report.html.charts import Chart
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, counted, paragraph, section, tag, text
 from whatif.report.html.timeline import timelines
-from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text_sensitivity import as_dict
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
@@ -120,7 +120,7 @@ def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
     )
     return section(
         "timeline",
-        f"{subject[:1].upper()}{subject[1:]}, task by task",
+        f"{sentence_case(subject)}, task by task",
         paragraph("; ".join(told) + ".", class_="lead"),
         tag("div", id="timeline-tools", class_="tools"),
         tag("div", canvas, tag("div", id="timeline-tip", class_="tip", hidden=True), class_="timeline"),

@@ -8,10 +8,10 @@ from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, section
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text_explain import short_name
-from whatif.report.text_sensitivity import headline, kind_titles
+from whatif.report.text_sensitivity import gain_cell, headline, kind_titles
 
 # More lines of a chart cannot be distinguished.
 DRAWN_PARTS = 8
@@ -48,18 +48,18 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
             [
                 short_name(part.name) or "(no name)",
                 Cell(ms(part.work_ms), part.work_ms),
-                Cell(_pct(found.pct(part.work_ms)), found.pct(part.work_ms)),
-                *(Cell(_pct(found.pct(gain)), found.pct(gain)) for gain in part.gain_ms),
+                Cell(gain_cell(found.pct(part.work_ms)), found.pct(part.work_ms)),
+                *(Cell(gain_cell(found.pct(gain)), found.pct(gain)) for gain in part.gain_ms),
                 found.note(part),
             ]
             for part in found.of_kind(kind)
         ]
         if rows:
-            columns = [
+            columns: list[Header] = [
                 Column("name", False),
-                Column("work, ms"),
-                Column("work, %"),
-                *(Column(f"{speedup:g} % faster gains, %") for speedup in found.speedups_pct),
+                "work, ms",
+                "work, %",
+                *(f"{speedup:g} % faster gains, %" for speedup in found.speedups_pct),
                 Column("remark", False),
             ]
             parts.append(table(f"t-sensitivity-{kind}", titles[kind], columns, rows, made=Made.PREDICTED))
@@ -67,12 +67,7 @@ def sensitivity(facts: Facts, charts: Charts) -> Html:
     return section(
         "sensitivity",
         "What a faster part gains",
-        paragraph(f"{sentence[:1].upper()}{sentence[1:]}", class_="lead"),
+        paragraph(sentence_case(sentence), class_="lead"),
         *parts,
         command(facts.baseline, "explain", TRACE, "--sensitivity"),
     )
-
-
-def _pct(value: float) -> str:
-    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
-    return f"{round(value, 1) + 0.0:.1f}"

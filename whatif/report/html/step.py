@@ -11,8 +11,8 @@ from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, paragraph, prose, section
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct, sentence_case
 from whatif.report.text_explain import ONE_RANK, short_name
 from whatif.simulation.steps import CLOCK_NOUNS
 
@@ -43,8 +43,8 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         ]
         for key, label in BREAKDOWN_LABELS
     ]
-    columns = [Column("part", False), Column("ms", made=Made.SIMULATED), Column("%")]
-    columns += [Column("predicted ms", made=Made.PREDICTED), Column("change, ms")] if after else []
+    columns: list[Header] = [Column("part", False), Column("ms", made=Made.SIMULATED), "%"]
+    columns += [Column("predicted ms", made=Made.PREDICTED), "change, ms"] if after else []
     says = ". ".join(
         f"{bar}: " + ", ".join(f"{label} {ms(parts[key])} ms" for key, label in BREAKDOWN_LABELS)
         for bar, parts in zip(bars, (before, after), strict=False)
@@ -57,12 +57,12 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     return section(
         "step",
         f"Where the {noun} goes",
-        figure("c-breakdown", f"The {noun} in parts", f"{says[:1].upper()}{says[1:]}.", height=80 + 50 * len(bars)),
+        figure("c-breakdown", f"The {noun} in parts", f"{sentence_case(says)}.", height=80 + 50 * len(bars)),
         table("t-breakdown", f"Breakdown of {subject}", columns, rows),
         table(
             "t-path",
             f"Critical path: what {subject} waits for",
-            [Column("kind of task", False), Column("ms"), Column("%")],
+            [Column("kind of task", False), "ms", "%"],
             path_rows,
             made=Made.SIMULATED,
             note=f"Shortening anything else shortens nothing; the parts add up to {subject}.",
@@ -80,14 +80,10 @@ def layers(facts: Facts) -> Html:
     if not found.layers:
         told = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
         return section("layers", "Layers", told)
-    rest = found.without_layer
-    rows = [*found.layers]
-    if rest.gpu_ms or rest.cpu_ms:
-        rows.append(Part("(no layer)", rest.tasks, rest.gpu_ms, rest.cpu_ms, rest.critical_ms))
     return section(
         "layers",
         "Layers",
-        _parts("t-layers", _of("Layers", found.layers, found.n_layers), rows, facts),
+        _parts("t-layers", _of("Layers", found.layers, found.n_layers), found.all_layers, facts),
         command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
     )
 
@@ -114,23 +110,22 @@ def _of(what: str, shown: Sequence[Part], n_all: int) -> str:
 def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, note: str = "") -> Html:
     step_ms = facts.baseline.step_ns / 1e6
     ms, has_gpu = ms_format(step_ms), bool(facts.baseline.graph.on_gpu.any())
-    columns = [
+    columns: list[Header] = [
         Column("name", False),
-        Column("tasks"),
-        *([Column("GPU ms")] if has_gpu else []),
-        Column("CPU ms"),
-        Column("critical ms"),
-        Column("critical %"),
+        "tasks",
+        *(["GPU ms"] if has_gpu else []),
+        "CPU ms",
+        "critical ms",
+        "critical %",
     ]
     rows: list[Row] = []
     for part in parts:
         share = part.critical_ms / step_ms if step_ms else 0.0
         gpu = [Cell(ms(part.gpu_ms), part.gpu_ms)] if has_gpu else []
-        count = f"{part.tasks:,.0f}" if part.tasks >= 0.5 or not part.tasks else "<1"
         rows.append(
             [
                 short_name(part.name) or "(no name)",
-                Cell(count, part.tasks),
+                Cell(count(part.tasks), part.tasks),
                 *gpu,
                 Cell(ms(part.cpu_ms), part.cpu_ms),
                 Cell(ms(part.critical_ms), part.critical_ms, share),

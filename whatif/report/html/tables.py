@@ -37,10 +37,14 @@ class Column:
     made: Made | None = None
 
 
+# A header alone is that of a column of numbers.
+Header = Column | str
+
+
 def table(
     ident: str,
     caption: str,
-    columns: Sequence[Column],
+    headers: Sequence[Header],
     rows: Sequence[Row],
     *,
     made: Made | None = None,
@@ -48,6 +52,7 @@ def table(
     note: Content = "",
 ) -> Html:
     """Return a table with its caption; the first column names the rows. A long one can be searched."""
+    columns = [header if isinstance(header, Column) else Column(header) for header in headers]
     head = [
         tag(
             "th",

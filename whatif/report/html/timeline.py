@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from whatif.graph.types import (
 )
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction
-from whatif.report.printable import printable
+from whatif.report.printable import drawn, printable
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
 from whatif.report.text_explain import short_name
 from whatif.simulation.steps import window_ns
@@ -39,28 +38,16 @@ FAMILY_AT, PHASE_AT, CHANGE_AT, CRITICAL_AT = 4, 10, 13, 15
 _LEVEL = 6
 
 
-@dataclass(frozen=True)
-class _Side:
-    title: str
-    timeline: Timeline
-    changes: Array  # of each task: position in CHANGES
-
-
 def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, Any]:
     """Return the steps of the baseline and of the prediction as a JSON object with packed columns."""
-    before = baseline.timeline
-    n = len(before.graph)
+    before, title = baseline.timeline, "as recorded, simulated"
     if prediction is None:
-        sides = [_Side("as recorded, simulated", before, np.zeros(n, dtype=np.int64))]
+        sides = [(title, before, [SAME] * len(before.graph))]
     else:
-        after = prediction.timeline
-        was, became = task_changes(before.graph, after.graph)
-        sides = [
-            _Side("as recorded, simulated", before, _codes(was)),
-            _Side("predicted", after, _codes(became)),
-        ]
+        was, became = task_changes(before.graph, prediction.timeline.graph)
+        sides = [(title, before, was), ("predicted", prediction.timeline, became)]
     texts: dict[str, int] = {}
-    windows = [window_ns(s.timeline.graph, s.timeline.start_ns, s.timeline.end_ns, baseline.clock) for s in sides]
+    windows = [window_ns(side.graph, side.start_ns, side.end_ns, baseline.clock) for _, side, _ in sides]
     longest_ns = max((high - low for low, high in windows), default=1)
     # A start is stored relative to the one before it, but the first one since the window's begin: both have to fit.
     unit_ns = 1 + longest_ns // (2**32 - 1)
@@ -71,7 +58,8 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
         "phases": [phase.name.lower() for phase in Phase],
         "changes": list(CHANGES),
         "sides": [
-            _packed(side, low, high, int(unit_ns), texts) for side, (low, high) in zip(sides, windows, strict=True)
+            {"title": name, **_packed(side, _codes(changes), low, high, int(unit_ns), texts)}
+            for (name, side, changes), (low, high) in zip(sides, windows, strict=True)
         ],
         "texts": list(texts),
     }
@@ -82,8 +70,10 @@ def _codes(changes: list[str]) -> Int64:
     return np.array([code[change] for change in changes], dtype=np.int64)
 
 
-def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[str, int]) -> dict[str, Any]:
-    timeline, graph = side.timeline, side.timeline.graph
+def _packed(
+    timeline: Timeline, changes: Int64, low_ns: int, high_ns: int, unit_ns: int, texts: dict[str, int]
+) -> dict[str, Any]:
+    graph = timeline.graph
     start_ns, end_ns = timeline.start_ns, timeline.end_ns
     seen = (end_ns > low_ns) & (start_ns < high_ns) & (end_ns > start_ns)
     tasks = np.flatnonzero(seen)
@@ -109,7 +99,7 @@ def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[st
         graph.kind[tasks].astype(np.int64)
         | (graph.family[tasks].astype(np.int64) + 1) << FAMILY_AT
         | graph.phase[tasks].astype(np.int64) << PHASE_AT
-        | side.changes[tasks] << CHANGE_AT
+        | changes[tasks] << CHANGE_AT
         | critical[tasks] << CRITICAL_AT
     )
     columns = (
@@ -121,7 +111,6 @@ def _packed(side: _Side, low_ns: int, high_ns: int, unit_ns: int, texts: dict[st
     )
     packed = zlib.compress(b"".join(np.asarray(c).astype("<u4").tobytes() for c in columns), _LEVEL)
     return {
-        "title": side.title,
         "length_ns": int(high_ns - low_ns),
         "n": len(tasks),
         "left_out": left_out,
@@ -135,7 +124,5 @@ def _shown(table: tuple[str, ...], codes: Array, texts: dict[str, int]) -> Int64
     """Codes of texts as the page shows them, each kept once for both sides."""
     mapped = np.zeros(len(table), dtype=np.int64)
     for code in np.unique(codes).tolist():
-        shown = printable(short_name(table[code]))
-        shown = shown if len(shown) <= NAME_LENGTH else shown[: NAME_LENGTH - 1] + "…"
-        mapped[code] = texts.setdefault(shown, len(texts))
+        mapped[code] = texts.setdefault(drawn(short_name(table[code]), NAME_LENGTH), len(texts))
     return mapped[codes]

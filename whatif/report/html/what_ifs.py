@@ -7,23 +7,19 @@ from collections.abc import Sequence
 from whatif.prediction.composition import spelled
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.questions.advice.reasons import peak_told
-from whatif.questions.advice.trial import Refusal
 from whatif.report.html.charts import Chart, Series, bars_height, figure
 from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
-from whatif.report.html.tables import Cell, Column, Row, table
-from whatif.report.layout import CLOCK_SUBJECTS, ms_format
+from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
+from whatif.report.text import add_up
+from whatif.report.text_advise import REFUSED, effort, gain_range
+from whatif.report.text_advise import what_ifs as _names
 from whatif.simulation.steps import RECORDED
 
 DRAWN = 12
-REFUSED = (
-    ("Does not apply", Refusal.NOT_APPLICABLE),
-    ("Partly done already", Refusal.IN_PART),
-    ("Not judged", Refusal.ELSEWHERE),
-    ("Failed", Refusal.FAILED),
-)
 
 
 def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
@@ -33,22 +29,11 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     drawn = [*advice.gaining, *advice.together]
     drawn = [entry for entry in sorted(drawn, key=lambda e: -e.trial.gain_pct) if entry.gain_range_pct][:DRAWN]
     if drawn:
-        labels = tuple(_name(entry) for entry in drawn)
-        ends = [entry.gain_range_pct or (0.0, 0.0) for entry in drawn]
-        charts["c-gains"] = Chart(
-            "bars",
-            labels,
-            (
-                Series(
-                    "gain",
-                    tuple(e.trial.gain_pct for e in drawn),
-                    0,
-                    tuple(e[0] for e in ends),
-                    tuple(e[1] for e in ends),
-                ),
-            ),
-            f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range",
-        )
+        labels = tuple(_names(entry) for entry in drawn)
+        gains = tuple(entry.trial.gain_pct for entry in drawn)
+        low, high = zip(*(entry.gain_range_pct or (0.0, 0.0) for entry in drawn), strict=True)
+        x_title = f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range"
+        charts["c-gains"] = Chart("bars", labels, (Series("gain", gains, 0, low, high),), x_title)
         says = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
         parts.append(figure("c-gains", "What gains most", f"Gain in time: {says}.", height=bars_height(labels)))
     if advice.gaining:
@@ -71,11 +56,11 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
 def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -> Html:
     ms = ms_format(facts.baseline.step_ns / 1e6)
     with_memory = facts.advice.peak_bytes is not None
-    columns = [
+    columns: list[Header] = [
         Column("what-if", False),
-        Column("gain %"),
-        Column("range, %"),
-        Column("ms"),
+        "gain %",
+        "range, %",
+        "ms",
         *([Column("peak memory", False)] if with_memory else []),
         Column("effort", False),
         Column("why", False),
@@ -84,36 +69,26 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
     rows: list[Row] = []
     for entry in entries:
         trial, gains = entry.trial, entry.gain_range_pct
+        how = "" if entry.alone_pct else trial.effort.how
         star = "" if trial.same_training else "*"
-        effort = "–" if trial.effort.size.name == "UNKNOWN" else trial.effort.size.name.lower()
         rows.append(
             [
-                _name(entry),
+                _names(entry),
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
-                Cell(_range(gains), gains[0] if gains else None),
+                Cell(gain_range(entry) or "–", gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
-                Cell(effort, float(trial.effort.size)),
-                Cell([prose(entry.reason), *([] if entry.alone_pct else _how(entry))]),
+                Cell(effort(entry), float(trial.effort.size)),
+                Cell([prose(entry.reason), *([paragraph(prose(f"How: {how}"), class_="note")] if how else [])]),
                 answered_by(trial.estimates),
             ]
         )
     return table(ident, caption, columns, rows, made=Made.PREDICTED)
 
 
-def _range(ends: tuple[float, float] | None) -> str:
-    # Rounded to whole numbers first: a format would write -0.
-    return " … ".join(str(round(end)) for end in ends) if ends else "–"
-
-
-def _how(entry: Ranked) -> list[Html]:
-    how = entry.trial.effort.how
-    return [paragraph(prose(f"How: {how}"), class_="note")] if how else []
-
-
 def _rest(advice: Advice) -> list[Html]:
     """What does not help, does not fit or does not apply, each with its reason."""
-    columns = [Column("what-if", False), Column("gain %"), Column("why", False)]
+    columns: list[Header] = [Column("what-if", False), "gain %", Column("why", False)]
     found: list[Html] = []
     for ident, title, entries in (
         ("t-none", "No gain", advice.not_gaining),
@@ -121,7 +96,7 @@ def _rest(advice: Advice) -> list[Html]:
     ):
         if entries:
             told: list[Row] = [
-                [_name(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
+                [_names(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
                 for e in entries
             ]
             found.append(table(ident, title, columns, told, made=Made.PREDICTED))
@@ -146,7 +121,7 @@ def prediction(facts: Facts) -> Html | None:
     if shown is None:
         return None
     ms = ms_format(shown.baseline_ms)
-    names = " + ".join(spelled(t) for t in shown.transforms)
+    names = " + ".join(map(spelled, shown.transforms))
     which = "as asked for" if facts.asked else "best single change"
     parts: list[Html] = [
         paragraph(
@@ -162,19 +137,12 @@ def prediction(facts: Facts) -> Html | None:
             [spelled(t), Cell(ms(part.alone_ms), part.alone_ms), Cell(ms(part.added_ms), part.added_ms)]
             for t, part in zip(shown.transforms, composition.contributions, strict=True)
         ]
-        columns = [Column("what-if", False), Column("alone, ms"), Column("after those before it, ms")]
+        columns: list[Header] = [Column("what-if", False), "alone, ms", "after those before it, ms"]
         parts.append(table("t-contributions", "Gain of each what-if", columns, rows, made=Made.PREDICTED))
         shared_ms = composition.interaction_ms
         if shared_ms is not None:
-            sense = (
-                "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
-            )
-            parts.append(paragraph(f"Alone they add up to {ms(abs(shared_ms))} ms {sense}.", class_="note"))
+            parts.append(paragraph(f"{sentence_case(add_up(shared_ms, ms))}.", class_="note"))
     if shown.warnings:
         parts += [tag("h3", "Warnings and notes"), items(shown.warnings)]
     parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
     return section("prediction", f"The prediction: {which}", *parts)
-
-
-def _name(entry: Ranked) -> str:
-    return " + ".join(entry.trial.spelled)
