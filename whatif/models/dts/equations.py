@@ -81,4 +81,4 @@ def federated_split(
 
 def _summed(*terms: npt.ArrayLike) -> Float64:
     """The sum of several terms for each client, shape (n_clients,)."""
-    return np.asarray(np.sum(terms, axis=0), dtype=np.float64)
+    return np.asarray(np.sum(np.asarray(terms, dtype=np.float64), axis=0))
