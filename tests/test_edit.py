@@ -286,7 +286,7 @@ EDITS: dict[str, Any] = {
     "with_duration": lambda g, some: g.with_duration(some, 3),
     "remove": lambda g, some: g.remove(some),
     "split": lambda g, some: g.split(some, 3),
-    "insert": lambda g, some: g.insert(NewTasks(np.flatnonzero(some), "new", TaskKind.KERNEL, 4)).graph,
+    "insert": lambda g, some: g.insert(NewTasks(np.flatnonzero(some), "new", g.kind[some], 4)).graph,
     "attach": lambda g, some: g.attach(p=some),
     "note": lambda g, some: g.note("a sentence"),
 }

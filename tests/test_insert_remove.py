@@ -190,6 +190,16 @@ def test_insert_refuses_places_that_do_not_exist(after: list[int]) -> None:
         step().insert(NewTasks([0], "new", TaskKind.KERNEL, 1, launched_after=after))
 
 
+@pytest.mark.parametrize("kind", [TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET])
+def test_insert_refuses_gpu_work_on_a_cpu_thread(kind: TaskKind) -> None:
+    graph = step()
+    call = id_of(graph, "l1")
+    with pytest.raises(WhatifError, match="expected a GPU stream for the GPU tasks 'new', got the CPU thread"):
+        graph.insert(NewTasks([call], "new", kind, 1))
+    stream = int(graph.thread[id_of(graph, "k1")])
+    assert graph.insert(NewTasks([call], "new", kind, 1, thread=stream)).graph.check()
+
+
 def test_insert_refuses_a_negative_duration() -> None:
     with pytest.raises(WhatifError, match="0 ns or more"):
         step().insert(NewTasks([0], "new", TaskKind.KERNEL, -1))

@@ -167,7 +167,7 @@ TAKES: dict[str, Callable[[TaskGraph, Selection], object]] = {
     "with_duration": lambda graph, tasks: graph.with_duration(tasks, 7),
     "remove": lambda graph, tasks: graph.remove(tasks),
     "split": lambda graph, tasks: graph.split(tasks, 2),
-    "insert after": lambda graph, tasks: graph.insert(NewTasks(tasks, "new", TaskKind.KERNEL, 1)),
+    "insert after": lambda graph, tasks: graph.insert(NewTasks(tasks, "new", TaskKind.CPU_OP, 1)),
     "insert launched_after": lambda graph, tasks: graph.insert(
         NewTasks(graph.on_gpu.ids[:1], "new", TaskKind.KERNEL, 1, launched_after=tasks)
     ),

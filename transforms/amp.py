@@ -20,7 +20,7 @@ from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import change_memory, in_half
 from whatif.models.durations.estimator import device, put
 from whatif.models.durations.half_precision import runs_half_already
-from whatif.models.durations.precision import in_precision, with_autocast, with_dtype
+from whatif.models.durations.precision import gets_faster, in_precision, with_autocast, with_dtype
 from whatif.models.kernels.autocast import autocast_on_cpu
 from whatif.models.kernels.mixed_precision import add_casts, is_matrix
 
@@ -51,8 +51,7 @@ def transform(
     if not on_gpu:
         return with_autocast(change_memory(autocast_on_cpu(graph), in_half), "bf16")
     estimates = in_precision(graph, tasks, target)
-    faster = np.zeros(len(graph), dtype=np.bool_)
-    faster[tasks] = estimates.duration_ns < graph.duration_ns[tasks]
+    faster = gets_faster(graph, tasks, estimates)
     if not (faster & matrix).any():
         return graph.unchanged(f"amp: no matrix kernel gets faster in {target}; nothing changes")
     graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half), target)

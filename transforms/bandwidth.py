@@ -28,9 +28,6 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     tasks, latency_ns = np.flatnonzero(modelled), latency_of(graph)[modelled]
     now_ns = np.maximum(graph.duration_ns[tasks], 1)
     ratio = (latency_ns + (graph.duration_ns[tasks] - latency_ns) / factor) / now_ns
-    graph = graph.with_duration(
-        tasks, graph.duration_ns[tasks] * ratio, low_ns=graph.low_ns[tasks] * ratio,
-        high_ns=graph.high_ns[tasks] * ratio,
-    )  # fmt: skip
+    graph = graph.scale(tasks, ratio)
     bounds = sorted((1 / factor, 1.0))
     return graph.scale(communication & ~modelled, 1 / factor, low=bounds[0], high=bounds[1])

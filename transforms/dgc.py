@@ -20,11 +20,6 @@ from whatif.models.exchange.compression import EXCHANGE, exchange_sparse
 from whatif.models.exchange.hierarchy import SCATTER
 from whatif.simulation.transfers import workers_of
 
-# u = m u + g and v = v + u: three reads and two writes; a sample; mask: a read and a byte; pack: a read and that byte;
-# clearing u and v: two reads and two writes where masked, and the mask. Rounded up to whole accesses.
-ACCESSES, KERNELS = 11.0, 10
-ENTRY_BYTES = 8
-
 
 def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | None = None) -> TaskGraph:
     """Compress before every all-reduce and decompress behind it; set `workers` if the recording lacks their number."""
@@ -51,7 +46,4 @@ def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | No
             "dgc: this recording does not contain the sizes of its all-reduces, so the cost of "
             "compressing them is unknown; give a recording of one worker and name distributed before dgc."
         )
-    return exchange_sparse(
-        graph, tasks, known, 1 - sparsity_pct / 100, compress_accesses=ACCESSES, compress_kernels=KERNELS,
-        entry_bytes=ENTRY_BYTES,
-    )  # fmt: skip
+    return exchange_sparse(graph, tasks, known, 1 - sparsity_pct / 100)

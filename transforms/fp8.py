@@ -12,13 +12,11 @@ Model:  the products of the forward and the backward pass, but for those of an a
 Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
 """
 
-import numpy as np
-
 from whatif import TaskGraph, WhatifError
 from whatif.graph.kernels import DTYPES
 from whatif.models import not_modelled
 from whatif.models.durations.estimator import check_units, put
-from whatif.models.durations.precision import in_precision, with_dtype
+from whatif.models.durations.precision import gets_faster, in_precision, with_dtype
 from whatif.models.kernels.fp8 import add_fp8_casts, linear_products, operand_bytes
 
 
@@ -33,8 +31,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
             f"fp8: expected products of linear layers, got none in {graph.info.path or 'this recording'}."
         )
     estimates = in_precision(graph, products, "fp8")
-    faster = np.zeros(len(graph), dtype=np.bool_)
-    faster[products] = estimates.duration_ns < graph.duration_ns[products]
+    faster = gets_faster(graph, products, estimates)
     if not faster.any():
         already = (graph.dtype[products] == DTYPES.index("fp8")).any()
         why = "the linear layers run in it already" if already else "no product gets faster"

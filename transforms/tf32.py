@@ -9,11 +9,9 @@ Model:  fp32 products, convolutions and recurrent layers of the forward and the 
 Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
 """
 
-import numpy as np
-
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.models.durations.estimator import check_units, put
-from whatif.models.durations.precision import in_precision, with_dtype, with_told_precision
+from whatif.models.durations.precision import gets_faster, in_precision, with_dtype, with_told_precision
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
@@ -23,8 +21,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     check_units(graph, "tf32_tensor_tflops", "tf32", "TF32 tensor cores (NVIDIA Ampere or later)")
     work = graph.on_gpu & ~graph.select(phase=Phase.UPDATE)
     estimates = in_precision(graph, work, "tf32")
-    faster = np.zeros(len(graph), dtype=np.bool_)
-    faster[work] = estimates.duration_ns < graph.duration_ns[work]
+    faster = gets_faster(graph, work, estimates)
     if not faster.any():
         return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")

@@ -107,7 +107,7 @@ def test_draws_stay_within_what_all_slow_and_all_fast_give() -> None:
     machines = equal(7, power_fluctuation=0.2)
     found = estimated("federated_split", machines)
     drawn = spread_ns(found.plan(3).activities, 500, 1)
-    plain = found.round_ns(3)
+    plain = found.spread(3).time_ns
     assert plain / 1.2 <= drawn.min() < plain < drawn.max() <= plain / 0.8
     assert found.spread(3, seed=1).low_ns < found.spread(3, seed=1).median_ns < found.spread(3, seed=1).high_ns
     assert found.spread(3, seed=1) == found.spread(3, seed=1)
@@ -136,6 +136,6 @@ def test_the_ranking_is_of_the_same_data() -> None:
     split = rows["split"]
     assert split.found is not None
     assert split.epoch is not None
-    assert split.epoch.time_ns == split.found.round_ns(10)
+    assert split.epoch.time_ns == split.found.spread(10).time_ns
     assert [equation_ns(row.found) is not None for row in found.possible if row.found] == [True] * 5
     assert np.all(np.diff([row.epoch.median_ns for row in found.possible if row.epoch]) >= 0)

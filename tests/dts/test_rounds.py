@@ -78,7 +78,7 @@ def test_federated_by_hand() -> None:
         assert by_name[f"server -> client {number}: weights"] == (344, 359)
     assert by_name["server: averaging"] == (320, 344)
     # With a second batch all of it comes one fetch and two passes later.
-    assert found.round_ns(2) == 359 + 305
+    assert found.spread(2).time_ns == 359 + 305
 
 
 def test_split_by_hand() -> None:
@@ -95,7 +95,7 @@ def test_split_by_hand() -> None:
     assert by_name["client 1 -> client 2: weights"] == (321, 326)
     assert by_name["client 2: fetch"] == (326, 331)
     assert found.batch_ns == 3 * 321 + 2 * 5
-    assert found.round_ns(4) == 4 * 3 * 321 + 2 * 5  # the weights are handed on once an epoch
+    assert found.spread(4).time_ns == 4 * 3 * 321 + 2 * 5  # the weights are handed on once an epoch
 
 
 def test_parallel_split_by_hand() -> None:
@@ -111,7 +111,7 @@ def test_parallel_split_by_hand() -> None:
     assert [by_name[f"server: both passes for client {n}"] for n in (1, 2, 3)] == [(43, 253), (253, 463), (463, 673)]
     assert [by_name[f"client {n}: backward"] for n in (1, 2, 3)] == [(261, 321), (471, 531), (681, 741)]
     # All clients have to be done before the next batch begins.
-    assert found.round_ns(3) == 3 * 741
+    assert found.spread(3).time_ns == 3 * 741
 
 
 def test_federated_split_by_hand() -> None:
@@ -169,7 +169,7 @@ def test_the_equations_are_never_shorter(
 @settings(deadline=None, max_examples=20)
 def test_the_simulator_gives_the_same_time(name: str, machines: Machines, batches: int) -> None:
     found = estimated(name, machines, max_paths=2)
-    assert simulated_ns(found, batches) == found.round_ns(batches)
+    assert simulated_ns(found, batches) == found.spread(batches).time_ns
 
 
 @st.composite

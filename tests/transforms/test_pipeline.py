@@ -330,7 +330,7 @@ def test_a_block_is_not_divided() -> None:
     graph = network(calls)
     names = ("", *(f"blocks.{i // 2}.{'ab'[i % 2]}" for i in range(6)))
     graph = graph.replace(layers=names)
-    model = model_of(graph, "pipeline")
+    model = model_of(graph)
     assert model.part.tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(WhatifError, match=r"^pipeline: expected at most 3 stages .* got 4\.$"):
         changed(graph, "stages=4,micro_batches=1")
@@ -343,7 +343,7 @@ def test_a_container_is_divided_and_its_blocks_are_not() -> None:
     rows += [{"name": name, "type": "Block"} for name in ("stages.0.0", "stages.0.1", "stages.1.0")]
     graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], told={"layers": rows})
     graph = graph.replace(layers=("", *names))
-    assert model_of(graph, "pipeline").part.tolist() == [0, 0, 1, 1, 2, 2]
+    assert model_of(graph).part.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 # -- properties -----------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_a_pass_takes_what_its_kernels_take(drawn: list[tuple[int, int]], launch
     calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
     graph = network(calls, launch_ns=1_000 * launch_us)
     graph = graph.replace(threads=(CPU, replace(STREAM, lag_ns=1_000 * lag_us)))
-    timeline, model = simulate(graph), model_of(graph, "pipeline")
+    timeline, model = simulate(graph), model_of(graph)
     part = np.where(model.position >= 0, 0, -1)
     work = work_of(graph, model, part, 1, at_micro_batch(graph, model, 1))
     for pieces, phase in (
@@ -521,7 +521,7 @@ CPU_RECORDINGS = [
 @pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
 def test_blocks_and_maps_of_real_models(own_traces: Path, name: str, blocks: int, first_map: int | None) -> None:
     graph = baseline_of(own_traces / name).graph
-    model = model_of(graph, "pipeline")
+    model = model_of(graph)
     named = [graph.layers[code] for code in model.layer.tolist()]
     inside = {n.split(".")[0] + n.split(".")[1] for n in named if n.split(".")[0] in ("blocks", "layers") and "." in n}
     assert len(inside) == blocks

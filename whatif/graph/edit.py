@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,24 +36,18 @@ MAX_ORDERS = 4
 Columns = dict[str, Array]
 
 
-def scale(graph: TaskGraph, tasks: Tasks, factor: float, *, low: float | None, high: float | None) -> TaskGraph:
+def scale(
+    graph: TaskGraph, tasks: Tasks, factor: npt.ArrayLike, *, low: npt.ArrayLike | None, high: npt.ArrayLike | None
+) -> TaskGraph:
     """See ``TaskGraph.scale``. Raises WhatifError on a factor that is negative or not finite."""
-    for value in (factor, low, high):
-        if value is not None and not (np.isfinite(value) and value >= 0):
-            raise WhatifError(f"scale: expected a factor of 0 or more, got {value}.")
+    factors = [np.asarray(factor if given is None else given) for given in (factor, low, high)]
+    for by in factors:
+        if not np.all(np.isfinite(by) & (by >= 0)):
+            raise WhatifError(f"scale: expected a factor of 0 or more, got {by}.")
     index = as_index(graph, tasks)
-
-    def scaled(column: Int64, by: float) -> Int64:
-        new = column.copy()
-        new[index] = as_ns(column[index] * by)
-        return new
-
-    duration_ns = scaled(graph.duration_ns, factor)
-    low_ns = scaled(graph.low_ns, factor if low is None else low)
-    high_ns = scaled(graph.high_ns, factor if high is None else high)
-    return graph.replace(
-        duration_ns=duration_ns, low_ns=np.minimum(low_ns, duration_ns), high_ns=np.maximum(high_ns, duration_ns)
-    )
+    columns = (graph.duration_ns, graph.low_ns, graph.high_ns)
+    centre, least, most = (column[index] * by for column, by in zip(columns, factors, strict=True))
+    return with_duration(graph, index, centre, low_ns=least, high_ns=most)
 
 
 def with_duration(
@@ -95,22 +90,18 @@ def split(graph: TaskGraph, tasks: Tasks, parts: int) -> TaskGraph:
         return graph
     repeats = np.where(mask, parts, 1)
     index = np.repeat(np.arange(len(graph)), repeats)
-    first = np.cumsum(repeats) - repeats
-    last = first + repeats - 1
+    first = (np.cumsum(repeats) - repeats).astype(np.int32)
+    last = (first + repeats - 1).astype(np.int32)
     part = np.arange(len(index)) - first[index]
-    columns = {name: column[index] for name, column in columns_of(graph).items()}
-    for name in (column.name for column in COLUMNS if column.divides):
-        whole = columns[name]
-        of = repeats[index]
-        columns[name] = np.where(whole < 0, whole, whole // of + (part < whole % of)).astype(whole.dtype, copy=False)
     old = graph.dependencies
     source = np.where(old.anchor == Anchor.START, first[old.source], last[old.source])
-    dependencies = Dependencies(
-        source.astype(np.int32), first[old.target].astype(np.int32), old.kind, old.lag_ns, old.anchor
-    )
-    waits = Waits(first[graph.waits.task].astype(np.int32), graph.waits.scope, graph.waits.lag_ns)
-    attached = {name: column[index] for name, column in graph.attached.items()}
-    return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached)
+    cut = with_rows(graph, index, replace(old, source=source, target=first[old.target]), first)
+    of = repeats[index]
+    divided = {}
+    for name in (column.name for column in COLUMNS if column.divides):
+        whole = getattr(cut, name)
+        divided[name] = np.where(whole < 0, whole, whole // of + (part < whole % of)).astype(whole.dtype, copy=False)
+    return cut.replace(**divided)
 
 
 def add_dependencies(graph: TaskGraph, new: Dependencies) -> TaskGraph:
@@ -150,11 +141,19 @@ def permuted(graph: TaskGraph, order: Array) -> tuple[TaskGraph, Int32]:
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     by = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type
-    columns = {name: column[by] for name, column in columns_of(graph).items()}
-    attached = {name: column[by] for name, column in graph.attached.items()}
-    waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
-    dependencies = renumbered(graph.dependencies, place)
-    return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), place
+    return with_rows(graph, by, renumbered(graph.dependencies, place), place), place
+
+
+def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id: Int32) -> TaskGraph:
+    """Return the graph of the tasks at ``rows`` (ids), with ``dependencies`` between them.
+
+    ``new_id`` (n_tasks,) is where each old task now stands, -1 if it is gone; a wait of a gone task goes with it.
+    """
+    columns = {name: column[rows] for name, column in columns_of(graph).items()}
+    attached = {name: column[rows] for name, column in graph.attached.items()}
+    task = new_id[graph.waits.task]
+    waits = Waits(task[task >= 0], graph.waits.scope[task >= 0], graph.waits.lag_ns[task >= 0])
+    return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached)
 
 
 def woven_in(graph: TaskGraph, rows: Mapping[str, npt.ArrayLike], place: Array) -> tuple[TaskGraph, Int32]:
@@ -219,13 +218,7 @@ def as_ids(graph: TaskGraph, tasks: npt.ArrayLike | Selection) -> Int64:
 
 
 def renumbered(dependencies: Dependencies, new_id: Int32) -> Dependencies:
-    return Dependencies(
-        new_id[dependencies.source],
-        new_id[dependencies.target],
-        dependencies.kind,
-        dependencies.lag_ns,
-        dependencies.anchor,
-    )
+    return replace(dependencies, source=new_id[dependencies.source], target=new_id[dependencies.target])
 
 
 def columns_of(graph: TaskGraph) -> Columns:

@@ -26,6 +26,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
     TaskKind,
+    ThreadKind,
     Waits,
     among,
 )
@@ -39,8 +40,11 @@ class NewTasks:
     """Tasks to insert, n at once; a scalar field applies to all of them.
 
     ``after`` (n,): ids, or a selection, of the tasks after which to insert them; layer, phase and step default to those
-    of ``after``. ``thread``: None for the thread of ``after``. ``launched_after`` (n,): ids of CPU tasks after which to
-    insert the launching call, which lasts ``launch_ns``; None for tasks that no new call launches. ``launched_by``
+    of ``after``. ``thread``: None for the thread of ``after``. A kernel or copy needs the thread of a GPU stream and
+    normally a launch; a recording of a CPU has neither, so insert ``TaskKind.CPU_OP`` there.
+
+    ``launched_after`` (n,): ids of CPU tasks after which to insert the launching call, which lasts ``launch_ns``; None
+    for tasks that no new call launches, which then wait only for the task before them on their thread. ``launched_by``
     (n,): ids of existing calls that launch the new tasks too, as a CUDA graph's call does. A launched task comes after
     its launch, even if ``after`` is before it. ``waits_for``: the stream (or ``ALL_STREAMS``) for whose earlier
     launches the tasks of kind WAIT wait; they return ``return_ns`` later.
@@ -78,7 +82,7 @@ class Inserted(NamedTuple):
 
 
 def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
-    """See ``TaskGraph.insert``. Raises WhatifError where ids or durations are out of range."""
+    """See ``TaskGraph.insert``."""
     return insert_all(graph, [tasks])[0]
 
 
@@ -185,19 +189,32 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
     duration = as_ns(np.broadcast_to(np.asarray(tasks.duration_ns, dtype=np.float64), (count,)))
     if duration.min() < 0:
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
-    given = {each.name: getattr(tasks, each.name, None) for each in COLUMNS} | {
-        "name": name_id,
-        "duration_ns": duration,
-    }
+    given = {**vars(tasks), "name": name_id, "duration_ns": duration}
     rows = {
         each.name: column(
-            given[each.name], getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype
+            given.get(each.name), getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype
         )
         for each in COLUMNS
     }
+    _check_threads(graph, tasks, rows["thread"][among(rows["kind"], _STREAM_KINDS)])
     rows["low_ns"] = np.minimum(column(tasks.low_ns, duration, np.int64), duration)
     rows["high_ns"] = np.maximum(column(tasks.high_ns, duration, np.int64), duration)
     return rows
+
+
+# A collective may also run on a channel, and is called by the CPU.
+_STREAM_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET)
+
+
+def _check_threads(graph: TaskGraph, tasks: NewTasks, threads: Array) -> None:
+    """Raise WhatifError where kernels or copies would run on a CPU thread."""
+    for code in np.unique(threads).tolist():
+        if 0 <= code < len(graph.threads) and graph.threads[code].kind == ThreadKind.CPU:
+            raise WhatifError(
+                f"insert: expected a GPU stream for the GPU tasks {tasks.name!r}, got the CPU thread "
+                f"{graph.threads[code].name!r}; insert kind=TaskKind.CPU_OP in the recording of a CPU, else give the "
+                "thread of a stream and launched_after."
+            )
 
 
 def _launch_rows(graph: TaskGraph, tasks: NewTasks, launched_after: Int64, name_id: int, new: Columns) -> Columns:

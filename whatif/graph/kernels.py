@@ -8,7 +8,11 @@ family.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class KernelFamily(IntEnum):
@@ -35,18 +39,23 @@ class KernelFamily(IntEnum):
     OTHER = 18
 
 
-# The compute-bound families: they use the matrix units where the number format has them.
 # The shortest kernels of the recordings in docs/accuracy.md take 1 to 2.5 us whatever they do; so does a graph-replayed
 # minimum in aiconfigurator's data (1.65 to 2.5 us).
 KERNEL_FLOOR_NS = 2_000
 
+# The compute-bound families: they use the matrix units where the number format has them.
 MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATTENTION, KernelFamily.RNN)
 
 # The position of a number format in this tuple is its code in a column; "" is unknown.
 DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int")
 
+
+def _compiled(*rules: tuple[T, str]) -> tuple[tuple[T, re.Pattern[str]], ...]:
+    return tuple((meaning, re.compile(pattern)) for meaning, pattern in rules)
+
+
 # First match wins, on the lower-case name. A comment says why a rule must come where it stands.
-_FAMILY_RULES: tuple[tuple[KernelFamily, str], ...] = (
+_FAMILIES = _compiled(
     (KernelFamily.COPY, r"^memcpy|^copy(buffer|device|host)"),
     (KernelFamily.MEMSET, r"^memset|^fillbuffer"),
     (
@@ -105,7 +114,6 @@ _FAMILY_RULES: tuple[tuple[KernelFamily, str], ...] = (
         r"|add_?tensor|activation|relu|gelu|silu|sigmoid|tanh|tri[ul]|where|multi_output|subtensorop|pointwise|kernelpointwise|rotary|bias",
     ),
 )
-_FAMILIES = tuple((family, re.compile(pattern)) for family, pattern in _FAMILY_RULES)
 
 # cuBLAS 12 spells the types of A, B and C as letters: q = e4m3, r = e5m2, t = bf16, h = fp16, s = single, d = double.
 # Matched against the operand types in recordings of bf16 and fp8 matrix products; single inputs run on TF32 tensor
@@ -133,7 +141,7 @@ _TENSILE_DTYPES = {
 _CK_BF16 = re.compile(r"t[tf]{2,4}t")
 
 # Tried in order on the lower-case name: the operand's format stands beside the wider one that it accumulates in.
-_DTYPE_RULES: tuple[tuple[str, str], ...] = (
+_DTYPES = _compiled(
     ("fp8", r"e4m3|e5m2|fp8|float8"),
     ("bf16", r"bfloat16|bf16|bhalf"),
     ("fp16", r"fp16|(?<![a-z])f16|c10::half|__half|(?<![a-z])half(?![a-z])|hgemm|hcudnn|h884|h1688|h16816|df16_"),
@@ -148,10 +156,9 @@ _DTYPE_RULES: tuple[tuple[str, str], ...] = (
         r"|int8|(?<=_)[iu](8|32|64)|i8816|i16832",
     ),
 )
-_DTYPES = tuple((dtype, re.compile(pattern)) for dtype, pattern in _DTYPE_RULES)
 
 # On detail (the process group's call) or name, without underscores; reduce-scatter before the words it contains.
-_COLLECTIVES: tuple[tuple[str, str], ...] = (
+_COLLECTIVES = _compiled(
     ("reduce_scatter", r"reducescatter"),
     ("all_reduce", r"allreduce|crossdevicereduce"),
     ("all_gather", r"allgather"),
@@ -167,7 +174,7 @@ def classify_kernel(name: str) -> tuple[KernelFamily, str]:
     The format is "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int", or "" where the name does not say. Never raises.
     """
     lowered = name.lower().removeprefix("void ")
-    family = next((family for family, pattern in _FAMILIES if pattern.search(lowered)), KernelFamily.OTHER)
+    family = _first_match(_FAMILIES, lowered, KernelFamily.OTHER)
     if family in (KernelFamily.COPY, KernelFamily.MEMSET, KernelFamily.FUSED):
         return family, ""
     return family, _dtype_of(name, lowered)
@@ -182,7 +189,7 @@ def _dtype_of(name: str, lowered: str) -> str:
         return ""
     if name.startswith("_ZN2ck") and _CK_BF16.search(name):
         return "bf16"
-    return next((dtype for dtype, pattern in _DTYPES if pattern.search(lowered)), "")
+    return _first_match(_DTYPES, lowered, "")
 
 
 def collective_of(name: str, detail: str) -> str:
@@ -192,16 +199,12 @@ def collective_of(name: str, detail: str) -> str:
     says. `detail`, the collective's name in the trace, wins over the kernel's name: NCCL runs an all-to-all as a
     send-receive kernel.
     """
-    for text in (detail, name):
-        squeezed = text.lower().replace("_", "").replace("-", "")
-        for collective, pattern in _COLLECTIVES:
-            if re.search(pattern, squeezed):
-                return collective
-    return ""
+    squeezed = (text.lower().replace("_", "").replace("-", "") for text in (detail, name))
+    return next(filter(None, (_first_match(_COLLECTIVES, text, "") for text in squeezed)), "")
 
 
 # The first pattern that matches decides. Containers (aten::linear, aten::conv2d) have hardly any time of their own.
-_OPERATOR_RULES = (
+_OPERATOR_FAMILIES = _compiled(
     (KernelFamily.COMMUNICATION, r"^(c10d|gloo|nccl|mpi)(::|:)"),
     (KernelFamily.FUSED, r"^CompiledFunction(Backward)?$"),
     (KernelFamily.OPTIMIZER, r"_fused_(adam|adamw|sgd|adagrad)"),
@@ -225,12 +228,12 @@ _OPERATOR_RULES = (
         r"|lerp|addcmul|addcdiv|where|dropout\w*|bernoulli|native_dropout\w*|maximum|minimum|eq|ne|lt|gt)(_backward)?_?$",
     ),
 )  # fmt: skip
-_OPERATOR_FAMILIES = tuple((family, re.compile(pattern)) for family, pattern in _OPERATOR_RULES)
 
 
 def classify_operator(name: str) -> KernelFamily:
     """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name tells none."""
-    for family, pattern in _OPERATOR_FAMILIES:
-        if pattern.search(name):
-            return family
-    return KernelFamily.OTHER
+    return _first_match(_OPERATOR_FAMILIES, name, KernelFamily.OTHER)
+
+
+def _first_match(rules: Iterable[tuple[T, re.Pattern[str]]], text: str, otherwise: T) -> T:
+    return next((meaning for meaning, pattern in rules if pattern.search(text)), otherwise)

@@ -16,29 +16,26 @@ from whatif.graph.types import Phase
 
 # Rows are tuples: a what-if makes new ones of hundreds of them, and a frozen dataclass takes five times as long.
 class LayerMemory(NamedTuple):
-    """One visit of a layer, bytes: a layer whose work other layers interrupt has a row for each piece of it.
+    """The memory of one visit of a layer, bytes; a layer that other layers interrupt has a row for each piece.
 
-    ``workspace`` is what exists only while the layer runs, beyond what it keeps.
+    The forward pass adds ``activations``, which stay until the backward work of this visit. While the layer runs,
+    ``forward_workspace`` or ``backward_workspace`` exists beside what is kept. The backward pass leaves ``gradients``.
+    These four make the peak of a step. The other fields tell later what-ifs what these are made of; set them where the
+    recording tells, and change them with their whole.
     """
 
-    name: str
-    activations: int  # kept from its forward to its backward work: what the backward work of this visit frees
-    gradients: int  # of its own parameters
-    forward_workspace: int = 0
-    backward_workspace: int = 0
-    # Of the activations: what a layer before it made, and what autocast would leave in full precision.
-    kept_input: int = 0
-    full_precision: int = 0
-    # What flows in, whether this layer keeps it or one before it does.
-    input: int = 0
-    # Of the backward workspace: what is as large as parameters, whatever the batch.
-    fixed_workspace: int = 0
-    # Parameters that its products and convolutions read.
-    weights: int = 0
-    # Full-precision tensors that are kept elsewhere, of which autocast keeps a copy in 16 bits for its products.
-    copied: int = 0
-    # Of the activations: what is as large as an attention's scores, which a fused attention does not keep.
-    scores: int = 0
+    name: str  # as in ``graph.layers``; in a recording without layers, of an operator
+    activations: int  # kept from its forward to its backward work
+    gradients: int  # of the layer's own parameters
+    forward_workspace: int = 0  # exists only during its forward work
+    backward_workspace: int = 0  # exists only during its backward work, without its gradients
+    kept_input: int = 0  # part of ``activations``: its input, which a layer before it made
+    full_precision: int = 0  # part of ``activations``: what autocast leaves in full precision
+    input: int = 0  # what flows in, no matter which layer keeps it
+    fixed_workspace: int = 0  # part of ``backward_workspace``: as large as parameters, whatever the batch
+    weights: int = 0  # parameters that its products and convolutions read
+    copied: int = 0  # full-precision tensors kept elsewhere; autocast keeps a 16-bit copy of them for its products
+    scores: int = 0  # part of ``activations``: the size of attention scores, which a fused attention does not keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +133,23 @@ def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
 
 def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: bool) -> list[LayerMemory]:
     """One visit of a segment; ``from_segment``: what made its input keeps nothing any more."""
-    first = rows[0]
-    kept = first.input if from_segment else min(first.input, first.kept_input)
-    again = 0
-    most = 0
-    found = []
+    kept = rows[0].input if from_segment else min(rows[0].input, rows[0].kept_input)
+    again = most = 0
+    found: list[LayerMemory] = []
     for row in rows:
-        again += max(row.activations - kept, 0) if row is first else row.activations
+        again += max(row.activations - kept, 0)
         most = max(most, again + row.forward_workspace + gradient)
         found.append(
             row._replace(
-                activations=kept if row is first else 0,
-                kept_input=kept if row is first else 0,
-                full_precision=min(row.full_precision, kept) if row is first else 0,
-                forward_workspace=row.forward_workspace
-                + row.activations
-                - (min(kept, row.activations) if row is first else 0),
+                activations=kept,
+                kept_input=kept,
+                full_precision=min(row.full_precision, kept),
+                forward_workspace=row.forward_workspace + row.activations - min(kept, row.activations),
                 backward_workspace=row.backward_workspace + again,
                 scores=0,
             )
         )
+        kept = 0  # the layers behind the first one keep nothing
     # The forward work of the whole segment runs before the backward work of its last layer.
     found[-1] = found[-1]._replace(backward_workspace=max(found[-1].backward_workspace, most))
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.graph.edit import as_mask, columns_of, renumbered, reorder
+from whatif.graph.edit import as_mask, renumbered, reorder, with_rows
 from whatif.graph.order import streams
 from whatif.graph.selection import Tasks
 from whatif.graph.types import (
@@ -18,7 +19,6 @@ from whatif.graph.types import (
     Int32,
     Int64,
     TaskKind,
-    Waits,
     among,
 )
 
@@ -35,15 +35,15 @@ def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
     gone = as_mask(graph, tasks)
     if not gone.any():
         return graph
-    gone = _with_launches(graph, gone)
-    gone = _with_gaps(graph, gone)
+    gone = _with_gaps(graph, _with_launches(graph, gone))
     try:
-        return _without(graph, gone)
+        return _without(graph, gone, _bridged(graph, gone))
     except WhatifError:
         # What loses its launch counts as launched earlier, and can then be waited for by what it waits for itself.
         graph = _with_all_launches(graph)
         calls = gone & _launches_any(graph, ~gone)
-        return _without(graph.with_duration(calls, 0), gone & ~calls)
+        graph, gone = graph.with_duration(calls, 0), gone & ~calls
+        return _without(graph, gone, _bridged(graph, gone))
 
 
 def _with_all_launches(graph: TaskGraph) -> TaskGraph:
@@ -56,17 +56,15 @@ def _with_all_launches(graph: TaskGraph) -> TaskGraph:
     return graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new]))
 
 
-def _without(graph: TaskGraph, gone: Bool) -> TaskGraph:
-    """Return the graph without the tasks of a mask. Raises WhatifError where no order of the others is left."""
-    kept = ~gone
-    new_id = np.cumsum(kept, dtype=np.int32) - 1
-    moved = renumbered(_bridged(graph, gone), new_id)
-    stays = kept[graph.waits.task]
-    waits = Waits(new_id[graph.waits.task[stays]], graph.waits.scope[stays], graph.waits.lag_ns[stays])
-    columns = {name: column[kept] for name, column in columns_of(graph).items()}
-    attached = {name: column[kept] for name, column in graph.attached.items()}
+def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> TaskGraph:
+    """Return the graph without the tasks that are ``gone``, with ``dependencies`` between the others (by old ids).
+
+    Raises WhatifError where no order of the others is left.
+    """
+    new_id = np.where(gone, -1, np.cumsum(~gone) - 1).astype(np.int32)
+    kept = np.flatnonzero(~gone)  # numpy gathers twice as fast by number as by mask
     # A kernel whose call went counts as launched earlier: a wait of another thread may now wait for it.
-    return reorder(graph.replace(**columns, dependencies=moved, waits=waits, attached=attached))[0]
+    return reorder(with_rows(graph, kept, renumbered(dependencies, new_id), new_id))[0]
 
 
 def _launches_any(graph: TaskGraph, tasks: Bool) -> Bool:
@@ -103,7 +101,7 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     return result
 
 
-def _neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
+def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
     """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 where none is."""
     n = len(graph)
     order = graph.by_thread.astype(np.int32)
@@ -126,32 +124,27 @@ def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
     dependencies = graph.dependencies
     source_gone, target_gone = gone[dependencies.source], gone[dependencies.target]
     kept = dependencies.take(~source_gone & ~target_gone)
-    previous, following = _neighbours(graph, gone)
+    previous, following = _kept_neighbours(graph, gone)
+    launch = dependencies.kind == DependencyKind.LAUNCH
 
     # A launch starts the task that it launched and no other.
-    into = dependencies.take(target_gone & ~source_gone & (dependencies.kind != DependencyKind.LAUNCH))
-    into_target = following[into.target]
-    into = into.take(into_target >= 0)
-    forwarded = Dependencies(into.source, following[into.target], into.kind, into.lag_ns, into.anchor)
+    into = dependencies.take(target_gone & ~source_gone & ~launch)
+    forwarded = replace(into, target=following[into.target])
 
     # What a removed call launched is launched by what came before the call.
-    calls = dependencies.take(source_gone & ~target_gone & (dependencies.kind == DependencyKind.LAUNCH))
-    calls = calls.take(previous[calls.source] >= 0)
-    relaunched = Dependencies(previous[calls.source], calls.target, calls.kind, calls.lag_ns, calls.anchor)
+    calls = dependencies.take(source_gone & ~target_gone & launch)
+    relaunched = replace(calls, source=previous[calls.source])
 
     # The lag told how long after the removed task the target came; a zero lag is all that is known now.
-    out = dependencies.take(source_gone & ~target_gone & (dependencies.kind != DependencyKind.LAUNCH))
-    out_source = previous[out.source]
-    on_thread = out_source >= 0
-    backed = Dependencies.of(out_source[on_thread], out.target[on_thread], DependencyKind.USER)
-    backed = Dependencies(
-        backed.source, backed.target, out.kind[on_thread], np.minimum(out.lag_ns[on_thread], 0), backed.anchor
+    out = dependencies.take(source_gone & ~target_gone & ~launch)
+    backed = replace(
+        out, source=previous[out.source], lag_ns=np.minimum(out.lag_ns, 0), anchor=np.full_like(out.anchor, Anchor.END)
     )
     pairs = _across(dependencies, gone, out)
     chains = _through_chains(graph, gone, previous, following)
-    parts = [kept, forwarded, backed, pairs, relaunched, chains]
-    joined = Dependencies.concatenate(parts)
-    return joined.take(joined.source < joined.target)
+    joined = Dependencies.concatenate([kept, forwarded, backed, pairs, relaunched, chains])
+    # A neighbour that is not there has the id -1.
+    return joined.take((joined.source >= 0) & (joined.source < joined.target))
 
 
 def _through_chains(graph: TaskGraph, gone: Bool, previous: Int32, following: Int32) -> Dependencies:
@@ -202,12 +195,8 @@ def _across(dependencies: Dependencies, gone: Bool, out: Dependencies) -> Depend
     outgoing = np.repeat(np.arange(len(out)), count)
     offset = np.arange(len(outgoing)) - np.repeat(np.cumsum(count) - count, count)
     pair = np.repeat(first, count) + offset
-    return Dependencies(
-        incoming.source[pair],
-        out.target[outgoing],
-        out.kind[outgoing],
-        np.zeros(len(pair), dtype=np.int64),
-        incoming.anchor[pair],
+    return replace(
+        out.take(outgoing), source=incoming.source[pair], lag_ns=np.zeros_like(pair), anchor=incoming.anchor[pair]
     )
 
 
@@ -231,7 +220,7 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     itself = np.arange(n, dtype=np.int64)
     heir = np.where(fate >= 0, fate, -1)
     # Where tasks of the same thread stand for all that goes, nobody asks for neighbours.
-    none = np.full(n, -1, dtype=np.int64)
+    none = np.full(n, -1, dtype=np.int32)
     alone = gone & ((heir < 0) | (graph.thread != graph.thread[heir]))
     before, after = _kept_neighbours(graph, gone) if alone.any() else (none, none)
     as_source = np.where(gone, np.where(heir >= 0, heir, before), itself)
@@ -254,34 +243,10 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     untouched = old.take(~gone[old.source] & ~gone[old.target])
     joined = Dependencies.concatenate([untouched, bridged, _across_threads(graph, gone, heir, after)])
 
-    new_id = (np.cumsum(~gone) - 1).astype(np.int32)
-    moved = Dependencies(new_id[joined.source], new_id[joined.target], joined.kind, joined.lag_ns, joined.anchor)
-    stays = ~gone[graph.waits.task]
-    waits = Waits(new_id[graph.waits.task[stays]], graph.waits.scope[stays], graph.waits.lag_ns[stays])
-    kept = np.flatnonzero(~gone)  # numpy gathers twice as fast by number as by mask
-    columns = {name: column[kept] for name, column in columns_of(graph).items()}
-    attached = {name: column[kept] for name, column in graph.attached.items()}
-    return reorder(graph.replace(**columns, dependencies=moved, waits=waits, attached=attached))[0]
+    return _without(graph, gone, joined)
 
 
-def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int64, Int64]:
-    """The nearest kept tasks before and after each task on its thread, shape (n_tasks,); -1 where there is none."""
-    order = graph.by_thread
-    n = len(order)
-    thread = graph.thread[order]
-    place = np.arange(n)
-    kept = ~gone[order]
-    last = np.maximum.accumulate(np.where(kept, place, -1))
-    following = np.minimum.accumulate(np.where(kept, place, n)[::-1])[::-1]
-    before, after = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    known = (last >= 0) & (thread[np.maximum(last, 0)] == thread)
-    before[order[known]] = order[last[known]]
-    known = (following < n) & (thread[np.minimum(following, n - 1)] == thread)
-    after[order[known]] = order[following[known]]
-    return before, after
-
-
-def _across_threads(graph: TaskGraph, gone: Bool, heir: Int64, after: Int64) -> Dependencies:
+def _across_threads(graph: TaskGraph, gone: Bool, heir: Int64, after: Int32) -> Dependencies:
     """What followed a task on its thread follows the task of another thread that stands for it."""
     tasks = np.flatnonzero(gone & (heir >= 0))
     tasks = tasks[graph.thread[tasks] != graph.thread[heir[tasks]]]

@@ -127,7 +127,9 @@ class TaskGraph:
     waits: Waits
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
-    layers: tuple[str, ...]  # layers[0] is "": no layer known
+    # layers[0] is "": the task is in no layer, or nothing tells in which; "(root)" is the model itself, outside of all
+    # the layers in it.
+    layers: tuple[str, ...]
     info: GraphInfo = GraphInfo()
     # Columns that a transform attached for its schedule, by name: priority, prefetch distance, ...
     attached: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -280,10 +282,14 @@ class TaskGraph:
             share(self, edited)
         return edited
 
-    def scale(self, tasks: Tasks, factor: float, *, low: float | None = None, high: float | None = None) -> TaskGraph:
-        """Multiply the durations of ``tasks`` by ``factor``; ``low`` and ``high`` are factors that bound it.
+    def scale(
+        self, tasks: Tasks, factor: npt.ArrayLike, *, low: npt.ArrayLike | None = None,
+        high: npt.ArrayLike | None = None,
+    ) -> TaskGraph:  # fmt: skip
+        """Multiply the durations of ``tasks`` by ``factor``, one number or one a task; ``low`` and ``high`` bound it.
 
-        ``tasks`` is here, as in the other edits, a selection of this graph, a mask of shape (n_tasks,) or ids.
+        The bounds are factors too. ``tasks`` is here, as in the other edits, a selection of this graph, a mask of shape
+        (n_tasks,) or ids.
         """
         return edit.scale(self, tasks, factor, low=low, high=high)
 
@@ -303,7 +309,11 @@ class TaskGraph:
         return remove(self, tasks)
 
     def insert(self, tasks: NewTasks) -> Inserted:
-        """Put new tasks in, each after a given task on its thread; a GPU task brings the CPU call that launches it."""
+        """Put new tasks in, each after a given task on its thread.
+
+        A GPU task brings the CPU call that launches it (``launched_after``). Raises WhatifError where ids or durations
+        are out of range, and where a kernel or copy would run on a CPU thread.
+        """
         return insert(self, tasks)
 
     def split(self, tasks: Tasks, parts: int) -> TaskGraph:

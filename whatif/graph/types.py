@@ -162,9 +162,7 @@ class Dependencies:
 
     def take(self, index: Array) -> Dependencies:
         """The dependencies at ``index`` (a mask or positions)."""
-        return Dependencies(
-            self.source[index], self.target[index], self.kind[index], self.lag_ns[index], self.anchor[index]
-        )
+        return Dependencies(*(getattr(self, name)[index] for name in Dependencies.__slots__))
 
 
 # What a wait task waits for when it is not one stream: all streams of the machine.

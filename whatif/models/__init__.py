@@ -39,47 +39,27 @@ if TYPE_CHECKING:
     from whatif.simulation.steps import step_ns
     from whatif.units import Bandwidth, Size
 
-_HOME = {
-    "Bandwidth": "whatif.units",
-    "Size": "whatif.units",
-    "KernelFamily": "whatif.graph.kernels",
-    "in_layers": "whatif.models.layers.layer_facts",
-    "weight_gradients": "whatif.models.layers.weight_gradients",
-    "batch_tasks": "whatif.models.kernels.batch",
-    "launches_kernels": "whatif.models.kernels.batch",
-    "at_batch": "whatif.models.kernels.batch",
-    "with_batch_size": "whatif.models.kernels.batch",
-    "capture": "whatif.models.kernels.launches",
-    "note_start_up": "whatif.models.kernels.launches",
-    "layer_calls": "whatif.models.layers.layer_calls",
-    "CallRole": "whatif.models.layers.layer_calls",
-    "gradient_bytes": "whatif.models.layers.layer_facts",
-    "gradients": "whatif.models.layers.gradients",
-    "add_gradients": "whatif.models.layers.gradients",
-    "backward_ends": "whatif.models.layers.gradients",
-    "segments": "whatif.models.layers.segments",
-    "are_classes": "whatif.models.layers.segments",
-    "recompute": "whatif.models.layers.segments",
-    "remove_layers": "whatif.models.layers.change_layers",
-    "scale_layers": "whatif.models.layers.change_layers",
-    "resize_layers": "whatif.models.layers.change_layers",
-    "merge_layers": "whatif.models.layers.change_layers",
-    "change_memory": "whatif.models.layers.memory_effects",
-    "not_modelled": "whatif.models.layers.memory_effects",
-    "accumulated": "whatif.models.layers.memory_effects",
-    "checkpointed": "whatif.models.layers.memory_effects",
-    "in_half": "whatif.models.layers.memory_effects",
-    "updated_as": "whatif.models.layers.memory_effects",
-    "updated_in_backward": "whatif.models.layers.memory_effects",
-    "with_batch": "whatif.models.layers.memory_effects",
-    "without_scores": "whatif.models.layers.memory_effects",
-    "peak": "whatif.graph.memory",
-    "step_kernels": "whatif.models.layers.update_tasks",
-    "implementation": "whatif.models.layers.update_tasks",
-    "needs_all_gradients": "whatif.models.kernels.update_in_backward",
-    "update_in_pieces": "whatif.models.kernels.update_in_backward",
-    "step_ns": "whatif.simulation.steps",
-}
+_NAMES = {
+    "whatif.units": ("Bandwidth", "Size"),
+    "whatif.graph.kernels": ("KernelFamily",),
+    "whatif.graph.memory": ("peak",),
+    "whatif.models.kernels.batch": ("at_batch", "batch_tasks", "launches_kernels", "with_batch_size"),
+    "whatif.models.kernels.launches": ("capture", "note_start_up"),
+    "whatif.models.kernels.update_in_backward": ("needs_all_gradients", "update_in_pieces"),
+    "whatif.models.layers.change_layers": ("merge_layers", "remove_layers", "resize_layers", "scale_layers"),
+    "whatif.models.layers.gradients": ("add_gradients", "backward_ends", "gradients"),
+    "whatif.models.layers.layer_calls": ("CallRole", "layer_calls"),
+    "whatif.models.layers.layer_facts": ("gradient_bytes", "in_layers"),
+    "whatif.models.layers.memory_effects": (
+        "accumulated", "change_memory", "checkpointed", "in_half", "not_modelled", "updated_as", "updated_in_backward",
+        "with_batch", "without_scores",
+    ),
+    "whatif.models.layers.segments": ("are_classes", "recompute", "segments"),
+    "whatif.models.layers.update_tasks": ("implementation", "step_kernels"),
+    "whatif.models.layers.weight_gradients": ("weight_gradients",),
+    "whatif.simulation.steps": ("step_ns",),
+}  # fmt: skip
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     # Option types: parameters of transform() with a unit.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from statistics import median
 
 from whatif.errors import WhatifError
@@ -94,10 +95,8 @@ def _best_of_all(roles: Sequence[Role], machines: Machines, judge: Judge) -> Fou
         raise WhatifError(f"dts: there are more than {MOST_PATHS:,} ways to give out the roles; set max_paths.")
     if not count:
         raise _impossible(roles, machines)
-    times = (
-        (judge(assignment)[0], number, assignment) for number, assignment in enumerate(every_path(roles, machines))
-    )
-    time_ns, _, assignment = min(times)
+    judged = ((judge(assignment)[0], assignment) for assignment in every_path(roles, machines))
+    time_ns, assignment = min(judged, key=itemgetter(0))
     return Found(assignment, time_ns, count)
 
 
@@ -105,23 +104,17 @@ def _improved(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths
     """The first path, then one change of the role that causes the greatest delay after the other."""
     current = first_path(roles, machines)
     time_ns, delay = judge(current)
-    best, tried = Found(current, time_ns, 1), {_key(current, roles)}
-    count = 1
-    while count < max_paths:
-        for changed in _changes(current, delay, roles, machines):
-            if _key(changed, roles) in tried:
-                continue
-            tried.add(_key(changed, roles))
-            count += 1
-            time_ns, changed_delay = judge(changed)
-            if time_ns < best.time_ns:
-                best, current, delay = Found(changed, time_ns, count), changed, changed_delay
-                break
-            if count >= max_paths:
-                break
-        else:
-            break
-    return Found(best.assignment, best.time_ns, count)
+    tried = {_key(current, roles)}
+    changes = _changes(current, delay, roles, machines)
+    while len(tried) < max_paths and (changed := next(changes, None)):
+        if _key(changed, roles) in tried:
+            continue
+        tried.add(_key(changed, roles))
+        changed_ns, delay = judge(changed)
+        if changed_ns < time_ns:
+            current, time_ns = changed, changed_ns
+            changes = _changes(current, delay, roles, machines)
+    return Found(current, time_ns, len(tried))
 
 
 def _changes(
@@ -138,9 +131,8 @@ def _changes(
             if alike[candidate] == alike[current[slow]]:
                 continue  # it would be the same
             changed = {**rest, slow: candidate}
-            other = owner.get(candidate)
-            if other:
-                changed[other] = current[slow]
+            if candidate in owner:
+                changed[owner[candidate]] = current[slow]
             if all(_fits(role, changed[role.name], changed, machines) for role in roles):
                 yield {role.name: changed[role.name] for role in roles}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whatif.graph.types import Phase
 from whatif.models.dts.allocate import Assignment
@@ -85,16 +85,24 @@ def _play_federated(plan: Plan, training: Training) -> None:
     _average(plan, clients, whole.weights_bytes, sent)
 
 
+def _parallel_roles(dnn: Dnn, training: Training) -> list[Role]:
+    """Equal clients, and a server that does the rest for all of them."""
+    mine, rest = halves(dnn, training.cuts)
+    names, flow = _clients(training), 2 * rest.in_bytes
+    server = Role("server", training.clients * rest.work_ns, rest.memory_bytes, dict.fromkeys(names, flow))
+    return [server, *(Role(name, mine.work_ns, mine.memory_bytes, {"server": flow}) for name in names)]
+
+
 def _split_roles(dnn: Dnn, training: Training) -> list[Role]:
     """A server, and clients that hand their weights along a chain."""
-    mine, rest = halves(dnn, training.cuts)
-    names = _clients(training)
-    server_ns, flow = training.clients * rest.work_ns, 2 * rest.in_bytes
-    found = [Role("server", server_ns, rest.memory_bytes, dict.fromkeys(names, flow))]
-    for before, name, behind in zip([None, *names], names, [*names[1:], None], strict=False):
+    mine, _ = halves(dnn, training.cuts)
+    server, *clients = _parallel_roles(dnn, training)
+    names = [client.name for client in clients]
+    chained = [server]
+    for before, client, behind in zip([None, *names], clients, [*names[1:], None], strict=False):
         chain = {other: mine.weights_bytes for other in (before, behind) if other}
-        found.append(Role(name, mine.work_ns, mine.memory_bytes, {"server": flow, **chain}))
-    return found
+        chained.append(replace(client, partners={**client.partners, **chain}))
+    return chained
 
 
 def _play_split(plan: Plan, training: Training) -> None:
@@ -105,14 +113,6 @@ def _play_split(plan: Plan, training: Training) -> None:
         done = _train_split(plan, client, "server", both, training.batches, done)
         if following:
             done = [plan.send(client, following, both[0].weights_bytes, "weights", done, Phase.UPDATE)]
-
-
-def _parallel_roles(dnn: Dnn, training: Training) -> list[Role]:
-    """Equal clients, and a server that does the rest for all of them."""
-    mine, rest = halves(dnn, training.cuts)
-    names, flow = _clients(training), 2 * rest.in_bytes
-    server = Role("server", training.clients * rest.work_ns, rest.memory_bytes, dict.fromkeys(names, flow))
-    return [server, *(Role(name, mine.work_ns, mine.memory_bytes, {"server": flow}) for name in names)]
 
 
 def _play_parallel(plan: Plan, training: Training) -> None:

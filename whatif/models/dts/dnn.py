@@ -19,6 +19,7 @@ from whatif.graph.types import (
 from whatif.models.durations.estimator import moving
 from whatif.models.exchange.buckets import step_of
 from whatif.models.layers.layer_facts import gradient_bytes
+from whatif.models.layers.segments import prefixes
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import MIN_STEPS
 
@@ -157,13 +158,8 @@ def _elapsed(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 def _leaves(graph: TaskGraph) -> Bool:
     """The layers that no other layer is inside of, by their names, shape (n_layers,)."""
-    inside = {name.rpartition(".")[0] for name in graph.layers}
-    prefixes = set(inside)
-    for name in inside:
-        while name:
-            name = name.rpartition(".")[0]
-            prefixes.add(name)
-    return np.array([bool(name) and name not in prefixes and name != "(root)" for name in graph.layers], dtype=np.bool_)
+    outer = {"", "(root)"}.union(*(prefixes(name)[:-1] for name in graph.layers))
+    return np.array([name not in outer for name in graph.layers], dtype=np.bool_)
 
 
 def _places(graph: TaskGraph, tasks: Int64) -> tuple[Int64, tuple[str, ...]]:
@@ -182,10 +178,10 @@ def _places(graph: TaskGraph, tasks: Int64) -> tuple[Int64, tuple[str, ...]]:
     place = np.where(known, number[layer], -1)
     marks = np.flatnonzero((place >= 0) | (np.diff(phase, prepend=-1) != 0))
     starts = np.where(phase[marks] == Phase.BACKWARD, len(codes) - 1, 0)
-    told = np.where(place[marks] >= 0, place[marks], starts)
     if not len(marks):
         return place, ()
-    place = told[np.searchsorted(marks, np.arange(len(tasks)), side="right") - 1]
+    known_places = np.where(place[marks] >= 0, place[marks], starts)
+    place = known_places[np.searchsorted(marks, np.arange(len(tasks)), side="right") - 1]
     return place, tuple(graph.layers[code] for code in codes)
 
 
@@ -236,9 +232,9 @@ def _flops(graph: TaskGraph) -> float:
 
     On a CPU an operator calls others for the same work: of a layer the operator with the most counts.
     """
-    told = graph.info.recorded.flops
-    if told is not None and told.forward is not None:
-        return float(told.forward)
+    recorded = graph.info.recorded.flops
+    if recorded is not None and recorded.forward is not None:
+        return float(recorded.forward)
     tasks = np.flatnonzero((graph.phase == Phase.FORWARD) & (graph.flops > 0))
     each = graph.layer[tasks].astype(np.int64) * len(graph.names) + (0 if graph.on_gpu.any() else graph.name[tasks])
     keys, group = np.unique(each, return_inverse=True)

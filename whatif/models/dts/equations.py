@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.types import Float64
+
 
 def pipeline_learning(
     fetch: npt.ArrayLike, forward: npt.ArrayLike, backward: npt.ArrayLike, write: npt.ArrayLike
@@ -19,13 +21,12 @@ def pipeline_learning(
     Deviations: the print sums the transfers over all layers and processors; a processor fetches and writes once. Its
     ``write`` is the gradient that goes back: written forward it would be the next processor's ``fetch``.
     """
-    return float(sum(np.sum(np.asarray(part, dtype=np.float64)) for part in (fetch, forward, backward, write)))
+    return float(sum(np.sum(part) for part in (fetch, forward, backward, write)))
 
 
 def federated(forward: npt.ArrayLike, backward: npt.ArrayLike, transfer: npt.ArrayLike, average: float) -> float:
     """Equation (2): the slowest client's passes, the slowest way of the weights there and back, the averaging."""
-    work = np.asarray(forward, dtype=np.float64) + np.asarray(backward, dtype=np.float64)
-    return float(work.max() + 2 * np.asarray(transfer, dtype=np.float64).max() + average)
+    return float(np.max(_summed(forward, backward)) + 2 * np.max(transfer) + average)
 
 
 def split(
@@ -38,10 +39,8 @@ def split(
     hand_over: npt.ArrayLike,
 ) -> float:
     """Equation (3): client after client with the server; ``hand_over`` (n - 1,) are the weights on their way on."""
-    once = sum(
-        np.asarray(part, dtype=np.float64) for part in (fetch, forward, backward, server_forward, server_backward)
-    )
-    return float(np.sum(once + 2 * np.asarray(transfer, dtype=np.float64)) + np.sum(np.asarray(hand_over)))
+    rounds = _summed(fetch, forward, backward, server_forward, server_backward, transfer, transfer)
+    return float(np.sum(rounds) + np.sum(hand_over))
 
 
 def parallel_split(
@@ -56,9 +55,8 @@ def parallel_split(
 
     The print names both passes of client and server alike; the text says that those of the sum are the server's.
     """
-    client = sum(np.asarray(part, dtype=np.float64) for part in (fetch, forward, backward))
-    server = np.asarray(server_forward, dtype=np.float64) + np.asarray(server_backward, dtype=np.float64)
-    return float(np.max(client + 2 * np.asarray(transfer, dtype=np.float64)) + server.sum())
+    client = _summed(fetch, forward, backward, transfer, transfer)
+    return float(np.max(client) + np.sum(_summed(server_forward, server_backward)))
 
 
 def federated_split(
@@ -77,7 +75,10 @@ def federated_split(
     Deviations: the print counts the edge server's backward pass twice, which the text describes once, and has no way
     ``back`` of the averaged weights, without which no next epoch could begin; equation (2) has one.
     """
-    parts = (fetch, forward, backward, edge_forward, edge_backward)
-    pair = sum(np.asarray(part, dtype=np.float64) for part in parts) + 2 * np.asarray(transfer, dtype=np.float64)
-    there = np.max(pair + np.asarray(upload, dtype=np.float64))
-    return float(there + average + np.max(np.asarray(back, dtype=np.float64), initial=0.0))
+    there = _summed(fetch, forward, backward, edge_forward, edge_backward, transfer, transfer, upload)
+    return float(np.max(there) + average + np.max(np.asarray(back, dtype=np.float64), initial=0.0))
+
+
+def _summed(*terms: npt.ArrayLike) -> Float64:
+    """The sum of several terms for each client, shape (n_clients,)."""
+    return np.asarray(np.sum(np.asarray(terms, dtype=np.float64), axis=0))

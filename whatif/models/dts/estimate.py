@@ -48,11 +48,8 @@ class Estimate:
 
     def plan(self, batches: int = 1) -> Plan:
         """Return the plan of a round of so many batches a client."""
-        return played(self.architecture, self.dnn, self.machines, self.assignment, self.training, batches)
-
-    def round_ns(self, batches: int = 1) -> int:
-        """Return the time of a round of so many batches a client: of an epoch, where it has so many."""
-        return run(self.plan(batches).activities).total_ns
+        training = replace(self.training, batches=batches)
+        return played(self.architecture, self.dnn, self.machines, self.assignment, training)
 
     def spread(self, batches: int = 1, *, samples: int = 1000, seed: int = 0) -> Spread:
         """Return the round's time with its distribution over ``samples`` draws of the fluctuations."""
@@ -71,23 +68,20 @@ def estimate(
 
     Raises WhatifError where the roles cannot be given out, or where a user's script fails.
     """
-    choices: list[Training] = [replace(training, batches=1)]
+    cuts: Sequence[tuple[int, ...]] = [training.cuts]
     if not training.cuts and architecture.cuts is not None:
-        found = _of_script(architecture, architecture.cuts, dnn, training, machines)
-        choices = [replace(choices[0], cuts=tuple(cut)) for cut in found]
-    best: Estimate | None = None
+        cuts = _of_script(architecture, architecture.cuts, dnn, training, machines)
+    found: list[Estimate] = []
     reason: WhatifError | None = None
-    for choice in choices:
+    for cut in cuts:
+        choice = replace(training, batches=1, cuts=tuple(cut))
         try:
-            one = _with_cuts(architecture, dnn, machines, choice, max_paths)
+            found.append(_with_cuts(architecture, dnn, machines, choice, max_paths))
         except WhatifError as error:
             reason = reason or error  # another cut may fit
-            continue
-        if best is None or one.batch_ns < best.batch_ns:
-            best = one
-    if best is None:
+    if not found:
         raise reason or WhatifError(f"dts: {architecture.name} offers no way to cut the network.")
-    return best
+    return min(found, key=lambda one: one.batch_ns)
 
 
 def _with_cuts(
@@ -110,13 +104,11 @@ def _with_cuts(
 
 
 def played(
-    architecture: Architecture, dnn: Dnn, machines: Machines, assignment: Assignment, training: Training,
-    batches: int | None = None,
-) -> Plan:  # fmt: skip
+    architecture: Architecture, dnn: Dnn, machines: Machines, assignment: Assignment, training: Training
+) -> Plan:
     """Return the plan of a round. Raises WhatifError where a user's script fails."""
     plan = Plan(dnn, machines, assignment)
-    wanted = training if batches is None else replace(training, batches=batches)
-    _of_script(architecture, architecture.play, plan, wanted)
+    _of_script(architecture, architecture.play, plan, training)
     return plan
 
 

@@ -71,15 +71,14 @@ class Machines:
         names = [processor.name for processor in self.processors]
         if not 1 <= len(names) <= MOST_PROCESSORS:
             raise WhatifError(f"dts: expected from 1 to {MOST_PROCESSORS:,} processors, got {len(names)}.")
-        double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        double = [name for name, following in pairwise(sorted(names)) if name == following]
         if double:
             raise WhatifError(f"dts: expected processors of different names, got {double[0]!r} twice.")
 
     @staticmethod
-    def equal(count: int, wire: Wire, processor: Processor | None = None) -> Machines:
+    def equal(count: int, wire: Wire, like: Processor | None = None) -> Machines:
         """Return ``count`` equal processors, any two of which have a link of their own."""
-        like = processor or Processor("")
-        processors = (replace(like, name=f"processor {number}") for number in range(1, count + 1))
+        processors = (replace(like or Processor(""), name=f"processor {number}") for number in range(1, count + 1))
         return Machines(tuple(processors), anywhere=wire)
 
     @cached_property
@@ -120,10 +119,6 @@ class Machines:
             graph.add_edge(source, target, cost=1.0 / wire.byte_s)
         return graph
 
-    @cached_property
-    def _found(self) -> dict[tuple[str, str], Wire | None]:
-        return {}
-
     def wire(self, source: str, target: str) -> Wire | None:
         """Return the way from one processor to another; None where there is none.
 
@@ -135,21 +130,20 @@ class Machines:
             self._found[key] = self._route(source, target)
         return self._found[key]
 
+    @cached_property
+    def _found(self) -> dict[tuple[str, str], Wire | None]:
+        return {}
+
     def _route(self, source: str, target: str) -> Wire | None:
         direct = self.wires.get((source, target))
         if direct is not None:
             return direct
-        if self._graph.has_node(source) and self._graph.has_node(target):
-            try:
-                path: Sequence[str] = networkx.shortest_path(self._graph, source, target, weight="cost")
-            except networkx.NetworkXNoPath:
-                path = ()
-            parts = [self.wires[hop] for hop in pairwise(path)]
-            if parts:
-                narrow = min(parts, key=lambda part: part.byte_s)
-                latency_ns = sum(part.latency_ns for part in parts)
-                return Wire(narrow.channel, narrow.byte_s, latency_ns, narrow.fluctuation)
-        if self.anywhere is None:
-            return None
-        common = self.anywhere
-        return Wire(f"{source} -> {target}", common.byte_s, common.latency_ns, common.fluctuation)
+        try:
+            path: Sequence[str] = networkx.shortest_path(self._graph, source, target, weight="cost")
+        except (networkx.NetworkXNoPath, networkx.NodeNotFound):
+            path = ()
+        parts = [self.wires[hop] for hop in pairwise(path)]
+        if parts:
+            narrow = min(parts, key=lambda part: part.byte_s)
+            return replace(narrow, latency_ns=sum(part.latency_ns for part in parts))
+        return self.anywhere and replace(self.anywhere, channel=f"{source} -> {target}")

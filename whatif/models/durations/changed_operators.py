@@ -25,7 +25,7 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.database import DURATION_SOURCES, estimator_of, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
@@ -198,7 +198,7 @@ def _changed(
         ratios = same_source_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
         for column, told in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places[rows]] = told
-        source_by_row[places[rows]] = _SOURCES[ratios.answered_by]
+        source_by_row[places[rows]] = SOURCE_OF_ANSWER[ratios.answered_by]
     # A what-if before may have put a task into another format than its operator was recorded in.
     recorded = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in table] + [0])[called]
     same = (graph.dtype[ids] == recorded) | (graph.dtype[ids] == 0) | (recorded == 0)
@@ -214,9 +214,6 @@ def _device_name(graph: TaskGraph) -> str:
         return gpu.name if gpu is not None else ""
     recorded = graph.info.recorded
     return cpu_called(recorded.cpu, recorded.threads).name if recorded.cpu is not None else ""
-
-
-_SOURCES = np.array([DURATION_SOURCES.get(source, Source.ROOFLINE) for source in AnswerSource], dtype=np.int8)
 
 
 def _was_measured(side: Estimator) -> bool:

@@ -20,14 +20,16 @@ from whatif.opdb.default import estimator as default_estimator
 from whatif.opdb.location import default_database
 from whatif.opdb.rows import Operators
 
-# Who answers for a ratio of two estimates of a source.
-DURATION_SOURCES = {
+# Which source of a duration a ratio of two estimates counts as.
+_DURATION_SOURCES = {
     AnswerSource.EXACT: Source.DATABASE,
     AnswerSource.INTERPOLATED: Source.DATABASE,
     AnswerSource.LEARNED: Source.LEARNED,
     AnswerSource.SAME_SHAPE: Source.OTHER_DEVICES,
     AnswerSource.LEARNED_ACROSS: Source.OTHER_DEVICES,
 }
+# The same by the code of an ``AnswerSource``; what is not listed comes from data sheets.
+SOURCE_OF_ANSWER = np.array([_DURATION_SOURCES.get(one, Source.ROOFLINE) for one in AnswerSource], dtype=np.int8)
 # What was measured with its launch tells little of a kernel that is shorter than the launch: events around one kernel
 # read 24 us at the least (NeuSight's five GPUs).
 LEAST_WITH_LAUNCH_S = 20e-6

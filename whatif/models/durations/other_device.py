@@ -20,7 +20,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.database import DURATION_SOURCES
+from whatif.models.durations.database import SOURCE_OF_ANSWER
 from whatif.models.durations.device_convolutions import convolution_ns, on_tensor_cores
 from whatif.models.durations.device_law import (
     Ratio,
@@ -42,10 +42,8 @@ from whatif.models.durations.half_precision import SPEEDUP_EXPONENT, SPEEDUP_EXP
 from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.roofline import peaks_tflops
 from whatif.models.durations.work_done import work_times
-from whatif.opdb.chain import AnswerSource
 from whatif.opdb.importers.described import operators_of
 
-_SOURCES = np.array([DURATION_SOURCES.get(source, Source.ROOFLINE) for source in AnswerSource], dtype=np.int8)
 # Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
 _SWITCH_SPREAD = 1.5
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
@@ -79,7 +77,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         good &= (dtype[at] == recorded) | (dtype[at] == 0) | (recorded == 0)
         at, which = at[good], which[good]
         found.put(at, Ratio(ratios.ratio[which], ratios.low[which], ratios.high[which]))
-        source[at] = _SOURCES[ratios.answered_by[which]]
+        source[at] = SOURCE_OF_ANSWER[ratios.answered_by[which]]
     return scaled(
         graph, tasks, found.centre, source, low=np.minimum(found.low, found.centre),
         high=np.maximum(found.high, found.centre),

@@ -129,6 +129,13 @@ def _named_dtype(name: str) -> str:
     return classify_kernel(name)[1]
 
 
+def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
+    """Return a mask, shape (n_tasks,), of those of ``tasks`` whose estimate is below their present duration."""
+    faster = np.zeros(len(graph), dtype=np.bool_)
+    faster[tasks] = estimates.duration_ns < graph.duration_ns[tasks]
+    return faster
+
+
 def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGraph:
     """Remember that the step runs under autocast."""
     return with_told_precision(graph, autocast={"fp16": "float16", "bf16": "bfloat16"}[target])

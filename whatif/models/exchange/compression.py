@@ -9,7 +9,6 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
-    Dependencies,
     DependencyKind,
     Int64,
     Phase,
@@ -30,37 +29,32 @@ TO_HALF, FROM_HALF = "cast bucket to fp16", "cast bucket from fp16"
 # DDP's fp16_compress_hook casts a bucket (4 bytes read, 2 written), divides it (2 and 2), and copies the sum back (2
 # and 4); of the size of the fp32 bucket.
 TO_HALF_ACCESSES, FROM_HALF_ACCESSES = 2.5, 1.5
+# Of DGC: u = m u + g and v = v + u: three reads and two writes; a sample; mask: a read and a byte; pack: a read and
+# that byte; clearing u and v: two reads and two writes where masked, and the mask. Rounded up to whole accesses.
+ACCESSES, KERNELS = 11.0, 10
+ENTRY_BYTES = 8
 # Our estimate, for kernels that nobody measured here: fused passes, or twice as many as counted.
 LOW, HIGH = 0.6, 2.0
 
 
-def exchange_sparse(
-    graph: TaskGraph,
-    tasks: Int64,
-    workers: int,
-    share: float,
-    *,
-    compress_accesses: float,
-    compress_kernels: int,
-    entry_bytes: int,
-) -> TaskGraph:
+def exchange_sparse(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> TaskGraph:
     """Return the graph in which ring all-reduces ``tasks`` (ids, of known size) gather ``share`` of the values instead.
 
-    Every worker sends its values with their places, ``entry_bytes`` each for a value of 4 bytes, to all the others.
-    Before, ``compress_kernels`` kernels read and write ``compress_accesses`` times the bytes of the gradients; behind,
-    two clear the buffer and add up the entries of all workers.
+    Every worker sends its values with their places, ``ENTRY_BYTES`` each for a value of 4 bytes, to all the others.
+    Before, ``KERNELS`` kernels read and write ``ACCESSES`` times the bytes of the gradients; behind, two clear the
+    buffer and add up the entries of all workers.
     """
     # What was called before the recording begins stays as it was.
     tasks = tasks[tasks > int(np.argmax(graph.on_cpu))]
     size = graph.size_bytes[tasks]
     sources, users = _neighbours_of(graph, tasks)
     stream = graph.thread[np.where(graph.on_cpu[sources] & graph.on_gpu.any(), tasks, sources)]
-    before = _inserted(graph, COMPRESS, sources, stream, compress_accesses * size, compress_kernels)
+    before = _inserted(graph, COMPRESS, sources, stream, ACCESSES * size, KERNELS)
     graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
     users = np.where(users >= 0, before.moved[users], -1)
-    graph = _as_gather(graph, tasks, workers, share, entry_bytes)
+    graph = _as_gather(graph, tasks, workers, share)
     # Cleared (one access), then each entry is read, and its value read and written.
-    gathered_bytes = size * (1 + share * workers * (entry_bytes / 4 + 2))
+    gathered_bytes = size * (1 + share * workers * (ENTRY_BYTES / 4 + 2))
     return _with_unpacked(graph, DECOMPRESS, tasks, before.ids, users, gathered_bytes, 2)
 
 
@@ -104,7 +98,7 @@ def _with_unpacked(
 
 def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
-    d: Dependencies = graph.dependencies
+    d = graph.dependencies
     worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.on_gpu.any() else graph.on_cpu
     source = np.full(len(graph), -1, dtype=np.int64)
     into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
@@ -156,17 +150,17 @@ def _inserted(
     return inserted._replace(graph=mark(inserted.graph, inserted.ids, times.source))
 
 
-def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float, entry_bytes: int) -> TaskGraph:
+def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> TaskGraph:
     """An all-reduce sends 2 (n - 1) / n of the buffer in 2 (n - 1) steps, the gather n - 1 lists in n - 1 steps.
 
     What of a recorded one was waiting for other workers stays: at the upper end all of it.
     """
     latency_ns = latency_of(graph)[tasks]
     transfer_ns = graph.duration_ns[tasks] - latency_ns
-    ratio = workers / 2 * share * entry_bytes / 4
+    ratio = workers / 2 * share * ENTRY_BYTES / 4
     duration_ns = latency_ns / 2 + transfer_ns * ratio
     higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
     waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
     graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
-    graph = with_values(graph, tasks, size_bytes=np.rint(graph.size_bytes[tasks] * share * workers * entry_bytes / 4))
+    graph = with_values(graph, tasks, size_bytes=np.rint(graph.size_bytes[tasks] * share * workers * ENTRY_BYTES / 4))
     return tell(named(graph, {EXCHANGE: tasks}), tasks, latency_ns / 2, workers)

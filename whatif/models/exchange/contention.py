@@ -40,7 +40,7 @@ from whatif.models.durations.estimator import (
     mark,
 )
 from whatif.models.durations.roofline import filled, matrix_flops_per_ns
-from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers
+from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, recorded_workers
 from whatif.models.exchange.recorded_overlap import set_to_alone
 from whatif.simulation.sharing import USES, Role, uses_of
 from whatif.simulation.transfers import latency_of, workers_of
@@ -131,7 +131,7 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
     ids = np.flatnonzero(as_mask(graph, tasks))
     if not len(ids):
         return graph
-    if any(graph.threads[code].kind != ThreadKind.CHANNEL for code in np.unique(graph.thread[ids]).tolist()):
+    if not _of_threads(graph, ThreadKind.CHANNEL)[ids].all():
         raise WhatifError("contention: expected transfers on channels to share a link, got tasks of a stream or a CPU.")
     group = graph.thread[ids].astype(np.int64) * (int(graph.step.max()) + 2) + graph.step[ids]
     order = np.argsort(group, kind="stable")
@@ -142,11 +142,8 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
     if not 1 <= most <= MOST_AT_ONCE:
         raise WhatifError(f"contention: expected 1 to {MOST_AT_ONCE} transfers at once on a link, got {most}.")
     uses, thread = uses_of(graph), graph.thread.copy()
-    uses["link"][ids], uses["link_share"][ids], uses["lead_ns"][ids] = (
-        1 + graph.thread[ids],
-        1.0,
-        latency_of(graph)[ids],
-    )
+    uses["link"][ids], uses["link_share"][ids] = 1 + graph.thread[ids], 1.0
+    uses["lead_ns"][ids] = latency_of(graph)[ids]
     for code in np.unique(graph.thread[ids]).tolist():
         like = graph.threads[code]
         on_it = graph.thread[ids] == code
@@ -161,16 +158,19 @@ def on_gpus(graph: TaskGraph) -> Bool:
 
     What a parameter server is sent goes by the CPU and is none.
     """
-    streams = np.array([thread.kind == ThreadKind.STREAM for thread in graph.threads], dtype=np.bool_)
     named = np.array([collective_of(name, "") != "" for name in graph.names], dtype=np.bool_)
-    communicates = graph.kind == TaskKind.COMMUNICATION
-    return np.asarray(communicates & (streams[graph.thread] | named[graph.name]), dtype=np.bool_)
+    on_streams = _of_threads(graph, ThreadKind.STREAM)
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & (on_streams | named[graph.name]), dtype=np.bool_)
 
 
 def on_channels(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the transfers that a what-if put on channels."""
-    channels = np.array([thread.kind == ThreadKind.CHANNEL for thread in graph.threads], dtype=np.bool_)
-    return np.asarray(channels[graph.thread] & (graph.kind == TaskKind.COMMUNICATION), dtype=np.bool_)
+    on_channel = _of_threads(graph, ThreadKind.CHANNEL)
+    return np.asarray(on_channel & (graph.kind == TaskKind.COMMUNICATION), dtype=np.bool_)
+
+
+def _of_threads(graph: TaskGraph, kind: ThreadKind) -> Bool:
+    return np.array([thread.kind == kind for thread in graph.threads], dtype=np.bool_)[graph.thread]
 
 
 def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float, *, gamma: float = 1.0) -> TaskGraph:
@@ -322,20 +322,18 @@ def _memory_of_collectives(graph: TaskGraph, tasks: Bool) -> Array:
     """The share of the memory bandwidth that collectives use alone; 0 where their size is not known."""
     gpu = device(graph)
     peak = (gpu.memory_gbyte_s if gpu else UNKNOWN_MEMORY_GBYTE_S) * MEMORY_SHARE_HIGH
-    told = workers_of(graph)[tasks]
-    workers = np.where(told > 1, told, recorded_workers(graph) or 2)
-    reduces = np.array([collective_of(name, "") == "all_reduce" for name in graph.names], dtype=np.bool_)
+    known = workers_of(graph)[tasks]
+    workers = np.where(known > 1, known, recorded_workers(graph) or 2)
     sent = np.maximum(graph.size_bytes[tasks], 0) * (workers - 1) / workers
-    sent = np.where(reduces[graph.name[tasks]], 2 * sent, sent)
+    sent = np.where(all_reduces(graph)[tasks], 2 * sent, sent)
     moved = sent * MEMORY_BYTES_PER_SENT / np.maximum(graph.duration_ns[tasks], 1)
     return np.asarray(np.minimum(moved / peak, 0.9))
 
 
 def _waited_for(graph: TaskGraph, ids: Int64) -> tuple[Int64, Bool]:
     """The last work of a stream that each collective waits for, and for which of them there is one."""
-    streams = _devices(graph) > 0
     d = graph.dependencies
     last = np.full(len(graph), -1, dtype=np.int64)
-    on_stream = streams[graph.thread[d.source]]
+    on_stream = _of_threads(graph, ThreadKind.STREAM)[d.source]
     np.maximum.at(last, d.target[on_stream], d.source[on_stream])
     return last[ids][last[ids] >= 0], last[ids] >= 0

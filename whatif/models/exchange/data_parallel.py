@@ -178,10 +178,8 @@ def _backward_ends(graph: TaskGraph) -> _Ends:
 
 def _calls(graph: TaskGraph, tasks: Int64) -> Int64:
     """The call that launched each GPU task, or a later one that launched a task ahead of it."""
-    in_order = np.argsort(tasks, kind="stable")
-    calls = np.empty(len(tasks), dtype=np.int64)
-    calls[in_order] = np.maximum.accumulate(calls_of(graph, tasks[in_order]))
-    return calls
+    distinct, place = np.unique(tasks, return_inverse=True)
+    return np.asarray(np.maximum.accumulate(calls_of(graph, distinct))[place], dtype=np.int64)
 
 
 class _New(NamedTuple):
@@ -333,7 +331,7 @@ def _handed_off_later(graph: TaskGraph, recorded: Int32, behind: Int64) -> TaskG
     later[recorded[same]] = behind[same]
     old = graph.dependencies
     source = np.where(old.kind == DependencyKind.HANDOFF, later[old.source], old.source)
-    return graph.replace(dependencies=Dependencies(source, old.target, old.kind, old.lag_ns, old.anchor))
+    return graph.replace(dependencies=replace(old, source=source))
 
 
 def _synchronised(graph: TaskGraph) -> TaskGraph:

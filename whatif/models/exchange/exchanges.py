@@ -110,7 +110,7 @@ def exchange(
     times = estimated(cost)
     graph, code = add_channel(graph, channel, ordered=True)
     ins, outs = _copies_of([one.copied_in for one in rows]), _copies_of([one.copied_out for one in rows])
-    before, launched_after = task_before(graph, outs.work), task_before(graph, outs.work)
+    before = launched_after = task_before(graph, outs.work)
     if on_gpu:
         launched_after = task_before(graph, calls_of(graph, outs.work))
         before = np.where(behind[outs.of] < outs.work, np.maximum(before, behind[outs.of]), before)
@@ -132,7 +132,7 @@ def exchange(
     names = {NAMES[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     changed = tell(named(collectives.graph, names), put.ids, cost.latency_ns, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
-    changed = _with_calls(changed, put.calls, call)
+    changed = changed.with_duration(put.calls, call.centre_ns, low_ns=call.low_ns, high_ns=call.high_ns)
     if activations:
         column = of_activations(changed).copy()
         column[put.ids] = True
@@ -148,11 +148,6 @@ def _copies_of(work: list[int]) -> _Copies:
     return _Copies(np.flatnonzero(found >= 0), found[found >= 0])
 
 
-def _with_calls(graph: TaskGraph, calls: Int32, time: CallTime) -> TaskGraph:
-    centre, low, high = (np.full(len(calls), ns) for ns in time)
-    return graph.with_duration(calls, centre, low_ns=low, high_ns=high)
-
-
 def _pairs(pairs: list[tuple[int, int]]) -> Int64:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
@@ -160,12 +155,13 @@ def _pairs(pairs: list[tuple[int, int]]) -> Int64:
 def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) -> list[tuple[Array, Array]]:
     """What each collective of the edited ``graph`` waits for, and what waits for it, as pairs of its ids."""
     ready, of = _pairs([(task, at) for at, one in enumerate(rows) for task in one.ready])
+    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
+    waiting = put.moved[task]
     if not on_gpu:  # the thread that called goes on behind it
         following = graph.neighbours[1][put.calls]
         waited = np.flatnonzero(following >= 0)
-        return [(put.moved[ready], put.ids[of]), (put.ids[waited], following[waited])]
-    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
-    return [(put.moved[ready], put.ids[of]), (put.ids[waited], put.moved[task])]
+        waiting = following[waited]
+    return [(put.moved[ready], put.ids[of]), (put.ids[waited], waiting)]
 
 
 def _beside_copies(
@@ -185,9 +181,8 @@ def _beside_copies(
 
 def _cost(operations: list[str], size_bytes: Int64, network: Network, *, on_gpu: bool) -> Cost:
     latency_ns, transfer_ns = (np.zeros(len(size_bytes)) for _ in range(2))
-    asked = np.array(operations)
     for operation in dict.fromkeys(operations):
-        mine = asked == operation
+        mine = np.array(operations) == operation
         # gloo's reduce_scatter is an all-reduce of which every worker keeps its part (ProcessGroupGloo of torch 2.13:
         # a profile of fully_shard on two CPUs shows gloo:all_reduce inside c10d::_reduce_scatter_base_).
         run = "all_reduce" if operation == "reduce_scatter" and not on_gpu else operation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from whatif.errors import WhatifError
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
-    Dependencies,
     DependencyKind,
     Float64,
     Int64,
@@ -86,19 +86,19 @@ def decompose(
         )
     )  # fmt: skip
     calls, first = inserted.launches, inserted.moved[tasks]
-    call_ns = np.full(len(calls), CALL_NS)
-    graph = inserted.graph.with_duration(calls, call_ns, low_ns=np.full(len(calls), CALL_LOW_NS), high_ns=call_ns)
+    graph = inserted.graph.with_duration(calls, CALL_NS, low_ns=CALL_LOW_NS)
     stage_ids = np.concatenate([first[:, None], inserted.ids.reshape(n, more)], axis=1)
-    told = {f"{SCATTER} among {p}": stage_ids[:, [i for i in range(k) if factors[i] == p]] for p in factors}
-    told |= {f"{GATHER} among {p}": stage_ids[:, [2 * k - 1 - i for i in range(k) if factors[i] == p]] for p in factors}
+    names = {f"{SCATTER} among {p}": stage_ids[:, [i for i in range(k) if factors[i] == p]] for p in factors}
+    names |= {
+        f"{GATHER} among {p}": stage_ids[:, [2 * k - 1 - i for i in range(k) if factors[i] == p]] for p in factors
+    }
     # What were the all-reduces are their first stage.
-    graph = with_values(named(graph, told), first, thread=channels[0], size_bytes=size[0])
+    graph = with_values(named(graph, names), first, thread=channels[0], size_bytes=size[0])
     graph = graph.with_duration(stage_ids.T, duration_ns, low_ns=duration_ns, high_ns=duration_ns * OVERLAPPED)
     graph = tell(graph, stage_ids.T, latency_ns, workers)
-    old = graph.dependencies
     last = np.arange(len(graph), dtype=np.int32)
     last[first] = stage_ids[:, -1]
-    graph = graph.replace(dependencies=Dependencies(last[old.source], old.target, old.kind, old.lag_ns, old.anchor))
+    graph = graph.replace(dependencies=replace(graph.dependencies, source=last[graph.dependencies.source]))
     moved = inserted.moved
     return graph.add_dependencies(
         np.concatenate([stage_ids[:, :-1].ravel(), moved[ahead[held]], stage_ids[holds, -1]]),

@@ -31,6 +31,7 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import (
     Estimates,
     Source,
+    combined,
     host_copies,
     mark,
 )
@@ -68,7 +69,9 @@ def server_slices(gradients: StepGradients, slice_bytes: int, servers: int) -> S
     counts = np.maximum(-(-gradients.size_bytes // slice_bytes), 1)
     index, part = _repeated(counts)
     size = np.minimum(gradients.size_bytes[index] - part * slice_bytes, slice_bytes)
-    return Slices(index, size, _dealt(gradients.step[index]) % servers)
+    step = gradients.step[index]  # ascending
+    number = np.arange(len(step)) - np.searchsorted(step, step)
+    return Slices(index, size, number % servers)
 
 
 def server_arrays(gradients: StepGradients, servers: int) -> Slices:
@@ -89,12 +92,6 @@ def _repeated(counts: Int64) -> tuple[Int64, Int64]:
         )
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _dealt(step: Int64) -> Int64:
-    """The number of each row within its step."""
-    first = np.append(True, np.diff(step) != 0)
-    return np.arange(len(step)) - np.maximum.accumulate(np.where(first, np.arange(len(step)), 0))
 
 
 def without_update(graph: TaskGraph) -> TaskGraph:
@@ -147,10 +144,8 @@ def push_and_pull(
     channel = [np.where(own, receiving, sending), np.where(own, sending, receiving)]
     # At the lower end messages are under way while others are sent, so that none holds the link up by its latency.
     times = estimated(cost)
-    stages = [
-        _Stage(PUSH, channel[0], Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns), cost),
-        _Stage(PULL, channel[1], Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns), cost),
-    ]
+    times = Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns)
+    stages = [_Stage(PUSH, channel[0], times, cost), _Stage(PULL, channel[1], times, cost)]
     if reduced:
         graph, cpu = add_channel(graph, SERVER_CHANNEL, ordered=False)
         stages.insert(1, _Stage(REDUCE, np.full(len(row), cpu), _reducing(graph, slices, workers, servers), None))
@@ -198,11 +193,11 @@ def _in_stages(
 ) -> TaskGraph:
     """Put in all stages of all slices: each follows the one before, the first its gradient, and ``target`` the last."""
     count = len(finished)
-    times = [np.concatenate([getattr(s.times, key) for s in stages]) for key in ("duration_ns", "low_ns", "high_ns")]
+    times = combined([stage.times for stage in stages])
     inserted = graph.insert(
         NewTasks(
-            np.tile(finished, len(stages)), stages[0].name, TaskKind.COMMUNICATION, times[0],
-            thread=np.concatenate([stage.channel for stage in stages]), low_ns=times[1], high_ns=times[2],
+            np.tile(finished, len(stages)), stages[0].name, TaskKind.COMMUNICATION, times.duration_ns,
+            thread=np.concatenate([stage.channel for stage in stages]), low_ns=times.low_ns, high_ns=times.high_ns,
             size_bytes=np.tile(slices.size_bytes, len(stages)), family=FAMILY, phase=Phase.BACKWARD,
         )
     )  # fmt: skip

@@ -28,29 +28,18 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
     shares_before = _share_of_time(graph, before) if before is not None else np.ones(len(graph))
     factor = shares_now / shares_before
     moved = np.flatnonzero(factor != 1.0)
-    if not len(moved):
-        return changed
-    by = factor[moved]
-    return changed.with_duration(
-        moved,
-        np.rint(graph.duration_ns[moved] * by),
-        low_ns=np.rint(graph.low_ns[moved] * by),
-        high_ns=np.rint(graph.high_ns[moved] * by),
-    )
+    return changed.scale(moved, factor[moved]) if len(moved) else changed
 
 
 def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
     """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
     share = np.ones(len(graph))
     recorded = (graph.start_ns >= 0) & (graph.duration_ns > 0) & (uses["role"] > 0)
-    for thing in np.unique(uses["device"][recorded & _can_slow(uses)]).tolist():
+    can_slow = (uses["role"] == Role.HOLDS) | (uses["role"] == Role.SHARES)
+    for thing in np.unique(uses["device"][recorded & can_slow]).tolist():
         tasks = np.flatnonzero(recorded & (uses["device"] == thing))
         _of_device(graph, uses, tasks, share)
     return share
-
-
-def _can_slow(uses: Uses) -> Array:
-    return np.asarray((uses["role"] == Role.HOLDS) | (uses["role"] == Role.SHARES))
 
 
 def _of_device(graph: TaskGraph, uses: Uses, tasks: Int64, share: Array) -> None:
@@ -59,13 +48,8 @@ def _of_device(graph: TaskGraph, uses: Uses, tasks: Int64, share: Array) -> None
     tasks, start, end = tasks[order], start[order], end[order]
     alone = _untouched(start, end)
     tasks, start, end = tasks[~alone], start[~alone], end[~alone]
-    users = [
-        User(*row)
-        for row in zip(
-            uses["compute"][tasks].tolist(), tasks.tolist(), uses["memory"][tasks].tolist(),
-            uses["role"][tasks].tolist(), uses["slowed"][tasks].tolist(), strict=True,
-        )
-    ]  # fmt: skip
+    columns = (uses["compute"][tasks], tasks, *(uses[name][tasks] for name in ("memory", "role", "slowed")))
+    users = [User(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     done = [0.0] * len(tasks)
     place = {task: i for i, task in enumerate(tasks.tolist())}
     # Ends come before starts at one time: a task that follows another at once does not overlap it.

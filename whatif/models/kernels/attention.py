@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Float64, Int64, TaskKind, among
+from whatif.graph.types import Int64, TaskKind, among
 from whatif.models.durations.computing import Share, computing
 from whatif.models.durations.estimator import (
     Estimates,
@@ -82,15 +82,10 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
     result = []
     for softmax in np.flatnonzero(family == KernelFamily.SOFTMAX).tolist():
         products = [neighbour(softmax, -1), neighbour(softmax, 1)]
-        if min(products) < 0:
+        if backward[softmax] and min(products) >= 0:
+            products = [neighbour(products[0], -1), *products, neighbour(products[1], 1)]
+        if min(products) < 0 or (not backward[softmax] and phase[products[0]] != phase[products[1]]):
             continue
-        if not backward[softmax] and phase[products[0]] != phase[products[1]]:
-            continue
-        if backward[softmax]:
-            more = [neighbour(products[0], -1), neighbour(products[1], 1)]
-            if min(more) < 0:
-                continue
-            products = [more[0], *products, more[1]]
         last = products[-1]
         while last + 1 < len(kernels) and reduces[last + 1] and thread[last + 1] == thread[last]:
             last += 1
@@ -111,20 +106,17 @@ def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = 
     gpu = device(graph)
     backward = np.array([attention.backward for attention in found], dtype=np.bool_)
     more = np.where(backward, _REMADE, 1.0) * (0.5 if causal else 1.0)
-    whole_ns, own_ns, work = (
-        np.array([column[of].sum() for of in tasks], dtype=np.float64)
-        for column, tasks in (
-            (graph.duration_ns, [attention.kernels for attention in found]),
-            (graph.duration_ns, [attention.products for attention in found]),
-            (graph.flops, [attention.products for attention in found]),
-        )
+    whole_ns = np.array([graph.duration_ns[attention.kernels].sum() for attention in found], dtype=np.float64)
+    own_ns, work = (
+        np.array([column[attention.products].sum() for attention in found]) * more
+        for column in (graph.duration_ns, graph.flops)
     )
-    own_ns, work = own_ns * more, work * more
     known = np.array([_work_is_known(graph, attention) for attention in found], dtype=np.bool_)
     centre, low, high = own_ns.copy(), own_ns / _UNKNOWN_SPREAD, own_ns * _UNKNOWN_SPREAD
     source = np.full(len(found), Source.ASSUMED)
     if gpu is not None and known.any():
-        shares = FLASH_SHARE_HOPPER if gpu.arch == "hopper" else np.where(backward[known], *_as_columns(FLASH_SHARE))
+        # Shape (3, 1) or (3, n_known): centre, slow end, fast end.
+        shares = np.array([FLASH_SHARE_HOPPER] if gpu.arch == "hopper" else [FLASH_SHARE[b] for b in backward[known]]).T
         moved = [_tensor_bytes(graph, attention) for attention, told in zip(found, known, strict=True) if told]
         dtype = DTYPES[graph.dtype[found[int(known.argmax())].products[0]]]
         flash = computing(graph, work[known], moved, KernelFamily.ATTENTION, dtype, Share(*shares))
@@ -133,12 +125,8 @@ def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = 
         centre[known] = np.sqrt(at_best * np.maximum(at_best, own_ns[known]))
         low[known], high[known] = fastest, np.maximum(slowest, own_ns[known])
         source[known] = Source.PAPER
-    return Estimates.of(*(np.minimum(centre, whole_ns), source, np.minimum(low, whole_ns), np.minimum(high, whole_ns)))
-
-
-def _as_columns(shares: dict[bool, tuple[float, float, float]]) -> tuple[Float64, Float64]:
-    """The shares of a backward and of a forward kernel, shape (3, 1) each."""
-    return np.array(shares[True]).reshape(3, 1), np.array(shares[False]).reshape(3, 1)
+    centre, low, high = (np.minimum(time_ns, whole_ns) for time_ns in (centre, low, high))
+    return Estimates.of(centre, source, low, high)
 
 
 def _work_is_known(graph: TaskGraph, attention: Attention) -> bool:

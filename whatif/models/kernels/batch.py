@@ -68,7 +68,7 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
     known all but the shortest kernel's time is in proportion.
     """
     ids = np.flatnonzero(tasks)
-    fixed = _fixed_on_gpu(graph, ids) if graph.on_gpu.any() else _fixed_on_cpu(ids)
+    fixed = _fixed(graph, ids)
     measured = task_batch_ratio(graph, factor)[ids]
     known = np.isfinite(measured)
 
@@ -93,12 +93,10 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
     return changed_operators.measured_first(graph, ids, changed_operators.at_batch(graph, ids, factor), ~known, model)
 
 
-def _fixed_on_cpu(ids: Array) -> _Fixed:
-    fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
-    return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
-
-
-def _fixed_on_gpu(graph: TaskGraph, ids: Array) -> _Fixed:
+def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
+    if not graph.on_gpu.any():
+        fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
+        return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
     told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
@@ -122,11 +120,10 @@ def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> 
     ``wider``: each pass takes all samples at once, which changes the recorded input shape and drops the recorded peak
     memory. Durations stay; see ``at_batch``.
     """
-    info = graph.info
+    info, recorded = graph.info, graph.info.recorded
     if not info.batch_size:
         return graph
     samples = max(round(info.batch_size * factor), 1)
-    recorded = info.recorded
     if wider:
         shape = recorded.input_shape
         if shape and shape[0] == info.batch_size:

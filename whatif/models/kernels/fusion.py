@@ -174,7 +174,7 @@ def _work(graph: TaskGraph, compiled: Bool, *, on_gpu: bool) -> Bool:
     """What computes: all that runs on the GPU; on a CPU the operators of compiled code that last longer than a call."""
     if on_gpu:
         return graph.on_gpu.mask
-    idle = among(graph.family, [KernelFamily.OTHER]) | (graph.family < 0)
+    idle = among(graph.family, [KernelFamily.OTHER, -1])
     work: Bool = compiled & (graph.kind == TaskKind.CPU_OP) & ~idle & (graph.duration_ns >= CPU_OPERATOR_NS)
     return work
 
@@ -251,7 +251,4 @@ def _with_short_wrapper(graph: TaskGraph, left: Bool, overhead: Bool, number: In
     chosen, run = order[is_overhead], run[is_overhead]
     total_ns = np.bincount(run, weights=graph.duration_ns[chosen])[run]
     centre, low, high = (np.minimum(most / np.maximum(total_ns, 1), 1.0) for most in WRAPPER_NS)
-    return graph.with_duration(
-        chosen, graph.duration_ns[chosen] * centre,
-        low_ns=graph.low_ns[chosen] * low, high_ns=graph.high_ns[chosen] * high,
-    )  # fmt: skip
+    return graph.scale(chosen, centre, low=low, high=high)

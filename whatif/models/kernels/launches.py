@@ -7,6 +7,7 @@ waits for the GPU can be captured, and inputs are copied into the graph's own bu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -130,9 +131,7 @@ def counted_ns(graph: TaskGraph, staying: Bool) -> int:
 
 def with_doubt_in_start_up(graph: TaskGraph, staying: Bool) -> TaskGraph:
     """Let the range of what was taken for start-up work begin at nothing."""
-    if not staying.any():
-        return graph
-    return graph.with_duration(staying, graph.duration_ns[staying], low_ns=0, high_ns=graph.high_ns[staying])
+    return graph.scale(staying, 1.0, low=0.0) if staying.any() else graph
 
 
 def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
@@ -216,24 +215,18 @@ def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -
     ``by_phase``: a phase is a stretch of its own.
     """
     waiting = waiting_tasks(graph)
-    ahead = np.zeros(len(graph), dtype=np.int64)
+    ahead = np.zeros(len(graph), dtype=np.int64) if breaks is None else breaks.astype(np.int64)
     ahead[waiting] = 1
-    if breaks is not None:
-        ahead[breaks] = 1
     passed = np.cumsum(ahead)
     per_step = int(passed[-1]) + 1
     number = passed + (graph.step.astype(np.int64) + 1) * per_step
     count = (int(graph.step.max(initial=-1)) + 2) * per_step
-    if by_phase:
-        return number * len(Phase) + graph.phase, count * len(Phase)
-    return number, count
+    return (number * len(Phase) + graph.phase, count * len(Phase)) if by_phase else (number, count)
 
 
 def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
     """What threads that launch do, the waits of one for another included."""
-    handoff = (graph.kind == TaskKind.WAIT) & matching(
-        graph.names, "^" + HANDOFF_NAME.replace("(", r"\(").replace(")", r"\)")
-    )[graph.name]
+    handoff = graph.select(kind=TaskKind.WAIT, name=f"^{re.escape(HANDOFF_NAME)}")
     threads = launching_threads(graph) & np.array([t.kind == ThreadKind.CPU for t in graph.threads])
     work: Bool = allowed & (graph.on_cpu | handoff) & threads[graph.thread]
     return work

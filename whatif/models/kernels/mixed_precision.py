@@ -67,11 +67,8 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     if loss_scaler:
         begins = update_begins(graph)
         lots += _loss_scaler(graph, begins, gpu, call_ns)
-        if (
-            not len(begins)
-            and "cuda_graph" in graph.info.execution
-            and (graph.on_gpu & (graph.phase == Phase.UPDATE)).any()
-        ):
+        updates = graph.on_gpu & (graph.phase == Phase.UPDATE)
+        if not len(begins) and "cuda_graph" in graph.info.execution and updates.any():
             graph = graph.note(
                 "amp: the update lies in a CUDA graph, in which the CPU cannot wait for the loss scaler's result, so "
                 "the scaler is not counted; put amp before cuda_graph, or say target=bf16, which needs none"

@@ -120,15 +120,12 @@ def _with_one_kernel_each(
 ) -> TaskGraph:
     """Keep the first kernel of each group with its launch, with the time of the fused one; remove the others."""
     first = np.array([tasks[0] for tasks in groups])
-    above_floor_ns = np.array(
-        [np.maximum(graph.duration_ns[tasks] - KERNEL_FLOOR_NS, 0).sum() for tasks in groups], dtype=np.float64
+    starts = np.cumsum([0, *map(len, groups[:-1])])
+    each_ns = graph.duration_ns[np.concatenate(groups)]
+    above_floor_ns, whole_ns = (
+        np.add.reduceat(time_ns, starts) for time_ns in (np.maximum(each_ns - KERNEL_FLOOR_NS, 0), each_ns)
     )
-    whole_ns = np.array([graph.duration_ns[tasks].sum() for tasks in groups], dtype=np.float64)
-
-    def fused_ns(by: float) -> Int64:
-        return np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns).astype(np.int64)
-
-    centre_ns, low_ns, high_ns = (fused_ns(by) for by in ratios)
+    centre_ns, low_ns, high_ns = (np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns) for by in ratios)
     graph = put(graph, first, Estimates.of(centre_ns, source, low_ns, high_ns))
     graph = _renamed(graph, first, new_name)
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))

@@ -16,6 +16,7 @@ from whatif.graph.types import (
     Int64,
     Phase,
     TaskKind,
+    among,
 )
 from whatif.models.durations.estimator import put, scaled
 from whatif.models.layers.calls import launches_of
@@ -80,11 +81,11 @@ def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> Task
     # Kernels that take no time share what they are given.
     ratio = (factor * all_ns / np.where(own_ns > 0, own_ns, 1))[key[first]]
     equal_ns = (factor * all_ns / np.maximum(count, 1))[key[first]]
-    times_ns = [
+    centre, low, high = (
         np.where(own_ns[key[first]] > 0, column[first] * ratio, equal_ns)
         for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
-    ]
-    graph = graph.with_duration(first, times_ns[0], low_ns=times_ns[1], high_ns=times_ns[2])
+    )
+    graph = graph.with_duration(first, centre, low_ns=low, high_ns=high)
     replaced = count[key] > 0
     graph = graph.scale(others & ~replaced, factor)
     return graph.remove(_with_calls(graph, np.logical_or.reduce(parts[1:])) & replaced)
@@ -102,7 +103,7 @@ def remove_layers(graph: TaskGraph, layers: Bool) -> TaskGraph:
 def _with_calls(graph: TaskGraph, layers: Bool) -> Bool:
     """The work of layers, and what the CPU does in them, but for waits and for launches of what stays."""
     work = layer_work(graph, layers)
-    passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
+    passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
     calls = (graph.on_cpu & passes & layers[graph.layer]).mask & ~launches_of(graph, graph.on_gpu & ~work)
     before_wait = graph.neighbours[0][graph.kind == TaskKind.WAIT]
     calls[before_wait[before_wait >= 0]] = False

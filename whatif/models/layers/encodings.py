@@ -7,7 +7,7 @@ Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Trai
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,10 +53,8 @@ class Encoding(NamedTuple):
 
     def take(self, chosen: Array) -> Encoding:
         """The maps at ``chosen`` (a mask or positions)."""
-        return Encoding(
-            self.call[chosen], self.size_bytes[chosen], self.kept_bytes[chosen], self.encode_bytes[chosen],
-            self.decode_bytes[chosen], self.sparse[chosen],
-        )  # fmt: skip
+        columns: list[Any] = [column[chosen] for column in self]
+        return Encoding(*columns)
 
 
 def encodings(

@@ -90,21 +90,15 @@ def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
-    calls = times * found.tensors
-    gpu = device(graph)
+    calls, gpu, on_gpu = times * found.tensors, device(graph), bool(graph.on_gpu.any())
     rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
-    source = Source.ROOFLINE if gpu or not graph.on_gpu.any() else Source.ASSUMED
-    if not graph.on_gpu.any():
-        work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
-        tasks = NewTasks(
-            ends, ADD_NAME, TaskKind.CPU_OP, work_ns, low_ns=work_ns / SPREAD, high_ns=work_ns * SPREAD,
-            phase=Phase.BACKWARD, family=FAMILY,
-        )  # fmt: skip
-        return put_in(graph, [(tasks, source)])
-    each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
-    after = last_gpu_before(graph, ends)
+    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
+    if on_gpu:
+        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
     tasks = NewTasks(
-        after, ADD_NAME, TaskKind.KERNEL, calls * each_ns, high_ns=calls * each_ns * SPREAD, phase=Phase.BACKWARD,
-        family=FAMILY, launched_after=ends, launch_ns=calls * operator_cost_ns(graph),
+        last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP,
+        work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
+        family=FAMILY, launched_after=ends if on_gpu else None,
+        launch_ns=calls * operator_cost_ns(graph) if on_gpu else 0,
     )  # fmt: skip
-    return put_in(graph, [(tasks, source)])
+    return put_in(graph, [(tasks, Source.ROOFLINE if gpu or not on_gpu else Source.ASSUMED)])

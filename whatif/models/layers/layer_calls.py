@@ -65,6 +65,9 @@ _SKIPPED = -1
 class Calls:
     """Calls as columns of shape (n_calls,), pass by pass and each pass in order; ids of tasks, -1 for none.
 
+    Of a task, ``call[task]`` is its call. Of a forward call, ``backward_tasks()`` gives the first and last backward
+    task, and ``tasks(mask)`` selects all tasks of some calls, forward and backward.
+
     ``forward`` is the row of the forward call that a backward call belongs to (itself for a forward call), -1 where
     that is not known. ``run`` numbers stretches of one direction in one pass, in which rows follow one another.
     """
@@ -133,7 +136,8 @@ class Calls:
 def layer_calls(graph: TaskGraph) -> Calls:
     """Return the calls of layers in all forward and backward passes, in order, as columns of shape (n_calls,).
 
-    A call is a run of kernels (CPU operators where there is no GPU) of one layer; without layers, of one operator.
+    A call is a run of kernels (CPU operators where there is no GPU) of one layer; without layers, of one operator. A
+    backward call knows its forward call, and the other way round: see ``Calls``.
     """
     worker = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
     passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))

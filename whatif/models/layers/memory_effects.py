@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from whatif.graph.memory import LayerMemory, Memory, recomputed, update_workspace
+from whatif.graph.types import Int64
 from whatif.models.layers.segments import places_within
 
 if TYPE_CHECKING:
@@ -32,29 +35,22 @@ def with_share(memory: Memory, share: float) -> Memory:
     )
 
 
+# What of a layer is in proportion to the batch, beside the workspace of its backward work.
+_WITH_BATCH = ("activations", "forward_workspace", "kept_input", "full_precision", "input", "copied", "scores")
+
+
 def with_batch(memory: Memory, factor: float) -> Memory:
     """Effect: activations, inputs and workspace are ``factor`` times as large; what depends on parameters stays."""
 
-    def grown(size: int) -> int:
-        return round(size * factor)
+    def grown(layer: LayerMemory) -> LayerMemory:
+        sizes = {name: round(getattr(layer, name) * factor) for name in _WITH_BATCH}
+        growing = layer.backward_workspace - layer.fixed_workspace
+        return layer._replace(**sizes, backward_workspace=layer.fixed_workspace + round(growing * factor))
 
-    return replace(memory, inputs=memory.buffers + grown(memory.inputs - memory.buffers)).with_layers(
-        [
-            layer._replace(
-                activations=grown(layer.activations),
-                forward_workspace=grown(layer.forward_workspace),
-                backward_workspace=layer.fixed_workspace + grown(layer.backward_workspace - layer.fixed_workspace),
-                kept_input=grown(layer.kept_input),
-                full_precision=grown(layer.full_precision),
-                input=grown(layer.input),
-                copied=grown(layer.copied),
-                scores=grown(layer.scores),
-            )
-            if any(layer[1:])
-            else layer
-            for layer in memory.layers
-        ]
-    )
+    inputs = memory.buffers + round((memory.inputs - memory.buffers) * factor)
+    return replace(memory, inputs=inputs).with_layers([
+        grown(layer) if any(layer[1:]) else layer for layer in memory.layers
+    ])  # fmt: skip
 
 
 def checkpointed(memory: Memory, segments: Sequence[str]) -> Memory:
@@ -62,10 +58,15 @@ def checkpointed(memory: Memory, segments: Sequence[str]) -> Memory:
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3.
     """
-    segment = places_within([row.name for row in memory.layers], segments).tolist()
-    begins = [at for at in range(len(segment)) if at == 0 or segment[at] != segment[at - 1]]
-    ends = [*begins[1:], len(segment)]
-    return recomputed(memory, [(at, end) for at, end in zip(begins, ends, strict=True) if segment[at] >= 0])
+    segment = places_within([row.name for row in memory.layers], segments)
+    return recomputed(memory, [(first, end) for first, end, which in runs_of(segment) if which >= 0])
+
+
+def runs_of(values: Int64) -> list[tuple[int, int, int]]:
+    """Return the first and the end row of each run of equal values, and the value."""
+    begins = np.flatnonzero(np.append(True, np.diff(values) != 0)[: len(values)])
+    ends = np.append(begins[1:], len(values))[: len(begins)]
+    return list(zip(begins.tolist(), ends.tolist(), values[begins].tolist(), strict=True))
 
 
 def in_half(memory: Memory) -> Memory:

@@ -28,7 +28,7 @@ from whatif.graph.types import (
     ThreadKind,
 )
 from whatif.models.durations.estimator import host_copies, mark
-from whatif.models.layers.calls import operator_cost_ns
+from whatif.models.layers.calls import operator_cost_ns, task_before
 from whatif.models.layers.layer_calls import CallRole, Calls
 from whatif.simulation.simulator import Frontier
 
@@ -113,8 +113,8 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
             launch_ns=cost_ns,
         )  # fmt: skip
 
-    previous, behind = graph.neighbours
-    ahead = [np.where(previous[tasks] >= 0, previous[tasks], tasks) for tasks in (fetches, graph.launch_of[fetches])]
+    behind = graph.neighbours[1]
+    ahead = [task_before(graph, tasks) for tasks in (fetches, graph.launch_of[fetches])]
     out, back = insert_all(
         graph,
         [

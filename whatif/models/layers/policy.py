@@ -176,8 +176,8 @@ class Resolved:
         _refuse_both(graph, remove, scaled | merged, "removed and changed as well")
         seen = np.zeros(len(graph.layers), dtype=np.bool_)
         for parts, _ in merge:
-            _refuse_both(graph, _union(graph, list(parts)), seen, "merged twice")
-            seen |= _union(graph, list(parts))
+            _refuse_both(graph, _union(graph, parts), seen, "merged twice")
+            seen |= _union(graph, parts)
         return Resolved(remove, scale, tuple(merge))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from whatif.graph.insert import Inserted, NewTasks
+from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import (
     Array,
@@ -94,15 +95,7 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
         return _recompute_on_gpu(graph, key, forward, backward, first_cpu)
     again = np.flatnonzero(forward & graph.on_cpu)
     again = again[np.isin(key[again], list(first_cpu))]
-    if not len(again):
-        return graph
-    tasks = NewTasks(
-        _before(graph, first_cpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
-        low_ns=graph.low_ns[again] * (1 - SPREAD), high_ns=graph.high_ns[again] * (1 + SPREAD),
-        layer=graph.layer[again], phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
-        size_bytes=graph.size_bytes[again], flops=graph.flops[again],
-    )  # fmt: skip
-    return _like(graph, again, graph.insert(tasks))
+    return _put_in(graph, again, _before(graph, first_cpu, key[again]), SPREAD)
 
 
 def _recompute_on_gpu(
@@ -112,30 +105,36 @@ def _recompute_on_gpu(
     first_gpu = _first_of_key(key, backward & work)
     again = np.flatnonzero(forward & work & (graph.launch_of >= 0))
     again = again[np.isin(key[again], list(first_cpu.keys() & first_gpu.keys()))]
-    if not len(again):
-        return graph
     cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
     keys, which, count = np.unique(key[again], return_inverse=True, return_counts=True)
     which = np.asarray(which).reshape(-1)
     share_ns = np.array([cpu_ns.get(int(k), 0.0) for k in keys]) / count
-    stream = graph.thread[[first_gpu[int(k)] for k in keys]]
-    tasks = NewTasks(
-        _before(graph, first_gpu, key[again]), RECOMPUTED_NAME, graph.kind[again], graph.duration_ns[again],
-        thread=stream[which], low_ns=graph.low_ns[again], high_ns=graph.high_ns[again], layer=graph.layer[again],
-        phase=Phase.BACKWARD, family=graph.family[again], dtype=graph.dtype[again],
-        size_bytes=graph.size_bytes[again], flops=graph.flops[again],
+    return _put_in(
+        graph, again, _before(graph, first_gpu, key[again]), 0.0,
+        thread=graph.thread[np.array([first_gpu[int(k)] for k in keys], dtype=np.int64)][which],
         launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[which],
     )  # fmt: skip
-    return _like(graph, again, graph.insert(tasks))
 
 
-def _like(graph: TaskGraph, originals: Int64, inserted: Inserted) -> TaskGraph:
-    """The graph with the new tasks, which what-ifs that follow change as they change the originals."""
-    told = {"measured": graph.measured[originals], "called": graph.called[originals]}
+def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **launch: Any) -> TaskGraph:
+    """The graph with copies of ``originals``, which what-ifs that follow change as they change these."""
+    if not len(originals):
+        return graph
+    same: dict[str, Any] = {
+        name: getattr(graph, name)[originals] for name in ("layer", "family", "dtype", "size_bytes", "flops")
+    }
+    inserted = graph.insert(
+        NewTasks(
+            after, RECOMPUTED_NAME, graph.kind[originals], graph.duration_ns[originals], phase=Phase.BACKWARD,
+            low_ns=graph.low_ns[originals] * (1 - spread), high_ns=graph.high_ns[originals] * (1 + spread),
+            **same, **launch,
+        )
+    )  # fmt: skip
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
     for name, column in attached.items():
         column[inserted.ids] = graph.attached[name][originals]
-    changed = with_values(inserted.graph, inserted.ids, **told).replace(attached=attached)
+    facts = {name: getattr(graph, name)[originals] for name in ("measured", "called")}
+    changed = with_values(inserted.graph, inserted.ids, **facts).replace(attached=attached)
     return changed.with_change(Change.RECOMPUTES)
 
 

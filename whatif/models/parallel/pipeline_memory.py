@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from whatif.graph.memory import LayerMemory, Memory, recomputed
 from whatif.graph.types import Int64
-from whatif.models.layers.memory_effects import with_batch, with_share
+from whatif.models.layers.memory_effects import runs_of, with_batch, with_share
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 
 
@@ -31,9 +31,7 @@ def stage_memories(
     """
     micro = with_batch(memory, 1 / micro_batches)
     if recompute:
-        begins = np.flatnonzero(np.append(True, np.diff(part_of_row) != 0))[: len(part_of_row)]
-        runs = list(zip(begins.tolist(), [*begins[1:].tolist(), len(part_of_row)], strict=True))
-        micro = recomputed(micro, runs)
+        micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
     found = []
     for stage, passes in enumerate(orders):
         in_flight = most_in_flight(passes)

@@ -91,7 +91,7 @@ def plan(
     ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
     ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
     """
-    model = model_of(graph, "pipeline")
+    model = model_of(graph)
     if n_parts > model.n_parts:
         raise WhatifError(
             f"pipeline: expected at most {model.n_parts} stages (chunks of all stages together), as many as there are "
@@ -100,7 +100,8 @@ def plan(
     calls = len(model.part)
     crossing = crossing_bytes(model, micro_batches, activation_mb)
     times = at_micro_batch(graph, model, micro_batches)
-    every = _recomputed(work_of(graph, model, model.position, calls, times), recompute=recompute)
+    every = work_of(graph, model, model.position, calls, times)
+    every = _recomputed(every) if recompute else every
     busy_ns = [
         (getattr(every.forward, name) + getattr(every.backward, name)).mean(axis=0) for name in ("cpu_ns", "gpu_ns")
     ]
@@ -112,13 +113,12 @@ def plan(
     shares = sizes / sizes.sum() if sizes.sum() else np.full(n_parts, 1 / n_parts)
     if micro_batches > 1:
         work = with_added(work, shares, micro_batches)
-    return Plan(
-        model, np.append(0, begins), crossing[begins], _recomputed(work, recompute=recompute), shares, recompute
-    )
+    work = _recomputed(work) if recompute else work
+    return Plan(model, np.append(0, begins), crossing[begins], work, shares, recompute)
 
 
-def _recomputed(work: Work, *, recompute: bool) -> Work:
-    return replace(work, backward=work.forward.then(work.backward)) if recompute else work
+def _recomputed(work: Work) -> Work:
+    return replace(work, backward=work.forward.then(work.backward))
 
 
 def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None) -> Int64:
@@ -161,9 +161,9 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     found = stage_memories(memory, row_part, orders, shares, micro_batches, recompute=planned.recompute)
     peaks = [peak(each).total for each in found]
     fullest = int(np.argmax(peaks))
-    told = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")
+    sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")
     return change_memory(graph, lambda _: found[fullest]).note(
-        f"pipeline: the stages need {told} GB of memory; what `memory` tells is stage {fullest}"
+        f"pipeline: the stages need {sizes_gb} GB of memory; what `memory` tells is stage {fullest}"
     )
 
 

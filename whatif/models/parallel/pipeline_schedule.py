@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from whatif.errors import WhatifError
@@ -29,31 +30,19 @@ def order(schedule: str, stages: int, micro_batches: int, chunks: int) -> list[l
     al., Megatron-LM, SC 2021, §2.2.2): 1f1b on several parts a stage, micro-batches in groups of as many as stages.
     Raises WhatifError where a schedule cannot run.
     """
-    if schedule == "gpipe":
-        return [_gpipe(stage, micro_batches) for stage in range(stages)]
-    if schedule == "1f1b":
-        return [_one_f_one_b(stage, stages, micro_batches) for stage in range(stages)]
-    if schedule != "interleaved":
+    if schedule not in SCHEDULES:
         raise WhatifError(f"pipeline: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}.")
+    if schedule != "interleaved":
+        return [_of_stage(stage, stages, micro_batches, 1, schedule) for stage in range(stages)]
     if micro_batches % stages:
         raise WhatifError(
             f"pipeline: expected micro_batches to be a multiple of the {stages} stages for interleaved, got "
             f"{micro_batches}."
         )
-    return [_interleaved(stage, stages, micro_batches, chunks) for stage in range(stages)]
+    return [_of_stage(stage, stages, micro_batches, chunks, schedule) for stage in range(stages)]
 
 
-def _gpipe(stage: int, micro_batches: int) -> list[Pass]:
-    forward = [Pass(False, stage, micro) for micro in range(micro_batches)]
-    return forward + [Pass(True, stage, micro) for micro in reversed(range(micro_batches))]
-
-
-def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    forward, backward = ([Pass(way, stage, micro) for micro in range(micro_batches)] for way in (False, True))
-    return _in_turn(forward, backward, min(stages - 1 - stage, micro_batches))
-
-
-def _interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Pass]:
+def _of_stage(stage: int, stages: int, micro_batches: int, chunks: int, schedule: str) -> list[Pass]:
     count = chunks * micro_batches
 
     def unit(number: int, backward: bool) -> Pass:
@@ -63,15 +52,15 @@ def _interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> li
         return Pass(backward, chunk * stages + stage, group * stages + micro)
 
     forward, backward = ([unit(number, way) for number in range(count)] for way in (False, True))
-    # With one group there is nothing to take turns with: all forward passes come first, as in Megatron-LM.
-    ahead = count if micro_batches == stages else min(2 * (stages - 1 - stage) + (chunks - 1) * stages, count)
-    return _in_turn(forward, backward, ahead)
-
-
-def _in_turn(forward: list[Pass], backward: list[Pass], ahead: int) -> list[Pass]:
-    """So many forward passes first, then one forward and one backward in turn, then the backward passes left."""
+    ahead = min(stages - 1 - stage, count)
+    if schedule == "gpipe":
+        ahead, backward = count, backward[::-1]
+    elif schedule == "interleaved":
+        # With one group there is nothing to take turns with: all forward passes come first, as in Megatron-LM.
+        ahead = count if micro_batches == stages else min(2 * (stages - 1 - stage) + (chunks - 1) * stages, count)
+    # So many forward passes first, then one forward and one backward in turn, then the backward passes left.
     pairs = zip(forward[ahead:], backward, strict=False)
-    return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[len(forward) - ahead :]]
+    return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[count - ahead :]]
 
 
 def most_in_flight(passes: list[Pass]) -> dict[int, int]:
@@ -92,19 +81,16 @@ def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
     forward pass. Raises WhatifError where the stages wait for one another for ever.
     """
     last = max(one.part for passes in orders for one in passes)
-    done: set[Pass] = set()
-    found: list[Pass] = []
-    at = [0] * len(orders)
-    while len(found) < sum(map(len, orders)):
+    found: dict[Pass | None, None] = {None: None}  # a pass that needs no other finds None
+    waiting = [deque(passes) for passes in orders]
+    while any(waiting):
         before = len(found)
-        for stage, passes in enumerate(orders):
-            while at[stage] < len(passes) and _can_run(passes[at[stage]], last, done):
-                done.add(passes[at[stage]])
-                found.append(passes[at[stage]])
-                at[stage] += 1
+        for passes in waiting:
+            while passes and needed(passes[0], last) in found:
+                found[passes.popleft()] = None
         if len(found) == before:
             raise WhatifError("pipeline: the stages of this schedule wait for one another for ever.")
-    return found
+    return [one for one in found if one is not None]
 
 
 def needed(one: Pass, last: int) -> Pass | None:
@@ -112,8 +98,3 @@ def needed(one: Pass, last: int) -> Pass | None:
     if one.backward:
         return Pass(True, one.part + 1, one.micro_batch) if one.part < last else Pass(False, last, one.micro_batch)
     return Pass(False, one.part - 1, one.micro_batch) if one.part else None
-
-
-def _can_run(one: Pass, last: int, done: set[Pass]) -> bool:
-    before = needed(one, last)
-    return before is None or before in done

@@ -110,8 +110,8 @@ def _pass_ends(found: Passes) -> list[_Ends]:
         forward, backward = found.task[mine & ~found.backward], found.task[mine & found.backward]
         begins = number == 0 or found.step[number - 1] != step
         closes = number == len(found.step) - 1 or found.step[number + 1] != step
-        first, last = int(forward.min(initial=2**62)), int(backward.max(initial=-1))
-        rows.append(_Ends(first if len(forward) else -1, last, bool(begins), bool(closes)))
+        first, last = int(forward.min()) if len(forward) else -1, int(backward.max(initial=-1))
+        rows.append(_Ends(first, last, bool(begins), bool(closes)))
     return rows
 
 
@@ -230,13 +230,9 @@ def sharded_gradients(
     else:
         graph = change_memory(graph, lambda memory: with_sharded_gradients(memory, workers, bucket_bytes))
     found = passes(graph)
-    last: dict[int, _Ends] = {}
-    first: dict[int, int] = {}
-    for one, step in zip(_pass_ends(found), found.step.tolist(), strict=True):
-        if one.last >= 0:
-            last[step] = one
-        if one.begins:
-            first[step] = one.first
+    by_step = list(zip(found.step.tolist(), _pass_ends(found), strict=True))
+    last = {step: one for step, one in by_step if one.last >= 0}
+    first = {step: one.first for step, one in by_step if one.begins}
     rows: list[Exchange] = []
     for step in np.unique(gradients.step).tolist():
         if step not in last:

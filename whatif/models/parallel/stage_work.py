@@ -33,8 +33,7 @@ from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations."""
 
     cpu_ns: Float64
@@ -47,16 +46,16 @@ class Pieces:
 
     def take(self, columns: Array) -> Pieces:
         """Some of the pieces, in the order of ``columns``."""
-        return Pieces(*(getattr(self, name)[:, columns] for name in Pieces.__dataclass_fields__))
+        return Pieces(*(column[:, columns] for column in self))
 
     def times(self, share: npt.ArrayLike) -> Pieces:
         """So much of each piece, shape (n_pieces,): a piece cut into equal ones."""
-        return Pieces(*(getattr(self, name) * np.asarray(share) for name in Pieces.__dataclass_fields__))
+        return Pieces(*(column * np.asarray(share) for column in self))
 
     @staticmethod
     def side_by_side(parts: Sequence[Pieces]) -> Pieces:
         """The pieces of several lots, one lot behind the other."""
-        return Pieces(*(np.concatenate([getattr(p, n) for p in parts], axis=1) for n in Pieces.__dataclass_fields__))
+        return Pieces(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
 
     def then(self, other: Pieces) -> Pieces:
         """Each piece with the one of ``other`` right behind it, as one."""
@@ -64,8 +63,8 @@ class Pieces:
         after_ns = np.where(other.gpu_ns > 0, self.cpu_ns + other._idle_ns, 0.0)
         idle_ns = np.maximum(self._idle_ns + other.gpu_ns, after_ns)
         busy_ns = self.gpu_ns + other.gpu_ns
-        sums = [getattr(self, name) + getattr(other, name) for name in Pieces.__dataclass_fields__]
-        return replace(Pieces(*sums), start_lag_ns=idle_ns - busy_ns)
+        sums = (one + more for one, more in zip(self, other, strict=True))
+        return Pieces(*sums)._replace(start_lag_ns=idle_ns - busy_ns)
 
     @property
     def _idle_ns(self) -> Float64:
@@ -121,7 +120,7 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
     gpu = (graph.on_gpu & counted).mask
     every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, len(steps) * n_pieces)
     kept = np.flatnonzero(steps >= 0)
-    every = Pieces(*(getattr(every, name).reshape(len(steps), n_pieces)[kept] for name in Pieces.__dataclass_fields__))
+    every = Pieces(*(column.reshape(len(steps), n_pieces)[kept] for column in every))
     parts = np.arange(n_parts)
     return Work(
         steps=steps[kept] if graph.info.n_steps else np.full(len(kept), -1, dtype=np.int64),
@@ -136,7 +135,7 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
 
 
 def at_micro_batch(graph: TaskGraph, model: Model, micro_batches: int) -> Times:
-    """Return what each task takes in the pass of a micro-batch, by the law of ``whatif.models.kernels.batch``."""
+    """Return what each task takes in the pass of a micro-batch, by the model of ``whatif.models.kernels.batch``."""
     duration_ns, low_ns, high_ns = (
         column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )

@@ -52,8 +52,8 @@ class Model:
         return int(self.part.max(initial=-1)) + 1
 
 
-def model_of(graph: TaskGraph, name: str) -> Model:
-    """Return the calls of the model that was recorded; ``name`` is of the what-if that asks.
+def model_of(graph: TaskGraph) -> Model:
+    """Return the calls of the model that was recorded.
 
     Steps with another number of calls are stretched to the most usual one. A part is a call, or a block of layers
     that comes again (an encoder layer, a residual block): inside of one, more than one tensor may flow. Raises
@@ -63,11 +63,11 @@ def model_of(graph: TaskGraph, name: str) -> Model:
     runs, first, length = np.unique(calls.run, return_index=True, return_counts=True)
     forward_run = ~calls.backward[first]
     if not forward_run.any() or forward_run.all():
-        raise WhatifError(f"{name}: expected a recording whose steps have a forward and a backward pass, got none.")
+        raise WhatifError("pipeline: expected a recording whose steps have a forward and a backward pass, got none.")
     passes = np.unique(calls.step[first][~forward_run], return_counts=True)[1]
     if np.median(passes) > 1:
         raise WhatifError(
-            f"{name}: expected one backward pass a step, got {int(np.median(passes))}; record steps without gradient "
+            f"pipeline: expected one backward pass a step, got {int(np.median(passes))}; record steps without gradient "
             "accumulation."
         )
     n = int(np.bincount(length[forward_run]).argmax())

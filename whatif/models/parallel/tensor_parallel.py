@@ -20,23 +20,21 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import put
 from whatif.models.durations.half_precision import is_half
 from whatif.models.durations.work_done import with_work
-from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, of_activations
-from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
+from whatif.models.exchange.collective_tasks import of_activations
+from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import calls_of
 from whatif.models.layers.layer_facts import layer_rows
 from whatif.models.layers.memory_effects import change_memory, with_share
 from whatif.models.parallel.passes import (
-    Passes,
     Use,
     passes,
     uses,
 )
-from whatif.models.parallel.sharding import update_share
+from whatif.models.parallel.sharding import BUCKET_CALL, update_share
 from whatif.models.parallel.transformer_blocks import Part, split_parts, vocabulary_parts
 
 CHANNEL = "network, tensor parallel"
-CALL = CallTime(CALL_NS, CALL_LOW_NS, CALL_NS)
 
 
 class _Span(NamedTuple):
@@ -66,7 +64,8 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
     """Return the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are not told."""
     found = passes(graph)
     every = uses(graph, found, np.where(graph.layer > 0, graph.layer, -1).astype(np.int64))
-    fullest = _fullest(found)
+    # A recording may begin within a pass: the one with the most forward work is whole.
+    fullest = int(np.bincount(found.number[~found.backward], minlength=1).argmax())
     first_pass = [use for use in every if not use.backward and use.number == fullest]
     parts = split_parts(graph, first_pass, layers)
     if not parts:
@@ -92,12 +91,6 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
     return Split(parts, spans, [_stream_bytes(graph, part, parts, first_pass) for part in parts], n_blocks)
 
 
-def _fullest(found: Passes) -> int:
-    """The pass with the most forward work: a recording may begin within one."""
-    counts = np.bincount(found.number[~found.backward], minlength=1)
-    return int(counts.argmax())
-
-
 def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list[Use]) -> int:
     """Bytes of one activation of the stream: by the operations of a product of the block, else by the memory's rows."""
     candidates = [product for one in (part, *parts) for product in ((one.rows,) if one.rows else ()) + one.columns]
@@ -121,10 +114,10 @@ def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list
             half = is_half(graph.dtype[tasks[int(graph.flops[tasks].argmax())]])
             return max(round(tokens), 1) * width * (2 if half else 4)
     memory = graph.info.memory
-    told = {row.name: row.input for row in memory.layers if row.input > 0} if memory else {}
-    size = next((told[column.layer] for column in parts[0].columns if column.layer in told), 0)
-    if size:
-        return size
+    inputs = {row.name: row.input for row in memory.layers if row.input > 0} if memory else {}
+    for column in parts[0].columns:
+        if column.layer in inputs:
+            return inputs[column.layer]
     raise WhatifError(
         "tensor_parallel: this recording lacks the sizes of the activations of its blocks; record it with "
         "shapes (whatif collect does)."
@@ -134,14 +127,13 @@ def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list
 def check_divides(parts: list[Part], workers: int) -> None:
     """Raise WhatifError where a matrix cannot be cut into as many equal parts."""
     for part in parts:
-        for product, length, what in (
-            *((column, column.outputs, "outputs") for column in part.columns),
-            *(((part.rows, part.rows.inputs, "inputs"),) if part.rows else ()),
-        ):
+        sides = [(column.layer, column.outputs, "outputs") for column in part.columns]
+        sides += [(part.rows.layer, part.rows.inputs, "inputs")] if part.rows else []
+        for layer, length, what in sides:
             if length % workers:
                 raise WhatifError(
-                    f"tensor_parallel: expected a number of workers that divides the {length} {what} of "
-                    f"{product.layer}, got {workers}."
+                    f"tensor_parallel: expected a number of workers that divides the {length} {what} of {layer}, got "
+                    f"{workers}."
                 )
 
 
@@ -152,12 +144,11 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network) -> TaskGraph:
     exchanges = _sums(graph, split)
     graph = put(graph, mine, at_batch(graph, mine, 1 / workers))
     graph = with_work(graph, mine, 1 / workers, wider=True)
-    before, after = _parameter_bytes(graph), None
+    before = _parameter_bytes(graph)
     graph = graph.replace(info=replace(graph.info, recorded=_smaller(graph.info.recorded, split.parts, workers)))
-    after = _parameter_bytes(graph)
-    share = after / before if before else 1.0
+    share = _parameter_bytes(graph) / before if before else 1.0
     graph = change_memory(graph, lambda memory: _with_less_memory(memory, split.parts, workers, share))
-    return exchange(update_share(graph, share), exchanges, network, CHANNEL, CALL, activations=True)
+    return exchange(update_share(graph, share), exchanges, network, CHANNEL, BUCKET_CALL, activations=True)
 
 
 def _inside(graph: TaskGraph, split: Split) -> Bool:
@@ -254,17 +245,17 @@ def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool) -> Layer
         kept = min(size, whole)
         return kept - (kept - size) // workers
 
-    stream = row.input if opens else 0
-    return row._replace(
-        activations=part(row.activations, row.kept_input if opens else 0),
-        kept_input=row.kept_input if opens else part(row.kept_input),
-        full_precision=part(row.full_precision, min(row.kept_input, row.full_precision) if opens else 0),
-        gradients=part(row.gradients),
-        weights=part(row.weights),
-        copied=row.copied if opens else part(row.copied),
-        scores=part(row.scores),
-        input=row.input if opens else part(row.input),
-        forward_workspace=row.forward_workspace if closes else part(row.forward_workspace),
-        backward_workspace=part(row.backward_workspace, stream),
-        fixed_workspace=part(row.fixed_workspace),
+    name, *sizes = row
+    less = LayerMemory(name, *map(part, sizes))
+    if closes:
+        less = less._replace(forward_workspace=row.forward_workspace)
+    if not opens:
+        return less
+    return less._replace(
+        activations=part(row.activations, row.kept_input),
+        full_precision=part(row.full_precision, row.kept_input),
+        backward_workspace=part(row.backward_workspace, row.input),
+        kept_input=row.kept_input,
+        copied=row.copied,
+        input=row.input,
     )
