@@ -79,10 +79,10 @@ class Calibration:
         steps), and a prediction is compared with such a median, of another run. These have nothing to do with one
         another, so that they add up as their squares do.
         """
-        if self.untraced is None:
-            return 0.0, 0.0
-        median_ns = self.untraced.median_ns
         other_run = 0.0 if self.graph.on_gpu.any() else RUN_TO_RUN
+        if self.untraced is None:
+            return (other_run, other_run) if self.estimate else (0.0, 0.0)
+        median_ns = self.untraced.median_ns
         lower, higher = 1 - self.untraced.q25_ns / median_ns, self.untraced.q75_ns / median_ns - 1
         return math.hypot(lower, self.missed, other_run), math.hypot(higher, self.missed, other_run)
 
