@@ -98,7 +98,7 @@ def test_the_clock_and_the_calibration_are_told(
     trace, page = Path(shutil.copy(own_traces / "transformer_cpu.json.gz", tmp_path)), tmp_path / "page.html"
     given = ["--clock", "span", "--no-calibration"]
     assert main(["report", str(trace), "amp:target=bf16", *given, "-o", str(page), "--quiet"]) == 0
-    assert all(command.endswith("--clock span --no-calibration") for command in commands_of(page))
+    assert all(command.endswith("--clock span --as-recorded") for command in commands_of(page))
     found = answers(page, tmp_path, capsys, monkeypatch)
     assert {"info", "explain", "advise", "apply", "sensitivity", "memory", "scaling", "sweep"} == found.keys()
     check(page, found)

@@ -149,5 +149,5 @@ def test_both_are_commands_that_import_nothing_heavy_for_help() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "--no-calibration" in run.stdout
+    assert "--as-recorded" in run.stdout
     assert "--layers" in run.stdout

@@ -84,17 +84,18 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
-    """Add --no-calibration, as ``calibrated``."""
+    """Add --as-recorded, once called --no-calibration, as ``calibrated``."""
     parser.add_argument(
+        "--as-recorded",
         "--no-calibration",
         dest="calibrated",
         action="store_false",
-        help="keep the profiler's overhead: use all times as recorded",
+        help="keep the profiler's cost: use all times as recorded",
     )
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
-    """Add --clock, --no-calibration and --json, which every command that simulates a recording takes."""
+    """Add --clock, --as-recorded and --json, which every command that simulates a recording takes."""
     add_clock(parser)
     add_calibration(parser)
     add_json(parser)

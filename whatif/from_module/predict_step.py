@@ -30,13 +30,8 @@ from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
 from whatif.ingest.read import read
 from whatif.ingest.saved_graph import PREDICTED
-from whatif.prediction.baseline import Baseline
-from whatif.prediction.predict import (
-    AnyTransform,
-    Prediction,
-    apply,
-    bounds_ns,
-)
+from whatif.prediction.baseline import Baseline, bounds_ns
+from whatif.prediction.predict import AnyTransform, Prediction, apply
 
 _STEADY = 4
 # Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.

@@ -29,9 +29,10 @@ class Rate:
     high: float
 
 
-# Cost of an operator over A. On a CPU fitted on seven models in two sizes with sixteen sets of options, whose own values
-# lie between 0.65 and 1.4 (traces/profiler_cost_cpu); beside a GPU, where Kineto also ties operators to calls, chosen so
-# that recordings of one program with different costs come to the same host time (V100 ResNet-50 of 2020-12 and 2021-06).
+# Cost of an operator over A. On a CPU fitted on seven models in two sizes with sixteen sets of options, whose own
+# values lie between 0.65 and 1.4 (traces/profiler_cost_cpu). Beside a GPU, where Kineto also ties operators to calls,
+# chosen so that recordings of one program with different costs come to the same host time (V100 ResNet-50 of 2020-12
+# and of 2021-06).
 KAPPA_CPU, KAPPA_GPU = Rate(0.75, 1.1, 1.55), Rate(1.0, 1.35, 1.65)
 # us an event: a Python function, an allocation, a call of CUDA (no clean figure is published for the last).
 PYTHON_US, MEMORY_US, CALL_US = Rate(0.3, 0.5, 0.8), Rate(0.1, 0.25, 0.4), Rate(0.2, 0.6, 1.5)

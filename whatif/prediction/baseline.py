@@ -9,10 +9,10 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, TaskKind
+from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, TaskKind
 from whatif.prediction.calibrate import Calibration, calibrate
 from whatif.simulation.breakdown import Breakdown, breakdown
-from whatif.simulation.simulator import simulate
+from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
 from whatif.simulation.steps import default_clock, steady, step_ns
 from whatif.simulation.timeline import Timeline
 
@@ -55,6 +55,14 @@ class Baseline:
         """The simulated step, ns."""
         return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
 
+    @cached_property
+    def estimated_ms(self) -> dict[str, float] | None:
+        """The step without the profiler and its range, ms, where it is estimated from the trace; else None."""
+        if self.calibration is None or self.calibration.estimate is None:
+            return None
+        low_ns, high_ns = bounds_ns(self, self.graph, self.step_ns)
+        return {"estimate": self.step_ns / 1e6, "low": low_ns / 1e6, "high": high_ns / 1e6}
+
     @property
     def measured_ns(self) -> float:
         """The measured step, ns."""
@@ -89,3 +97,33 @@ class Baseline:
     def breakdown(self) -> Breakdown:
         """Where the simulated step goes."""
         return breakdown(self.timeline, self.clock)
+
+
+def bounds_ns(
+    baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
+) -> tuple[float, float]:
+    """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations.
+
+    The ranges of all durations move together, because errors of one kind have the same sign. The replay error and the
+    noise between two runs are independent of that and of each other: they add up as squares.
+    """
+    if not predicted_ns > 0:
+        return 0.0, 0.0
+    clock = baseline.clock
+    low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
+    ends = range_ns(baseline, np.array([predicted_ns]), np.array([low]), np.array([high]))
+    return float(ends[0][0]), float(ends[1][0])
+
+
+def range_ns(baseline: Baseline, predicted_ns: Array, low_ns: Array, high_ns: Array) -> tuple[Array, Array]:
+    """Return the ends of that range for n changed graphs, shape (n,): from their steps, ns, each above 0.
+
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound.
+    """
+    missed = abs(baseline.replay_error_pct) / 100
+    spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
+    below, above = (
+        np.hypot(np.hypot(bound_ns / predicted_ns - 1, missed), by_run)
+        for bound_ns, by_run in zip((low_ns, high_ns), spread, strict=True)
+    )
+    return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)

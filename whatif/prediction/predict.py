@@ -12,9 +12,8 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph.notebook_view import notebook_view
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array
 from whatif.models.durations.estimator import described
-from whatif.prediction.baseline import Baseline
+from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
     Applied,
     Composition,
@@ -27,7 +26,7 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.transform import Transform, load_transform
 from whatif.simulation.breakdown import Breakdown, breakdown
-from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
+from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 from whatif.simulation.timeline import Timeline
 
@@ -179,6 +178,8 @@ class Prediction:
             parts = zip(self.transforms, self.composition.contributions, strict=True)
             result["contributions"] = [{**_named(transform), **part.to_dict()} for transform, part in parts]
             result["interaction_ms"] = self.composition.interaction_ms
+        if self.baseline.estimated_ms:
+            result["without_profiler_ms"] = self.baseline.estimated_ms
         if self.baseline.calibration:
             result["calibration"] = self.baseline.calibration.to_dict()
         samples, changed_samples = info.samples, self.graph.info.samples
@@ -225,36 +226,6 @@ def apply(
     timeline = simulate(changed, schedule)
     predicted_ns = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
     return Prediction(baseline, applied, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))
-
-
-def bounds_ns(
-    baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
-) -> tuple[float, float]:
-    """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations.
-
-    The ranges of all durations move together, because errors of one kind have the same sign. The replay error and the
-    noise between two runs are independent of that and of each other: they add up as squares.
-    """
-    if not predicted_ns > 0:
-        return 0.0, 0.0
-    clock = baseline.clock
-    low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
-    ends = range_ns(baseline, np.array([predicted_ns]), np.array([low]), np.array([high]))
-    return float(ends[0][0]), float(ends[1][0])
-
-
-def range_ns(baseline: Baseline, predicted_ns: Array, low_ns: Array, high_ns: Array) -> tuple[Array, Array]:
-    """Return the ends of that range for n changed graphs, shape (n,): from their steps, ns, each above 0.
-
-    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound.
-    """
-    missed = abs(baseline.replay_error_pct) / 100
-    spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
-    below, above = (
-        np.hypot(np.hypot(bound_ns / predicted_ns - 1, missed), by_run)
-        for bound_ns, by_run in zip((low_ns, high_ns), spread, strict=True)
-    )
-    return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)
 
 
 def _as_transform(transform: AnyTransform) -> Transform:

@@ -87,6 +87,7 @@ class Explanation:
         """Return the explanation as a JSON object with the keys that scripts rely on."""
         return {
             **step_facts(self.baseline),
+            **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
             **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
             "gpu_busy_ms": self.breakdown.gpu_busy_ms,
             "breakdown": self.breakdown.to_dict(),

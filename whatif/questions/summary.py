@@ -127,6 +127,7 @@ class Summary:
             "dtypes_pct": self.dtypes_pct,
             "launch_lag_us": info.launch_lag_ns / 1e3,
             "queue_depth": info.queue_depth,
+            **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
             **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
             "trust": self.trust,
             "warnings": list(self.warnings),

@@ -47,6 +47,18 @@ class Report:
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
         self.say(f"{name}{on}: {takes} ({CLOCK_LABELS[baseline.clock]}){behind}", "dim")
+        self.without_profiler(baseline)
+
+    def without_profiler(self, baseline: Baseline) -> None:
+        """Print both steps where the one without the profiler is an estimate."""
+        if estimated := baseline.estimated_ms:
+            ms = ms_format(estimated["estimate"])
+            self.say(
+                f"without the profiler {ms(estimated['estimate'])} ms, estimated "
+                f"({ms(estimated['low'])} … {ms(estimated['high'])}); recorded {ms(baseline.measured_ns / 1e6)} ms, "
+                "which --as-recorded keeps",
+                "dim",
+            )
 
     def title(self, text: str) -> None:
         """Print a heading, with an empty line above it."""

@@ -39,6 +39,7 @@ def print_prediction(prediction: Prediction) -> None:
     with report() as out:
         out.say(headline(prediction), "bold")
         out.say(f"nominal 90 % range {ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms", "dim")
+        out.without_profiler(baseline)
         if prediction.verdict:
             out.say(prediction.verdict)
         out.table(

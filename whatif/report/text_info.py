@@ -86,6 +86,9 @@ def _print_steps(out: Report, summary: Summary) -> None:
             f"within {max(abs(100 * calibration.missed), 0.01):.2f} % of {UNTRACED_LABELS[calibration.untraced.clock]}"
         )
         rows.insert(3, ("calibrated", f"{ms(calibration.corrected_ns / 1e6)} ms", meets))
+    if estimated := baseline.estimated_ms:
+        spread = f"estimated: {ms(estimated['low'])} … {ms(estimated['high'])} ms"
+        rows.insert(0, ("without the profiler", f"{ms(estimated['estimate'])} ms", spread))
     out.table("Whole span" if baseline.clock == "span" else "Step", ["", "", " "], rows, gives_way=2)
     if calibration:
         out.note(calibration.sentence, "dim")

@@ -13,7 +13,7 @@ from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, TaskKind
 from whatif.models.durations.estimator import described
-from whatif.prediction.baseline import Baseline
+from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
     Applied,
     is_without_effect,
@@ -21,7 +21,6 @@ from whatif.prediction.composition import (
     single_schedule,
     spelled,
 )
-from whatif.prediction.predict import bounds_ns
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
 from whatif.questions.explain import explain

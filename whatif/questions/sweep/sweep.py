@@ -13,14 +13,14 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph.notebook_view import notebook_view
 from whatif.graph.task_graph import TaskGraph
-from whatif.prediction.baseline import Baseline
+from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
     compose,
     new_notes,
     single_schedule,
     spelled,
 )
-from whatif.prediction.predict import Prediction, range_ns
+from whatif.prediction.predict import Prediction
 from whatif.prediction.transform import Transform
 from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces

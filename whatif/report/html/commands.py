@@ -49,5 +49,6 @@ def _traced(baseline: Baseline) -> tuple[str, str]:
 def _options(baseline: Baseline) -> list[str]:
     graph = baseline.graph
     clock = ["--clock", baseline.clock] if baseline.clock != default_clock(graph) else []
-    as_recorded = baseline.calibration is None and graph.info.untraced_step_ns is not None
-    return [*clock, *(["--no-calibration"] if as_recorded else [])]
+    corrects = graph.info.untraced_step_ns is not None or graph.info.profiler is not None
+    as_recorded = baseline.calibration is None and corrects
+    return [*clock, *(["--as-recorded"] if as_recorded else [])]

@@ -101,6 +101,9 @@ def quality(facts: Facts) -> Html:
     if calibration and calibration.untraced:
         meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {abs(100 * calibration.missed):.2f} %"
         add_ms("calibrated step", calibration.corrected_ns / 1e6, meets, Made.SIMULATED)
+    if estimated := baseline.estimated_ms:
+        spread = f"estimated from the trace: {estimated['low']:.2f} … {estimated['high']:.2f} ms"
+        add_ms("step without the profiler", estimated["estimate"], spread, Made.SIMULATED)
     steps = f"{info.n_steps:,}" if info.n_steps else "none found"
     whole = "all times are of the whole span" if baseline.clock == "span" else ""
     source = f"from {info.step_source}" if info.n_steps else ""
