@@ -253,11 +253,13 @@ def test_samples_of_all_workers() -> None:
     from dataclasses import replace
 
     graph = two_layers(2)
-    graph = graph.replace(info=replace(graph.info, batch_size=32, measured_step_ns={"span": (150_000,)}))
-    told = whatif.apply(graph, RING).to_dict()
+    info = replace(graph.info, n_steps=2, batch_size=32, measured_step_ns={"span": (150_000,), "mark": (75_000, 75_000)})
+    graph = graph.replace(info=info)
+    told = whatif.apply(graph, RING, clock="mark").to_dict()
     rates = told["samples_per_s"]
     assert rates["baseline"] == pytest.approx(32e3 / told["baseline_ms"])
     assert rates["predicted"] == pytest.approx(64e3 / told["predicted_ms"])
+    assert whatif.apply(graph, RING, clock="span").to_dict()["samples_per_s"] is None
 
 
 def test_a_cluster_tells_workers_and_links() -> None:

@@ -11,7 +11,7 @@ the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,6 +187,7 @@ def _estimated(graph: TaskGraph, clock: str, estimate: ProfilerEstimate, replaye
         high_ns=np.maximum(graph.high_ns - graph.duration_ns, 0) + np.maximum(most, mid),
         profiler_ns=np.zeros_like(graph.profiler_ns),
         profiler_events=np.where(graph.on_cpu, 0, graph.profiler_events),
+        info=replace(graph.info, profiler=None),
     )
     timeline = simulate(without)
     in_step = graph.step >= 0
