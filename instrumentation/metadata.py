@@ -92,6 +92,8 @@ class FirstInput(Hooks):
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
+        self.samples = 0  # of all calls of the model
+        self._model = model
         # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
         self._handles = [
             module.register_forward_pre_hook(self._look, with_kwargs=True)
@@ -100,11 +102,13 @@ class FirstInput(Hooks):
         ]
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self.autocast is not None:
+        if torch.compiler.is_compiling() or (self.autocast is not None and module is not self._model):
             return
         tensor = next((t for t in tensors_in([*args, *kwargs.values()]) if t.dim() > 0), None)
         if tensor is None:
             return
+        if module is self._model:
+            self.samples += int(tensor.shape[0])
         if self.shape is None:
             self.shape = list(tensor.shape)
             self.dtype = dtype_name(tensor.dtype)

@@ -232,7 +232,7 @@ class Recording:
             "version": METADATA_VERSION,
             "backend": self._backend,
             **untraced,
-            **self._watchers.summary(),
+            **self._watchers.summary(self._warmup_steps),
             "layers": describe_layers(self._model),
             "optimizer": describe_optimizer(self._optimizer),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,

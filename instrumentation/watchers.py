@@ -24,12 +24,14 @@ class WarmupWatchers:
         for watcher in (self._input, self._gradients, self._loaders):
             watcher.remove()
 
-    def summary(self) -> dict[str, Any]:
-        """Return the metadata about input, precision, gradients, buckets and data loading."""
+    def summary(self, steps: int) -> dict[str, Any]:
+        """Return the metadata about input, precision, gradients, buckets and data loading, after so many steps."""
         shape, gradients, loading = self._input.shape, self._gradients.rows(), self._loaders.summary()
         return {
             # A compiled function calls no module that could tell its input.
             "batch_size": shape[0] if shape else (loading or {}).get("batch_size"),
+            # Where gradients are accumulated a step has several passes.
+            "samples_per_step": round(self._input.samples / steps) or None,
             "input_shape": shape,
             "input_dtype": self._input.dtype,
             "precision": describe_precision(self._model, self._input.autocast),

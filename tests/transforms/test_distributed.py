@@ -253,7 +253,9 @@ def test_samples_of_all_workers() -> None:
     from dataclasses import replace
 
     graph = two_layers(2)
-    info = replace(graph.info, n_steps=2, batch_size=32, measured_step_ns={"span": (150_000,), "mark": (75_000, 75_000)})
+    info = replace(
+        graph.info, n_steps=2, batch_size=32, measured_step_ns={"span": (150_000,), "mark": (75_000, 75_000)}
+    )
     graph = graph.replace(info=info)
     told = whatif.apply(graph, RING, clock="mark").to_dict()
     rates = told["samples_per_s"]

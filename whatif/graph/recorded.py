@@ -212,6 +212,7 @@ class Recorded:
     data_loading: DataLoading | None = None
     input_shape: tuple[int, ...] | None = None
     input_dtype: str | int | None = None
+    samples_per_step: int | None = None  # of all forward passes of a step
     flops: Flops | None = None
     # What was measured.
     untraced_step: StepTimes | None = None

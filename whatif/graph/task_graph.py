@@ -69,7 +69,8 @@ class GraphInfo:
     untraced_step_ns: int | None = None
     launch_lag_ns: int = 0
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
-    batch_size: int | None = None
+    batch_size: int | None = None  # of a forward pass
+    passes: int = 1  # forward and backward passes of a step: more than one where gradients are accumulated
     workers: int | None = None  # how many ranks trained together, by the trace's header
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
@@ -86,7 +87,7 @@ class GraphInfo:
     @property
     def samples(self) -> int | None:
         """How many samples all workers together train in a step; None where the batch is not known."""
-        return None if self.batch_size is None else self.batch_size * (self.workers or 1)
+        return None if self.batch_size is None else self.batch_size * self.passes * (self.workers or 1)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from whatif.ingest.memory import find_memory
 from whatif.ingest.ranks.files import rank_facts
 from whatif.ingest.recorded import recorded_of
 from whatif.ingest.saved_graph import with_ranges
+from whatif.ingest.step_rows import StepRows, find_step_rows
 from whatif.simulation.steps import step_times_ns
 
 FOUND = StepRule()
@@ -50,13 +51,23 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         profiler=parts.profiler.estimate if parts.profiler else None,
         quirks=(*info.quirks, *told, *filter(None, [parts.steps.doubt])),
     )
-    info = replace(info, memory=find_memory(parts, info))
+    rows = find_step_rows(parts)
+    info = replace(info, passes=_passes(info, rows))
+    info = replace(info, memory=find_memory(parts, info, rows))
     graph = assemble(parts, info).check()
     graph = _with_measured_steps(graph, parts)
     if any(WORKER_LOADER in name for name in graph.names):
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
     # A step that nobody ran carries ranges: `whatif predict --save`.
     return with_ranges(graph) if info.recorded.predicted is not None else graph
+
+
+def _passes(info: GraphInfo, rows: StepRows | None) -> int:
+    """The passes of a step: by the samples that the recorder counted, else by the operators of a step."""
+    samples = info.recorded.samples_per_step
+    if samples and info.batch_size:
+        return max(round(samples / info.batch_size), 1)
+    return rows.passes if rows is not None else 1
 
 
 def refuse_what_has_no_work(events: Events, path: str) -> None:

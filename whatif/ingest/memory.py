@@ -11,15 +11,17 @@ from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
 from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
-from whatif.ingest.step_rows import StepRows, find_step_rows
+from whatif.ingest.step_rows import StepRows
 
 # Fewer tensors that are set to zero before the backward pass may be the user's own.
 FEWEST_PARAMETERS = 8
 
 
-def find_memory(parts: Parts, info: GraphInfo) -> Memory | None:
-    """Return the memory of a steady step; None where a recording has neither allocations nor shapes, or no backward."""
-    rows = find_step_rows(parts)
+def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory | None:
+    """Return the memory of a steady step, of which ``rows`` tell.
+
+    None where a recording has neither allocations nor shapes, or no backward pass.
+    """
     if rows is None or not len(rows.forward):
         return None
     static = resident(info.recorded)

@@ -198,6 +198,7 @@ def _recorded(table: _Table) -> Recorded:
         optimizer=table.part("optimizer", _optimizer),
         execution=table.part("execution", _execution),
         data_loading=table.part("data_loading", _data_loading),
+        samples_per_step=table.whole("samples_per_step"),
         input_shape=table.shape("input_shape"),
         input_dtype=table.name("input_dtype"),
         flops=table.part("flops", _flops),

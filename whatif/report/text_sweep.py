@@ -33,7 +33,7 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
                 [
                     *point.values, ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
                     times_cell(found, point),
-                    "" if point.samples_per_s is None else f"{point.samples_per_s:,.1f}",
+                    "" if (rate := point.rate(found.baseline.clock)) is None else f"{rate:,.1f}",
                 ]
             )  # fmt: skip
         headers = [*found.options, "step (ms)", "nominal 90 % range", times_header(found), "samples/s"]

@@ -325,6 +325,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         graph.info,
         ranks=tuple(part.info for part in after),
         batch_size=first.batch_size,
+        passes=first.passes,
         gpu=first.gpu,
         gpu_memory_bytes=first.gpu_memory_bytes,
         memory=first.memory,

@@ -158,7 +158,7 @@ def _candidate(
 ) -> Candidate:
     info = prediction.graph.info
     step_s = prediction.predicted_ms / 1e3
-    samples = info.samples
+    samples = None if prediction.baseline.clock == "span" else info.samples  # a span is no step
     memory_bytes = None if info.memory is None else peak(info.memory).total
     steps = None if not epoch_samples or not samples else epoch_samples / samples
     return Candidate(

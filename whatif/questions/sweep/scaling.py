@@ -78,7 +78,9 @@ class Scaling:
         return None if throughput is None else 100.0 * throughput / row.count
 
     def samples_per_s(self, row: Workers) -> float | None:
-        """Return the samples a second of all workers; None if the recording lacks its batch size."""
+        """Return the samples a second of all workers; None if the recording lacks its batch size or its steps."""
+        if self.baseline.clock == "span":
+            return None
         samples, throughput = self.single_samples or self.baseline.graph.info.samples, self.throughput(row)
         return 1e3 * samples / self.single_ms * throughput if samples and throughput is not None else None
 

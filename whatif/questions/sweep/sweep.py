@@ -42,7 +42,11 @@ class Point:
     samples_per_s: float | None = None  # of all workers; None if the batch is not recorded
     reason: str = ""  # why the what-ifs do not apply
 
-    def to_dict(self, options: Sequence[str], baseline_ms: float) -> dict[str, Any]:
+    def rate(self, clock: str) -> float | None:
+        """Return the samples a second; None where they are not known, as of a span, which is no step."""
+        return None if clock == "span" else self.samples_per_s
+
+    def to_dict(self, options: Sequence[str], baseline_ms: float, clock: str) -> dict[str, Any]:
         """Return the point as a JSON object."""
         return {
             **dict(zip(options, self.values, strict=True)),
@@ -50,7 +54,7 @@ class Point:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "speedup": baseline_ms / self.step_ms if self.step_ms else None,
-            "samples_per_s": self.samples_per_s,
+            "samples_per_s": self.rate(clock),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -114,9 +118,9 @@ class Sweep:
             "baseline_ms": baseline_ms,
             "replay_error_pct": self.baseline.replay_error_pct,
             "varied": list(self.options),
-            "best": self.best.to_dict(self.options, baseline_ms) if self.best else None,
+            "best": self.best.to_dict(self.options, baseline_ms, self.baseline.clock) if self.best else None,
             "best_by": "samples_per_s" if self.by_throughput else "predicted_ms",
-            "points": [point.to_dict(self.options, baseline_ms) for point in self.points],
+            "points": [point.to_dict(self.options, baseline_ms, self.baseline.clock) for point in self.points],
             "warnings": list(self.notes),
         }
 
