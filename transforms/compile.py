@@ -33,6 +33,7 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
             f"compile: expected a recording with its forward pass, got {graph.info.path or 'one'} without "
             "operators; record with the profiler's CPU activity."
         )
+    graph.info.expect_steps("compile")
     graphs = mode == "reduce-overhead" and "cuda_graph" not in graph.info.execution
     if graphs and not graph.on_gpu.any():
         raise WhatifError("compile: expected mode=default for a recording of a CPU, which has no CUDA graphs.")

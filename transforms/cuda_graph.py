@@ -29,6 +29,7 @@ def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") 
             f"cuda_graph: expected a recording of GPU work, got {graph.info.path or 'one'} of a CPU, which launches "
             "nothing; record the run on a GPU."
         )
+    graph.info.expect_steps("cuda_graph")
     phases = PASSES if capture == "passes" else (*PASSES, Phase.UPDATE)
     changed, told = captured_in_graphs(graph, phases)
     if changed is graph:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice for a trace."""
     check_plots(args.plot, [args.trace])
-    graph = read_trace(args.trace)
+    graph = read_trace(args.trace, args)
     from whatif.prediction.predict import Baseline, apply
     from whatif.questions.advice.advise import advise
 

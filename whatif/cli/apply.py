@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     # Checks names before reading the trace, which may be large.
     transforms = [load_transform(name) for name in names]
     check_plots(args.plot, paths)
-    graph, _ = read_traces(paths)
+    graph, _ = read_traces(paths, args)
     with patience("predicting"):
         prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
     from whatif.report.plot_breakdown import prediction_figure

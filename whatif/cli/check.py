@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; return 0 if the recording passes, else 1."""
-    baseline, changed = read_trace(args.baseline), read_trace(args.trace)
+    baseline, changed = read_trace(args.baseline, args), read_trace(args.trace, args)
     from whatif.questions.comparison.regression import Status, check_regression
     from whatif.questions.comparison.two_recordings import TwoRecordings
 

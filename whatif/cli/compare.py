@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison of two recordings."""
     check_plots(args.plot, [args.before, args.after])
-    before, after = read_trace(args.before), read_trace(args.after)
+    before, after = read_trace(args.before, args), read_trace(args.after, args)
     from whatif.questions.comparison.compare import compare
     from whatif.questions.comparison.two_recordings import TwoRecordings
 

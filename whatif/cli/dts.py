@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_json
+from whatif.cli.options import add_calibration, add_json, add_steps
 from whatif.cli.reading import print_plot, progress_bar, read_trace, show, warn
 
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", metavar="FILE", help="write the fastest assignment of roles as .dot, .png, .svg or .pdf"
     )
+    add_steps(parser)
     add_calibration(parser)
     add_json(parser)
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.models.dts.dnn import dnn_of
     from whatif.prediction.baseline import Baseline
 
-    graph = read_trace(args.trace)
+    graph = read_trace(args.trace, args)
     dnn = dnn_of(Baseline.of(graph, calibrated=args.calibrated).graph)
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
     with progress_bar("trying architectures") as progress:

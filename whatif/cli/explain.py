@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.sensitivity:
             raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
         check_plots(args.plot, args.traces)
-    graph, ranks = read_traces(args.traces)
+    graph, ranks = read_traces(args.traces, args)
     from whatif.prediction.predict import Baseline
     from whatif.questions.explain import explain
     from whatif.questions.stragglers import report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration
+from whatif.cli.options import add_calibration, add_steps
 from whatif.cli.rank_files import read_traces, traces_then_names
 from whatif.cli.reading import patience, warn
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="file to write, compressed if its name ends in .gz; replaces an earlier export",
     )
+    add_steps(parser)
     add_calibration(parser)
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         file_beside(args.output, path)
     replaceable_file(args.output, "export", lambda start: start.startswith(EXPORTED_BEGIN))
     transforms = [load_transform(name) for name in names]
-    graph, _ = read_traces(paths)
+    graph, _ = read_traces(paths, args)
     baseline = Baseline.of(graph, calibrated=args.calibrated)
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
     prediction = None

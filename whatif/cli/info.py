@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary of a trace."""
-    graph, ranks = read_traces(args.traces)
+    graph, ranks = read_traces(args.traces, args)
     from whatif.prediction.predict import Baseline
     from whatif.questions.stragglers import report
     from whatif.questions.summary import summarize

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.prediction.baseline import Baseline
     from whatif.questions.memory_summary import memory_of, memory_summary
 
-    graph = read_trace(path)
+    graph = read_trace(path, args)
     memory_of(graph)  # before anything is simulated
     baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
     with patience("trying what-ifs"):

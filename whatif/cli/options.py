@@ -74,8 +74,23 @@ def with_torch(module: str, command: str, extras: str = "record") -> Any:
         ) from None
 
 
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Add --step-count and --step-mark, for traces whose steps are not found or not as their user sees them."""
+    rule = parser.add_mutually_exclusive_group()
+    rule.add_argument(
+        "--step-count", type=POSITIVE, metavar="N", help="number of steps of equal work in the trace (default: found)"
+    )
+    rule.add_argument("--step-mark", metavar="REGEX", help="annotations or operators whose names match begin the steps")
+
+
+def step_rule(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``whatif.read`` takes of --step-count and --step-mark."""
+    return {"step_count": args.step_count, "step_mark": args.step_mark}
+
+
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add --clock."""
+    """Add --clock, --step-count and --step-mark."""
+    add_steps(parser)
     parser.add_argument(
         "--clock",
         choices=("gpu", "mark", "span"),

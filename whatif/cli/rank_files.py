@@ -67,10 +67,10 @@ def _is_name(word: str) -> bool:
     return os.sep not in word and (word in built_in_names() or word in plug_in_names())
 
 
-def read_traces(paths: Sequence[str]) -> tuple[TaskGraph, Ranks | None]:
+def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGraph, Ranks | None]:
     """Return the graph of a recording, or that of several ranks with the findings about them."""
     if len(paths) == 1 and not os.path.isdir(paths[0]):
-        return read_trace(paths[0]), None
+        return read_trace(paths[0], args), None
     from whatif.ingest.ranks.read import read_ranks
 
     with progress_bar("reading ranks") as progress:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from whatif.cli.options import step_rule
+
 if TYPE_CHECKING:
     import argparse
 
@@ -31,12 +33,15 @@ def be_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-def read_trace(path: str) -> TaskGraph:
-    """Return the task graph of a trace, with a progress bar on a terminal's stderr where the file is large."""
+def read_trace(path: str, args: argparse.Namespace) -> TaskGraph:
+    """Return the task graph of a trace, with a progress bar on a terminal's stderr where the file is large.
+
+    ``args`` has what the user says of the steps (``options.add_steps``).
+    """
     from whatif.ingest.read import read
 
     with progress_bar("reading", file=path) as progress:
-        return read(path, progress=progress)
+        return read(path, progress=progress, **step_rule(args))
 
 
 def _watched() -> bool:

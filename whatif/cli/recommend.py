@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.prediction.baseline import Baseline
     from whatif.questions.recommend.ranking import recommend
 
-    baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)
+    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
     with progress_bar("predicting") as progress:
         found = recommend(
             baseline, transforms, devices, prices=prices, by=args.by, epoch_samples=args.epoch_samples,

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.html.facts import gather, without_folders
     from whatif.report.html.page import write_page
 
-    graph, ranks = read_traces(paths)
+    graph, ranks = read_traces(paths, args)
     baseline = Baseline.of(without_folders(graph), args.clock, calibrated=args.calibrated)
     with progress_bar("trying") as progress:
         facts = gather(baseline, asked, ranks=ranks, progress=progress)

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     check_plots(args.plot, [path])
     from whatif.prediction.baseline import Baseline
 
-    baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)
+    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
     with progress_bar("predicting") as progress:
         found = scaling(
             baseline, transforms, workers, strong=args.strong, jobs=args.jobs, backend=args.backend, progress=progress

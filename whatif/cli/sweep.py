@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.prediction.baseline import Baseline
     from whatif.questions.sweep.sweep import sweep
 
-    baseline = Baseline.of(read_trace(path), args.clock, calibrated=args.calibrated)
+    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
     with progress_bar("predicting") as progress:
         found = sweep(baseline, transforms, varied, jobs=args.jobs, backend=args.backend, progress=progress)
     from whatif.report.plot_sweep import sweep_figure

@@ -63,6 +63,8 @@ class GraphInfo:
     gpu_memory_bytes: int | None = None
     n_steps: int = 0
     step_source: str = "none"  # what told where steps begin: profiler marks, optimizer marks, repetition, none
+    loop: tuple[int, int] = (0, 0)  # GPU tasks, too few for a step, that repeat so often where no steps were found
+    step_option: tuple[str, ...] = ()  # the command line's option with which the user said so, and its value
     # Measured time of each step by each clock, ns; the span has one entry.
     measured_step_ns: dict[str, tuple[int, ...]] = field(default_factory=dict)
     steady: tuple[int, int] = (0, 0)  # steps [first, last) that are neither first nor last where there are enough
@@ -83,6 +85,15 @@ class GraphInfo:
     ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
     recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
     profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None where nothing tells
+
+    def expect_steps(self, name: str) -> None:
+        """Raise WhatifError for the what-if ``name`` where one step cannot be told from several."""
+        tasks, times = self.loop
+        if times:
+            raise WhatifError(
+                f"{name}: expected a recording with steps, got {tasks} GPU tasks that repeat {times:,} times, of which "
+                "a step may have any number; say it with --step-count or --step-mark."
+            )
 
     @property
     def samples(self) -> int | None:

@@ -33,7 +33,7 @@ class Steps:
 
     edges_ns: Int64
     source: str
-    doubt: str = ""  # a sentence where other steps are as likely
+    loop: tuple[int, int] = (0, 0)  # so many GPU tasks repeat so often, too few for a step
 
     def of(self, time_ns: Int64) -> Int64:
         """Return the step of each time, -1 outside all steps."""
@@ -49,6 +49,13 @@ class StepRule:
 
     count: int | None = None
     mark: str | None = None  # a regular expression of names of annotations or operators
+
+    @property
+    def option(self) -> tuple[str, ...]:
+        """How the rule is written on a command line; () where there is none."""
+        if self.count is not None:
+            return "--step-count", str(self.count)
+        return () if self.mark is None else ("--step-mark", self.mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +157,10 @@ def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
         return Steps(none, "none")
     whole = len(units) // period
     if period < LEAST_KERNELS and not of_graph.any():
-        return Steps(none, "none", _SHORT_LOOP.format(period, whole))
+        return Steps(none, "none", (period, whole))
     first = begins[::period]
     end_ns = launched.time_ns[first[whole]] if len(first) > whole else launched.time_ns[-1] + 1
     return Steps(np.maximum.accumulate(np.append(launched.time_ns[first[:whole]], end_ns)), "repetition")
-
-
-_SHORT_LOOP = (
-    "{} GPU tasks repeat {:,} times, too few for a step: how many of these a step has is not recorded "
-    "(--step-count or --step-mark tells it)"
-)
 
 
 def _sequence_codes(kernel: Int64, begins: Int64) -> Int64:

@@ -43,13 +43,15 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         info,
         n_steps=n_steps,
         step_source=parts.steps.source,
+        loop=parts.steps.loop,
+        step_option=rule.option,
         steady=steady_range(n_steps, n_steps > 0),
         optimizer=_optimizer(parts.marks.optimizer, events),
         launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
         profiler=parts.profiler.estimate if parts.profiler else None,
-        quirks=(*info.quirks, *told, *filter(None, [parts.steps.doubt])),
+        quirks=(*info.quirks, *told, *_short_loop(parts.steps.loop)),
     )
     rows = find_step_rows(parts)
     info = replace(info, passes=_passes(info, rows))
@@ -60,6 +62,14 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
     # A step that nobody ran carries ranges: `whatif predict --save`.
     return with_ranges(graph) if info.recorded.predicted is not None else graph
+
+
+def _short_loop(loop: tuple[int, int]) -> list[str]:
+    tasks, times = loop
+    return [
+        f"{tasks} GPU tasks repeat {times:,} times, too few for a step: how many of these a step has is not recorded "
+        "(--step-count or --step-mark tells it)"
+    ] * (times > 0)
 
 
 def _passes(info: GraphInfo, rows: StepRows | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import StepRule
@@ -28,7 +29,11 @@ def read(
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     path, rule = Path(path), StepRule(step_count, step_mark)
-    if path.is_dir():
+    several = path.is_dir()
+    if rule != StepRule() and (several or is_exported(path)):
+        what = "a folder of ranks" if several else "a timeline that whatif exported"
+        raise WhatifError(f"{path}: expected a trace for --step-count and --step-mark, got {what}; leave them out.")
+    if several:
         return read_ranks([path]).graph
     if is_exported(path):
         return read_exported(path, progress)

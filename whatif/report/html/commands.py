@@ -51,4 +51,4 @@ def _options(baseline: Baseline) -> list[str]:
     clock = ["--clock", baseline.clock] if baseline.clock != default_clock(graph) else []
     corrects = graph.info.untraced_step_ns is not None or graph.info.profiler is not None
     as_recorded = baseline.calibration is None and corrects
-    return [*clock, *(["--as-recorded"] if as_recorded else [])]
+    return [*graph.info.step_option, *clock, *(["--as-recorded"] if as_recorded else [])]
