@@ -134,7 +134,7 @@ def test_a_step_that_does_not_fit_is_left_out(
 
 
 def test_an_epoch_costs_its_steps(shared_traces: Path) -> None:
-    graph = whatif.read(shared_traces / VGG)
+    graph = whatif.read(shared_traces / VGG, step_count=4)
     baseline = Baseline.of(graph.replace(info=replace(graph.info, batch_size=512)))
     (one, *_) = recommend(
         baseline, devices=["H100-SXM-80"], prices=Prices("EUR", {"H100-SXM-80": 3.6}), epoch_samples=5120

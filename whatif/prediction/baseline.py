@@ -55,6 +55,12 @@ class Baseline:
         """The simulated step, ns."""
         return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
 
+    @property
+    def as_recorded(self) -> Baseline | None:
+        """The baseline with the profiler's cost in it, where that was estimated and taken out; else None."""
+        recorded = self.calibration.recorded if self.calibration else None
+        return Baseline(recorded.graph, recorded, self.clock) if recorded else None
+
     @cached_property
     def estimated_ms(self) -> dict[str, float] | None:
         """The step without the profiler and its range, ms, where it is estimated from the trace; else None."""

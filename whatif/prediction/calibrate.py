@@ -58,6 +58,7 @@ class Calibration:
     cost_measured: bool = False  # by the recorder, on the machine of the recording
     removed_ns: float = 0.0  # CPU time taken out of a step for the events, all threads together
     pace: float = 1.0  # factor on what is left of all CPU work
+    recorded: Timeline | None = None  # with the profiler in it, where ``estimate`` is given
     estimate: ProfilerEstimate | None = None  # what was taken out, where no step without the profiler was measured
     reason: str = ""  # why nothing was corrected, or why the untraced step is not met; "" where it is
 
@@ -157,7 +158,7 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     clock = _clock_of_steps(graph, clock)
     untraced, reason = untraced_step(graph, clock)
     if untraced is None and graph.info.profiler is not None:
-        return _estimated(graph, clock, graph.info.profiler, replayed_ns)
+        return _estimated(timeline, clock, graph.info.profiler, replayed_ns)
     if untraced is None:
         return Calibration(graph, timeline, replayed_ns, reason=reason)
     search = _Search(graph, clock, untraced.median_ns, untraced.running)
@@ -178,8 +179,9 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     )
 
 
-def _estimated(graph: TaskGraph, clock: str, estimate: ProfilerEstimate, replayed_ns: float) -> Calibration:
+def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, replayed_ns: float) -> Calibration:
     """The graph without the estimated cost of the profiler, whose range goes into the bounds of CPU tasks."""
+    graph = recorded.graph
     mid, least, most = (_left_ns(graph, factor) for factor in (1.0, estimate.high, estimate.low))
     without = graph.replace(
         duration_ns=mid,
@@ -194,7 +196,7 @@ def _estimated(graph: TaskGraph, clock: str, estimate: ProfilerEstimate, replaye
     removed_ns = float((graph.duration_ns - mid)[in_step].sum()) / max(graph.info.n_steps, 1)
     return Calibration(
         without, timeline, replayed_ns, corrected_ns=step_ns(timeline.step_times_ns(clock), without, clock),
-        removed_ns=removed_ns, estimate=estimate,
+        removed_ns=removed_ns, recorded=recorded, estimate=estimate,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ All times are ms per step: what falls into the steady steps, scaled to the step 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,12 @@ class Explanation:
     operations: tuple[Part, ...]  # by name: likewise
     warnings: tuple[str, ...]
 
+    @cached_property
+    def as_recorded(self) -> str | None:
+        """The verdict on the step with the profiler's cost in it, where that was estimated and taken out."""
+        recorded = self.baseline.as_recorded
+        return explain(recorded, top=1).verdict if recorded else None
+
     @property
     def baseline_ms(self) -> float:
         """The simulated step, ms."""
@@ -99,6 +106,7 @@ class Explanation:
             "kernels": [part.to_dict("family") for part in self.kernels],
             "operations": [part.to_dict("name") for part in self.operations],
             "verdict": self.verdict,
+            **({"verdict_as_recorded": self.as_recorded} if self.as_recorded else {}),
             "warnings": list(self.warnings),
         }
 

@@ -40,6 +40,8 @@ def print_explanation(explanation: Explanation) -> None:
     both = [gpu, cpu, critical] if has_gpu else [cpu, critical]
     with report() as out:
         out.say(explanation.verdict, "bold")
+        if explanation.as_recorded:
+            out.say(f"As recorded, with the profiler: {explanation.as_recorded}", "dim")
         corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
         recorded = f", recorded with the profiler {ms(baseline.measured_ns / 1e6)} ms" if corrected else ""
         out.step(baseline, recorded)
