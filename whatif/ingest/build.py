@@ -75,8 +75,9 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
 
 
 def _profiler_cost(events: Events, calls: Calls, tracks: list[int]) -> ProfilerCost | None:
-    """What the profiler cost in a trace of others; our recorder measures it, and a predicted step has none."""
-    return None if "whatif" in events.header else find_profiler_cost(events, tracks, len(calls.event))
+    """What torch's profiler cost in a trace of others; our recorder measures it, and a predicted step has none."""
+    known = "whatif" in events.header or not events.by_torch
+    return None if known else find_profiler_cost(events, tracks, len(calls.event))
 
 
 def cpu_rows(parts: Parts) -> Rows:

@@ -106,6 +106,7 @@ class Events:
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
     allocations: Allocations | None = None  # None: not recorded
     python: Stamps = field(default_factory=Stamps.none)  # Python functions, modules included
+    by_torch: bool = True  # written by torch's own profiler
     group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
 
     def __len__(self) -> int:

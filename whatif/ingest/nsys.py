@@ -161,6 +161,7 @@ def _events(
         details=details,
         flows=Flows(none, none.astype(np.int32), none, none.astype(np.int32)),
         header=header,
+        by_torch=False,
         dropped=dropped,
     )
 
