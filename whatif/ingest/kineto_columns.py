@@ -277,6 +277,7 @@ class ColumnBuilder:
             dropped=self._dropped,
             allocations=self._build_allocations(),
             python=self._build_python(),
+            by_torch=True,
         )
 
     def _build_python(self) -> Stamps:
