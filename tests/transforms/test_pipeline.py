@@ -564,7 +564,7 @@ def test_faster_links_and_more_stages_help_real_models(
 def test_a_real_gpu_recording(shared_traces: Path) -> None:
     """ResNet-50 on a V100, which names no layers: four stages of 98 ms of kernels are within 10 % of one another."""
     path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
-    baseline = baseline_of(path)
+    baseline = Baseline.of(whatif.read(path), calibrated=False)  # the host bounds it: no step runs ahead
     found = whatif.apply(baseline, "pipeline:stages=4,micro_batches=1,bandwidth=600GB/s")
     graph = found.graph
     kernels = graph.on_gpu & np.isin(graph.phase, [whatif.Phase.FORWARD, whatif.Phase.BACKWARD])

@@ -21,6 +21,8 @@ KERNELS_IN_STEP = 0.9
 MISSED_BEYOND = 0.002
 # A handful of kernels in a row is a loop inside a step, not a step.
 LEAST_KERNELS = 8
+# A loop that often could be as many steps as one; a shorter one is part of a step.
+LEAST_LOOP = 10
 # Distances at which a sequence agrees with itself that are looked at one by one.
 CANDIDATES = 48
 # A mark that holds less than this share of the usual one is a stub at the end of a recording.
@@ -157,7 +159,7 @@ def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
         return Steps(none, "none")
     whole = len(units) // period
     if period < LEAST_KERNELS and not of_graph.any():
-        return Steps(none, "none", (period, whole))
+        return Steps(none, "none", (period, whole) if whole >= LEAST_LOOP else (0, 0))
     first = begins[::period]
     end_ns = launched.time_ns[first[whole]] if len(first) > whole else launched.time_ns[-1] + 1
     return Steps(np.maximum.accumulate(np.append(launched.time_ns[first[:whole]], end_ns)), "repetition")
