@@ -143,7 +143,7 @@ def test_a_reduce_scatter_that_leaves_step_for_a_hook(shared_traces: Path) -> No
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 80
     change_ms: dict[str, tuple[float, float]] = {}
     for clock in ("span", "gpu", "mark"):
-        prediction = whatif.apply(current, str(script), clock=clock)
+        prediction = whatif.apply(current, str(script), clock=clock, calibrated=False)
         measured_ms, before_ms = (sum(g.info.measured_step_ns[clock]) / 5e6 for g in (hook, current))
         predicted_ms, replayed_ms = (
             sum(timeline.step_times_ns(clock)) / 5e6 for timeline in (prediction.timeline, prediction.baseline.timeline)
