@@ -125,7 +125,7 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
     assert found["held_out"] == sum(found["answered_by"].values()) == found["total"]["rows"]
     assert sum(s["rows"] for s in found["by_operator"]) == found["held_out"]
     assert set(found["answered_by"]) <= {"interpolated", "analytic"}
-    only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--rung", "analytic", "--db", db)
+    only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--source", "analytic", "--db", db)
     assert set(only["answered_by"]) == {"analytic"}
     assert "in range" in text(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
     unseen = report(capsys, "evaluate", "--unseen-device", "--db", db)

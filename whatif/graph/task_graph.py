@@ -286,10 +286,10 @@ class TaskGraph:
         self, tasks: Tasks, factor: npt.ArrayLike, *, low: npt.ArrayLike | None = None,
         high: npt.ArrayLike | None = None,
     ) -> TaskGraph:  # fmt: skip
-        """Multiply the durations of ``tasks`` by ``factor``, one number or one a task; ``low`` and ``high`` bound it.
+        """Multiply the durations of ``tasks`` by ``factor``, one number or one per task; ``low`` and ``high`` bound it.
 
-        The bounds are factors too. ``tasks`` is here, as in the other edits, a selection of this graph, a mask of shape
-        (n_tasks,) or ids.
+        The bounds are factors too; without them the factor counts as exact. ``tasks`` is, in this and the
+        other edits, a selection of this graph, a mask of shape (n_tasks,) or ids.
         """
         return edit.scale(self, tasks, factor, low=low, high=high)
 
