@@ -145,7 +145,7 @@ def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.C
     assert "closest are A10, A40" in complaint(capsys, "query", "mm:m=1,n=1,k=1", "--device", "A10O", "--db", db)
     assert "expected an operator" in complaint(capsys, "query", "mn:m=1", "--device", "T4", "--db", db)
     assert "expected a family" in complaint(capsys, "list", "--family", "x", "--db", db)
-    assert "with csv alone" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)
+    assert "only with csv" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)
     query = ("query", "mm:m=1,n=1,k=1", "--device", "T4", "--db", db)
     assert "expected a method" in complaint(capsys, *query, "--method", "x")
     for words in (

@@ -30,7 +30,7 @@ COMMANDS = {
     "memory": "show peak memory, its parts, and the effect of what-ifs on it",
     "predict": "predict a step from model code alone, without GPU or recording",
     "recommend": "rank devices by predicted step time, cost and memory",
-    "compare": "compare two recordings, and find the what-if that explains the change",
+    "compare": "compare two recordings, and find what-ifs that explain the change",
     "check": "fail in CI if a step became slower than allowed",
     "report": "write an HTML page: verdict, tables, charts, timeline",
     "export": "write a timeline for Perfetto, baseline next to prediction",
