@@ -340,7 +340,7 @@ class TaskGraph:
         return edit.add_dependencies(self, Dependencies.of(*ends, kind, lag_ns, anchor))
 
     def attach(self, **columns: Tasks) -> TaskGraph:
-        """Return a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice.
+        """Return the graph with named columns of shape (n_tasks,) for a schedule function to read.
 
         Their arrays become read-only.
         """
@@ -426,7 +426,7 @@ class TaskGraph:
         return to_pandas(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Return a networkx graph: one node per task with its columns, one edge per dependency with kind, lag and anchor."""
+        """Return a networkx graph: a node per task with its columns, an edge per dependency with kind, lag, anchor."""
         from whatif.graph.convert import to_networkx
 
         return to_networkx(self)
