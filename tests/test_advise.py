@@ -208,7 +208,7 @@ def test_more_samples_do_not_share_what_nothing_explains() -> None:
     entry = found.gaining[0]
     assert (entry.trial.predicted_ms, entry.trial.recorded_samples_ms) == (110, 95)
     assert entry.trial.gain_pct == pytest.approx(5)
-    assert entry.reason.endswith("the unexplained waiting of 80.0 ms counts once a recorded batch")
+    assert entry.reason.endswith("the unexplained wait of 80.0 ms counts once per recorded batch")
     assert entry.gain_range_pct is not None
     assert entry.gain_range_pct[0] == pytest.approx(5)
     assert entry.gain_range_pct[1] > 44.9

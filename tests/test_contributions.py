@@ -203,11 +203,11 @@ def test_the_report_shows_them_for_several(capsys: pytest.CaptureFixture[str]) -
     print_prediction(apply(drawn(), faster_cpu, faster_gpu))
     text = capsys.readouterr().out
     block = text[text.index("Gain of each, ms") :].splitlines()
-    assert block[1].split() == ["alone", "after", "those", "before", "it"]
+    assert block[1].split() == ["alone", "added", "to", "those", "above"]
     assert [line.split() for line in block[2:5]] == [
         ["faster_cpu", "0.00", "0.00"], ["faster_gpu", "4.00", "5.00"], ["together", "4.00", "5.00"],
     ]  # fmt: skip
-    assert block[5].strip() == "alone they add up to 1.00 ms less: one makes another more effective"
+    assert block[5].strip() == "alone they add up to 1.00 ms less than together: one makes another more effective"
     print_prediction(apply(drawn(), faster_gpu, second_half))
     text = capsys.readouterr().out
     assert "alone it does not apply: second_half: expected short kernels, got long ones." in text

@@ -1,4 +1,4 @@
-"""FSDP: shard parameters among `workers` machines, and gather those of a unit when it runs.
+"""FSDP: shard parameters among `workers` machines, and gather a unit's parameters when it runs.
 
 Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.
         fsdp (fully_shard of torch 2.13; FullyShardedDataParallel); Rajbhandari et al., "ZeRO", SC 2020, stage 3.

@@ -1,4 +1,4 @@
-"""Gist: store feature maps encoded between their forward and backward use.
+"""Gist: keep feature maps in a compact encoding between forward and backward pass.
 
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018; Daydream (USENIX ATC
         2020) §5.1 and Algorithm 11. The default sparsity is what a mean compression of 2.6 leaves that stores zeros as

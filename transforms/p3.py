@@ -1,4 +1,4 @@
-"""P3: train with parameter servers, sending slices of gradients of the first layers first.
+"""P3: train with parameter servers, sending gradients in slices, those of the first layers first.
 
 Source: Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training", MLSys 2019 (slices of
         50,000 parameters; MXNet's P3Store cuts at 40,000); Daydream (USENIX ATC 2020) §5.1, §6.6 and Algorithm 7.

@@ -99,4 +99,4 @@ def test_a_recording_without_its_operators_is_told(
     monkeypatch.setattr(importlib, "import_module", lambda name, *rest: parts.get(name) or real(name, *rest))
     output = tmp_path / "run.json.gz"
     assert main(["collect", "--measure-operators", "-o", str(output), str(tmp_path / "train.py")]) != 0
-    assert f"{output}: recorded, without its operators measured alone" in capsys.readouterr().err
+    assert f"{output}: recorded, but its operators were not measured" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_info(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kernel_families_pct"] == {"gemm": 100.0}
     assert found["baseline_ms"] == pytest.approx(1.0, abs=0.01)
     text = output(capsys, "info", trace)
-    assert text.startswith("five steps.json.gz: sound: the replay meets the recorded step within")
+    assert text.startswith("five steps.json.gz: sound: the replay matches the recorded step within")
     assert "GPU            Tesla V100-SXM2-32GB (known as V100-SXM2-32)" in text
     assert "steps          5, from profiler marks" in text
     assert not any(line.endswith(" ") for line in text.splitlines())
@@ -189,7 +189,7 @@ def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.C
     assert report(capsys, "info", close)["trust"].startswith("sound: ")
     slowed = recorded(tmp_path / "slowed.json", untraced_step_ms={"median": 0.5})
     trust = report(capsys, "info", slowed)["trust"]
-    assert trust.startswith("sound, with doubts: the replay meets")
+    assert trust.startswith("sound, with doubts: the replay matches")
     assert trust.endswith("but the profiler made the step 2.0 times as long.")
     unexplained = report(capsys, "info", slowed)["calibration"]["reason"]
     assert "the GPU's work bounds it" in unexplained

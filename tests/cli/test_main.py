@@ -74,7 +74,7 @@ def test_module_can_be_run() -> None:
         (["--jsn"], "there is no option '--jsn' before the command"),
         (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),
         (["advise", "a.json", "b.json"], "advise: unrecognized arguments: b.json"),
-        (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number from 1 on, got '0'"),
+        (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number of 1 or more, got '0'"),
         (["apply", "scale", "a.json", "--clock", "sun"], "invalid choice: 'sun'"),
         (["apply", "scale"], "expected a trace as the last argument, got the transform 'scale'"),
         (["apply", "foo"], "expected NAME and TRACE, got only 'foo'"),
@@ -204,7 +204,7 @@ def test_a_closed_output_is_one_sentence(words: list[str], trace: str) -> None:
     )
     assert (found.returncode, found.stderr) == (
         1,
-        "whatif: expected a standard output to write to, got a closed one.\n",
+        "whatif: expected an open standard output, got a closed one.\n",
     )
 
 

@@ -110,7 +110,7 @@ def test_one_file_is_read_as_ever(files: list[str], capsys: pytest.CaptureFixtur
     [
         (["{0}", "{1}"], "expected NAME and the traces of the ranks"),
         (["amp", "{0}", "scale", "{1}"], "got another file"),
-        (["{0}", "amp", "{0}", "{1}"], "the traces come last"),
+        (["{0}", "amp", "{0}", "{1}"], "expected the traces last"),
     ],
 )
 def test_words_in_another_order(

@@ -104,7 +104,7 @@ def test_fewer_processors_than_roles() -> None:
 
 
 def test_max_paths_is_checked() -> None:
-    with pytest.raises(WhatifError, match="expected max_paths from 1 on"):
+    with pytest.raises(WhatifError, match="expected max_paths of 1 or more"):
         allocate([HEAVY, LIGHT], equal(2), lambda _: (0, {}), 0)
 
 

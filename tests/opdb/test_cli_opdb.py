@@ -125,7 +125,7 @@ def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixt
     assert found["held_out"] == sum(found["answered_by"].values()) == found["total"]["rows"]
     assert sum(s["rows"] for s in found["by_operator"]) == found["held_out"]
     assert set(found["answered_by"]) <= {"interpolated", "analytic"}
-    only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--rung", "analytic", "--db", db)
+    only = report(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--source", "analytic", "--db", db)
     assert set(only["answered_by"]) == {"analytic"}
     assert "in range" in text(capsys, "evaluate", "--share", "0.3", "--seed", "1", "--db", db)
     unseen = report(capsys, "evaluate", "--unseen-device", "--db", db)
@@ -145,7 +145,7 @@ def test_wrong_words_are_one_sentence(db: Path, tmp_path: Path, capsys: pytest.C
     assert "closest are A10, A40" in complaint(capsys, "query", "mm:m=1,n=1,k=1", "--device", "A10O", "--db", db)
     assert "expected an operator" in complaint(capsys, "query", "mn:m=1", "--device", "T4", "--db", db)
     assert "expected a family" in complaint(capsys, "list", "--family", "x", "--db", db)
-    assert "with csv alone" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)
+    assert "only with csv" in complaint(capsys, "import", "recording", db, "--method", "trace", "--db", db)
     query = ("query", "mm:m=1,n=1,k=1", "--device", "T4", "--db", db)
     assert "expected a method" in complaint(capsys, *query, "--method", "x")
     for words in (

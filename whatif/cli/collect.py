@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
         except (KeyboardInterrupt, WhatifError):
-            warn([f"{name}: recorded, without its operators measured alone"])
+            warn([f"{name}: recorded, but its operators were not measured"])
             raise
     print(f"{name}: recorded; next: whatif explain {name}")
     return 0

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif completion``."""
     parser.add_argument("shell", choices=SHELLS, help="the shell to print the script for")
     parser.epilog = (
-        'Put eval "$(whatif completion bash)" into ~/.bashrc, the same with zsh into ~/.zshrc behind compinit, '
-        "or whatif completion fish | source into ~/.config/fish/config.fish."
+        'Add one line. bash, in ~/.bashrc: eval "$(whatif completion bash)". zsh, in ~/.zshrc after compinit: '
+        'eval "$(whatif completion zsh)". fish, in ~/.config/fish/config.fish: whatif completion fish | source'
     )
 
 

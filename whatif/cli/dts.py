@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="workers of pipeline learning (default: the fewest that hold the network)",
+        help="workers of pipeline learning (default: the fewest whose memory holds the network)",
     )
     parser.add_argument(
         "--cut",
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     architectures = [load_architecture(name) for name in args.architecture or BUILT_IN]
     Training(args.clients, workers=args.workers)
     if args.max_paths < 0:
-        raise WhatifError(f"dts: expected --max-paths from 1 on, or 0 for all, got {args.max_paths}.")
+        raise WhatifError(f"dts: expected --max-paths of 1 or more, or 0 for all, got {args.max_paths}.")
     if args.seed < 0:
-        raise WhatifError(f"dts: expected --seed from 0 on, got {args.seed}.")
+        raise WhatifError(f"dts: expected --seed of 0 or more, got {args.seed}.")
     if args.export:
         check_export(args.export)
     pictures = [path for path in (args.plot, args.export) if path and not str(path).lower().endswith(".dot")]

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanation of a trace."""
     if args.plot is not None:
         if not args.sensitivity:
-            raise UsageError("explain: --plot draws what --sensitivity finds; give both.")
+            raise UsageError("explain: expected --sensitivity with --plot, which draws its gains; add --sensitivity.")
         check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces, args)
     from whatif.prediction.predict import Baseline

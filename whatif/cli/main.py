@@ -30,7 +30,7 @@ COMMANDS = {
     "memory": "show peak memory, its parts, and the effect of what-ifs on it",
     "predict": "predict a step from model code alone, without GPU or recording",
     "recommend": "rank devices by predicted step time, cost and memory",
-    "compare": "compare two recordings, and find the what-if that explains them",
+    "compare": "compare two recordings, and find what-ifs that explain the change",
     "check": "fail in CI if a step became slower than allowed",
     "report": "write an HTML page: verdict, tables, charts, timeline",
     "export": "write a timeline for Perfetto, baseline next to prediction",
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if sys.stderr is None:  # closed: without this, messages would end up in the output
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is None:
-        return _fail("expected a standard output to write to, got a closed one.", COULD_NOT)
+        return _fail("expected an open standard output, got a closed one.", COULD_NOT)
     _never_fail_on_a_character()
     with remembered() as interrupted:
         return _run(arguments, interrupted)

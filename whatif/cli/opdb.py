@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
         sub.set_defaults(subrun=run)
-        sub.add_argument("--db", metavar="FOLDER", help="the database (default: $WHATIF_OPDB, else the user's own)")
+        sub.add_argument(
+            "--db",
+            metavar="FOLDER",
+            help="folder of the database (default: $WHATIF_OPDB, else the one in your user data folder)",
+        )
         for flag in ("--quiet", "--debug"):  # as behind every other command
             sub.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         add_json(sub)
@@ -56,10 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     query = command("query", _query, "show the time of an operator on a device, with its range and source")
     query.add_argument("operator", metavar="OPERATOR", help="for example linear:m=512,n=1024,k=1024,dtype=fp16")
-    query.add_argument("--device", required=True, help="the device to answer for")
+    query.add_argument("--device", required=True, help="the device")
     query.add_argument("--method", metavar="NAME", help="use only times measured by this method")
     query.add_argument("--framework", metavar="NAME", help="use only times measured in this framework")
-    query.add_argument("--launch", action="store_true", help="include the launch in an analytic answer")
+    query.add_argument(
+        "--launch", action="store_true", help="add the launch time to an answer computed from data sheets"
+    )
 
     listing = command("list", _list, "list the measurements by device and family")
     _add_filters(listing)
@@ -80,13 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         _add_filters(sharing)
 
-    compare = command("diff", _diff, "show what only one of two databases has, and how their times differ")
+    compare = command("diff", _diff, "show which measurements only one of two databases has, and which times differ")
     compare.add_argument("other", metavar="FOLDER", help="the other database")
 
     command("check", _check, "verify the whole database; exit status 1 if something is damaged")
 
     evaluate = command("evaluate", _evaluate, "measure the error of the estimators on held-out operators")
-    evaluate.add_argument("--device", help="only this device")
+    evaluate.add_argument("--device", help="use only this device")
     evaluate.add_argument("--seed", type=_SEED, help="seed of the split (default: 2026)")
     evaluate.add_argument("--share", type=_SHARE, help="share of operators to hold out (default: 0.1)")
     evaluate.add_argument(
@@ -96,9 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fit", action="store_true", help="also fit models to the rest (takes minutes, needs scikit-learn)"
     )
     evaluate.add_argument(
-        "--rung", action="append", choices=_ANSWER_SOURCES, metavar="SOURCE",
+        "--source", action="append", choices=_ANSWER_SOURCES, metavar="SOURCE",
         help=f"evaluate only this source (repeatable): {', '.join(_ANSWER_SOURCES)}",
     )  # fmt: skip
+    # The earlier spelling of --source; scripts may still use it.
+    evaluate.add_argument("--rung", action="append", dest="source", choices=_ANSWER_SOURCES, help=argparse.SUPPRESS)
 
     from whatif.cli.opdb_fit import add_fit_arguments, run_fit
     from whatif.cli.opdb_profile import add_profile_arguments, run_profile
@@ -113,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="only this device")
+    parser.add_argument("--device", help="use only this device")
     parser.add_argument("--family", help="only this family of operators")
 
 
@@ -177,7 +185,9 @@ def _method(args: argparse.Namespace) -> Method | None:
     if not (args.method or args.cache or args.launch):
         return None
     if args.kind != "csv":
-        raise WhatifError("opdb: expected --method, --cache and --launch with csv alone: the others know theirs.")
+        raise WhatifError(
+            "opdb: expected --method, --cache and --launch only with csv: the other formats define their own."
+        )
     if args.method not in (None, *METHODS):
         raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
     launch = None if args.launch is None else args.launch == "included"
@@ -209,7 +219,7 @@ def _query(args: argparse.Namespace) -> int:
     if reply.t_s is None:
         raise WhatifError(
             f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
-            f"measured were {', '.join(reply.known_devices) or 'no devices'}."
+            f"devices with measurements: {', '.join(reply.known_devices) or 'none'}."
         )
     show(args, reply.to_dict, lambda: print_reply(reply))
     board = facts(args.device)
@@ -318,8 +328,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from whatif.report.text_opdb import print_evaluation
 
     if args.unseen_device and (args.seed is not None or args.share is not None):
-        raise WhatifError("opdb: expected --unseen-device without --seed and --share, which draw nothing there.")
-    sources = sorted(AnswerSource[name.upper()] for name in args.rung) if args.rung else ALL_SOURCES
+        raise WhatifError("opdb: expected --unseen-device without --seed and --share, which have no effect with it.")
+    sources = sorted(AnswerSource[name.upper()] for name in args.source) if args.source else ALL_SOURCES
     store, device = _store(args), _device(args.device)
     fit = _fit_for(args.unseen_device) if args.fit else None
     with progress_bar("reading") as progress:

@@ -31,7 +31,7 @@ def training() -> Any:
         return importlib.import_module(TRAINING)
     except ImportError as error:
         raise WhatifError(
-            f"opdb: expected scikit-learn to learn with, got '{error}'; pip install 'whatif-profiler[fit]'."
+            f"opdb: expected scikit-learn, which fits the models, got '{error}'; pip install 'whatif-profiler[fit]'."
         ) from error
 
 

@@ -21,7 +21,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``whatif opdb profile``."""
     parser.add_argument(
         "operations", metavar="OPERATION[,...]", nargs="?", default="",
-        help="add, mm, conv2d_wgrad, softmax, all_reduce, ...; all: the nine operations of Tianshu",
+        help="add, mm, conv2d_wgrad, softmax, all_reduce, ...; all: the nine operations of the Tianshu benchmark",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="recording", metavar="TRACE", help="measure the operators of a recording instead"
@@ -71,7 +71,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--within", type=_PERCENT, default=3.0, metavar="PERCENT",
-        help="stop measuring an operator when half of its 90 %% interval is this small (default: 3)",
+        help="stop measuring an operator when half the width of its 90 %% interval is below this (default: 3)",
     )  # fmt: skip
     parser.add_argument(
         "--budget-s",
@@ -112,7 +112,7 @@ def run_profile(args: argparse.Namespace) -> int:
 def _warnings(done: Any) -> list[str]:
     found = [f"{count:,} operators not measured: {reason}" for reason, count in sorted(done.left_out.items())]
     if done.damaged_lines:
-        found.append(f"{done.damaged_lines:,} damaged lines of an earlier run's journal left out")
+        found.append(f"{done.damaged_lines:,} damaged lines in the journal of an earlier run were ignored")
     return [*found, *done.merged.refused]
 
 

@@ -58,7 +58,7 @@ def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callab
 
 
 # Of rows, devices or processes.
-POSITIVE = whole_number(1, what="a number from 1 on")
+POSITIVE = whole_number(1, what="a number of 1 or more")
 
 
 def with_torch(module: str, command: str, extras: str = "record") -> Any:
@@ -94,7 +94,8 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock",
         choices=("gpu", "mark", "span"),
-        help="boundaries of a step: end of its GPU work, profiler marks, or the whole span (default: by trace)",
+        help="end of a step: gpu: its last GPU work; mark: the profiler's mark; span: take the whole trace as one step "
+        "(default: depends on the trace)",
     )
 
 
@@ -180,7 +181,7 @@ def trace_then_names(words: list[str], command: str = "export") -> tuple[str, li
         raise UsageError(f"{command}: the trace comes first; try `whatif {command} {order}{output}`.")
     if late:
         raise UsageError(
-            f"{command}: expected one trace, as the first argument, got another file {late[0]!r} behind it; "
+            f"{command}: expected one trace, as the first argument, got another file {late[0]!r} after it; "
             "a transform script's name ends in .py."
         )
     if _is_transform(first):

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="MODEL [NAME ...]",
-        help="module:Model or file.py:Model (a torch.nn.Module, or a function that returns one, also with inputs), a "
-        ".onnx file, or a Chakra execution trace (.json); then what-ifs",
+        help="module:Model or file.py:Model (a torch.nn.Module, or a function that returns one, alone or with its "
+        "inputs), a .onnx file, or a Chakra execution trace (.json); then what-ifs",
     )
     parser.add_argument(
         "--input",
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="shape of an input, such as 64,3,224,224 or input_ids=8,512:int64 (repeatable)",
     )
-    parser.add_argument("--input-dtype", metavar="TYPE", help="type of inputs given without one (default: --dtype)")
+    parser.add_argument(
+        "--input-dtype", metavar="TYPE", help="type of inputs for which --input names none (default: --dtype)"
+    )
     parser.add_argument("--device", default=_DEVICE, metavar="GPU", help=f"a GPU's name, or cpu (default: {_DEVICE})")
     parser.add_argument("--dtype", choices=_DTYPES, default="fp32", help="type of the parameters (default: fp32)")
     parser.add_argument(
@@ -62,9 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fp32 operations that may use TF32 (default: conv, as in PyTorch)",
     )
     parser.add_argument("--kwargs", metavar="JSON", help='arguments to call MODEL with, such as {"layers": 12}')
-    parser.add_argument("--db", metavar="FOLDER", help="the op database (default: $WHATIF_OPDB, else your own)")
     parser.add_argument(
-        "--measure", action="store_true", help="measure operators that the database lacks, on this machine"
+        "--db",
+        metavar="FOLDER",
+        help="folder of the op database (default: $WHATIF_OPDB, else the one in your user data folder)",
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="on this machine, measure operators that are not in the database"
     )
     parser.add_argument(
         "--save",
@@ -117,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 def _input(text: str, dtype: str | None) -> tuple[str, tuple[int, ...], str]:
     found = re.fullmatch(r"(?:([A-Za-z_]\w*)=)?(\d{1,9}(?:,\d{1,9})*)(?::(\w+))?", text, re.ASCII)
     if found is None:
-        raise UsageError(f"predict: expected --input [NAME=]SIZES[:TYPE], as 64,3,224,224, got {text!r}.")
+        raise UsageError(f"predict: expected --input [NAME=]SIZES[:TYPE], such as 64,3,224,224, got {text!r}.")
     kind = found[3] or dtype or ""
     kinds = ("fp32", "fp64", "fp16", "bf16", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
     if kind and kind not in kinds:
@@ -188,7 +194,7 @@ def _read_graph(path: str) -> OperatorGraph:
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise WhatifError(
-            "predict: expected PyTorch, which takes the model's operators down, got none; install it "
+            "predict: expected PyTorch, which lists the model's operators, got none; install it "
             "(pip install 'whatif-profiler[record]'), or give a Chakra execution trace or an ONNX file."
         )
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def add_traces(parser: argparse.ArgumentParser) -> None:
     """Add the positional TRACE, of which there may be several."""
     what = (
-        "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; of a "
-        "distributed run the files of several ranks, or their folder"
+        "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; for a "
+        "distributed run, the files of several ranks, or their folder"
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help=what)
 
@@ -41,7 +41,7 @@ def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
         )
     early = [name for name in names if _is_recording(name)]
     if early:
-        raise UsageError(f"apply: the traces come last, behind all names; got {early[0]!r} before {names[-1]!r}.")
+        raise UsageError(f"apply: expected the traces last, after all names, got {early[0]!r} before {names[-1]!r}.")
     return names, traces
 
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not validation.outcomes:
         where = ", ".join(args.paths)
         raise WhatifError(
-            f"{where}: expected a pair of runs to compare, got {len(validation.unpaired)} without one; the list above "
-            "says why."
+            f"{where}: expected a pair of runs to compare, got {len(validation.unpaired)} runs "
+            "without a partner; the list above gives the reasons."
         )
     return 0

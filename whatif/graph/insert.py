@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 class NewTasks:
     """Tasks to insert, n at once; a scalar field applies to all of them.
 
-    ``after`` (n,): ids, or a selection, of the tasks after which to insert them; layer, phase and step default to those
-    of ``after``. ``thread``: None for the thread of ``after``. A kernel or copy needs the thread of a GPU stream and
-    normally a launch; a recording of a CPU has neither, so insert ``TaskKind.CPU_OP`` there.
+    ``after`` (n,): ids, or a selection, of the tasks after which to insert them; an id may occur several times, and its
+    new tasks follow in the order of the array. Layer, phase and step default to those of ``after``. ``thread``: None
+    for the thread of ``after``. A kernel or copy needs the thread of a GPU stream and normally a launch; a recording of
+    a CPU has neither, so insert ``TaskKind.CPU_OP`` there.
 
     ``launched_after`` (n,): ids of CPU tasks after which to insert the launching call, which lasts ``launch_ns``; None
     for tasks that no new call launches, which then wait only for the task before them on their thread. ``launched_by``
@@ -87,10 +88,10 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
 
 
 def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
-    """Put several lots of new tasks in at once, which takes the time of one; all their ids are those of ``graph``.
+    """Insert several groups of new tasks at once, in the time of one; all ids in ``after`` are those of ``graph``.
 
-    Behind one and the same task they stand in the order of the lots. Raises WhatifError where ids or durations are out
-    of range.
+    New tasks after the same task come in the order of the groups, and of the arrays in them. Raises WhatifError if ids
+    or durations are out of range.
     """
     n = len(graph)
     names = dict.fromkeys(graph.names)

@@ -163,7 +163,7 @@ class TaskGraph:
     def on_gpu(self) -> Selection:
         """The tasks that GPU streams run: kernels, copies, memsets and collectives.
 
-        A transfer on a channel of its own is not of the GPU: a step on a CPU has such ones too.
+        Transfers on a network channel are not included; a step on a CPU has them as well.
         """
         streams = np.array([thread.kind != ThreadKind.CHANNEL for thread in self.threads], dtype=np.bool_)
         on_gpu = among(self.kind, GPU_KINDS)
@@ -187,8 +187,8 @@ class TaskGraph:
         """Return the selection of the tasks that meet every given criterion; it composes with ``& | ~``.
 
         ``name`` and ``layer`` are regular expressions that may match anywhere. An edit that changes ids makes the
-        selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError where an expression is
-        not a regular one.
+        selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError if an expression is not
+        a valid regular expression.
         """
         mask = np.ones(len(self), dtype=np.bool_)
         if kind is not None:
@@ -298,10 +298,10 @@ class TaskGraph:
         self, tasks: Tasks, factor: npt.ArrayLike, *, low: npt.ArrayLike | None = None,
         high: npt.ArrayLike | None = None,
     ) -> TaskGraph:  # fmt: skip
-        """Multiply the durations of ``tasks`` by ``factor``, one number or one a task; ``low`` and ``high`` bound it.
+        """Multiply the durations of ``tasks`` by ``factor``, one number or one per task; ``low`` and ``high`` bound it.
 
-        The bounds are factors too. ``tasks`` is here, as in the other edits, a selection of this graph, a mask of shape
-        (n_tasks,) or ids.
+        The bounds are factors too; without them the factor counts as exact. ``tasks`` is, in this and the
+        other edits, a selection of this graph, a mask of shape (n_tasks,) or ids.
         """
         return edit.scale(self, tasks, factor, low=low, high=high)
 
@@ -317,14 +317,14 @@ class TaskGraph:
         return edit.with_duration(self, tasks, duration_ns, low_ns=low_ns, high_ns=high_ns)
 
     def remove(self, tasks: Tasks) -> TaskGraph:
-        """Take out ``tasks``, with the gap after a CPU task and the launch of a GPU task."""
+        """Remove ``tasks``, with the gap after a CPU task and the launch of a GPU task."""
         return remove(self, tasks)
 
     def insert(self, tasks: NewTasks) -> Inserted:
-        """Put new tasks in, each after a given task on its thread.
+        """Insert new tasks, each after a given task on its thread.
 
-        A GPU task brings the CPU call that launches it (``launched_after``). Raises WhatifError where ids or durations
-        are out of range, and where a kernel or copy would run on a CPU thread.
+        A GPU task brings the CPU call that launches it (``launched_after``). Raises WhatifError if ids or durations
+        are out of range, or if a kernel or copy would run on a CPU thread.
         """
         return insert(self, tasks)
 
@@ -335,7 +335,7 @@ class TaskGraph:
     def synchronize(
         self, after: npt.ArrayLike, *, call_ns: int, stream: int = ALL_STREAMS, name: str = "cudaStreamSynchronize"
     ) -> TaskGraph:
-        """Let each CPU task ``after`` be followed by a call that waits for earlier launches on ``stream``."""
+        """Insert, after each CPU task of ``after``, a call that waits for earlier launches on ``stream``."""
         return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
 
     def add_dependencies(
@@ -347,12 +347,12 @@ class TaskGraph:
         lag_ns: npt.ArrayLike = 0,
         anchor: Anchor = Anchor.END,
     ) -> TaskGraph:
-        """Let each task of ``target`` wait for the one of ``source`` beside it. Raises WhatifError on a cycle."""
+        """Let ``target[i]`` wait for ``source[i]``, for each i. Raises WhatifError on a cycle."""
         ends = as_ids(self, source), as_ids(self, target)
         return edit.add_dependencies(self, Dependencies.of(*ends, kind, lag_ns, anchor))
 
     def attach(self, **columns: Tasks) -> TaskGraph:
-        """Return a schedule function columns of its own, shape (n_tasks,), under names of the caller's choice.
+        """Return the graph with named columns of shape (n_tasks,) for a schedule function to read.
 
         Their arrays become read-only.
         """
@@ -364,15 +364,15 @@ class TaskGraph:
         return self.replace(attached=attached)
 
     def note(self, sentence: str) -> TaskGraph:
-        """Leave a sentence for the user beside the prediction."""
+        """Return the graph with a sentence that the report shows with the prediction."""
         return self if sentence in self.notes else self.replace(notes=(*self.notes, sentence))
 
     def unchanged(self, sentence: str) -> TaskGraph:
-        """Say that the transform changes nothing here, and why. Returned as it is, the graph has the same timeline."""
+        """Return the same graph with a note that the transform changes nothing here, and why."""
         return self.note(sentence).replace(declined=(*self.declined, sentence))
 
     def with_change(self, change: Change) -> TaskGraph:
-        """Return the graph whose ``info.changes`` tells later transforms of ``change``."""
+        """Return the graph with ``change`` added to ``info.changes``, for later transforms to read."""
         if change in self.info.changes:
             return self
         return self.replace(info=replace(self.info, changes=(*self.info.changes, change)))
@@ -386,7 +386,7 @@ class TaskGraph:
     # -- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> TaskGraph:
-        """Return the graph back if every invariant holds, else raise WhatifError naming the first one that does not.
+        """Return this graph if every invariant holds; raise WhatifError with the first violated one otherwise.
 
         Ids in range, dependencies that point forward in id order (so there is no cycle), durations that are neither
         negative nor outside their bounds, tables that cover their codes.
@@ -432,13 +432,13 @@ class TaskGraph:
     # -- exploration -------------------------------------------------------------------------------------------
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the tasks as a table with names spelled out, one row a task."""
+        """Return the tasks as a table with names spelled out, one row per task."""
         from whatif.graph.convert import to_pandas
 
         return to_pandas(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Return a networkx graph: a node a task with its columns, an edge a dependency with kind, lag and anchor."""
+        """Return a networkx graph: a node per task with its columns, an edge per dependency with kind, lag, anchor."""
         from whatif.graph.convert import to_networkx
 
         return to_networkx(self)

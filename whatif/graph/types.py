@@ -72,7 +72,7 @@ class DependencyKind(IntEnum):
 
 
 class Change(Enum):
-    """What a transform did to the steps that a later one has to know."""
+    """What a transform did to the steps, for later transforms that depend on it."""
 
     ENCODES = "encodes feature maps"
     RECOMPUTES = "recomputes the forward pass"

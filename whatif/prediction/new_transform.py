@@ -20,8 +20,8 @@ TEMPLATE = '''\
 Source: where the idea comes from: a paper and its section, or your own measurement.
 Model:  what is assumed and what is left out. Here: the element-wise kernels (operators,
         on a CPU) take 1 / `speedup` of their time; the range runs from no gain at all
-        to twice the gain. What runs beside them is neither slowed nor sped up.
-Effort: medium: one sentence on how to get it in real life (none: a mere question).
+        to twice the gain. Work that overlaps with them keeps its time.
+Effort: medium: one sentence on how to do it in practice (none: a hypothetical question).
 """
 
 from whatif import TaskGraph, WhatifError
@@ -35,9 +35,9 @@ NAME = "{name}"
 def transform(graph: TaskGraph, *, speedup: float = 2.0, layer: str = "") -> TaskGraph:
     """Shorten the element-wise work, in the layers that `layer` matches."""
     if not speedup >= 1:
-        raise WhatifError(f"{{NAME}}: expected a speedup from 1 on, got {{speedup}}.")
+        raise WhatifError(f"{{NAME}}: expected a speedup of 1 or more, got {{speedup}}.")
 
-    # 1. Select. Masks have one value a task and combine with & | ~. There are columns
+    # 1. Select. Masks have one value per task and combine with & | ~. There are columns
     #    for kind, name, thread, layer, phase, step, family, dtype, size_bytes, flops.
     tasks = graph.select(layer=layer or None)
     tasks &= graph.family == KernelFamily.ELEMENTWISE
@@ -47,12 +47,12 @@ def transform(graph: TaskGraph, *, speedup: float = 2.0, layer: str = "") -> Tas
             "none; `whatif explain` lists layers and families."
         )
 
-    # 2. Edit. Every edit gives a new graph: scale, with_duration, insert, remove, split,
-    #    add_dependencies, synchronize. `low` and `high` say how unsure a duration is.
+    # 2. Edit. Every edit returns a new graph: scale, with_duration, insert, remove, split,
+    #    add_dependencies, synchronize. `low` and `high` bound an uncertain duration.
     least = max(1 - 2 * (1 - 1 / speedup), 0.0)
     graph = graph.scale(tasks, 1 / speedup, low=least, high=1.0)
 
-    # 3. Say what was done: notes stand beside the prediction.
+    # 3. Say what was done: the report shows notes with the prediction.
     return graph.note(f"{{NAME}}: {{tasks.sum()}} tasks are {{speedup:g}} times as fast")
 
 

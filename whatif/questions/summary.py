@@ -74,8 +74,8 @@ class Summary:
         if wait_pct > DOUBTFUL_WAIT_PCT:
             return f"handle with care: {wait_pct:.0f} % of the time is waiting that nothing in the recording explains."
         if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
-            return f"handle with care: the replay misses the recorded {noun} by {error_pct:+.1f} %."
-        meets = f"the replay meets the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
+            return f"handle with care: the replay differs from the recorded {noun} by {error_pct:+.1f} %."
+        meets = f"the replay matches the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
         doubts = self._doubts
         return f"sound, with doubts: {meets}, but {' and '.join(doubts)}." if doubts else f"sound: {meets}."
 
@@ -86,7 +86,9 @@ class Summary:
         found = []
         if calibration and calibration.met:
             if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
-                found.append(f"without the profiler the CPU's work is taken at {calibration.own_pace:.2f} of its time")
+                found.append(
+                    f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}"
+                )
         elif info.untraced_step_ns and self.baseline.clock != "span":
             times = self.baseline.measured_ns / info.untraced_step_ns
             if times > DOUBTFUL_SLOWDOWN:

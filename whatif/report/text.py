@@ -95,7 +95,7 @@ def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[
 
 
 def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
-    """What each transform takes off the step, alone and after those before it, and what they share."""
+    """What each transform saves, alone and on top of those above it, and what they share."""
     composition = prediction.composition
     rows = [
         (spelled(transform), ms(part.alone_ms), ms(part.added_ms))
@@ -104,7 +104,7 @@ def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[floa
     alone_ms = [part.alone_ms for part in composition.contributions]
     total_ms = None if None in alone_ms else sum(gain_ms or 0.0 for gain_ms in alone_ms)
     rows.append(("together", ms(total_ms), ms(composition.together_ms)))
-    out.table("Gain of each, ms", ["", "alone", "after those before it"], rows)
+    out.table("Gain of each, ms", ["", "alone", "added to those above"], rows)
     missing = [part.reason for part in composition.contributions if part.reason]
     for reason in missing:
         out.say(f"  alone it does not apply: {reason}", "dim")
@@ -115,8 +115,8 @@ def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[floa
 
 def add_up(shared_ms: float, ms: Callable[[float | None], str]) -> str:
     """Say by how much the gains of what-ifs alone differ from what they gain together, and why."""
-    sense = "more: they save some of the same time" if shared_ms > 0 else "less: one makes another more effective"
-    return f"alone they add up to {ms(abs(shared_ms))} ms {sense}"
+    more, why = ("more", "some save the same time") if shared_ms > 0 else ("less", "one makes another more effective")
+    return f"alone they add up to {ms(abs(shared_ms))} ms {more} than together: {why}"
 
 
 def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> str:

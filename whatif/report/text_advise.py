@@ -51,7 +51,7 @@ def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ran
     """The numbers of some entries, and behind them why each gains."""
     ms = ms_format(advice.baseline.step_ns / 1e6)
     batches = any(not entry.trial.same_training for entry in entries)
-    remark = f" (*: for the samples of {RECORDED[advice.baseline.clock]}, whose batch changes)" if batches else ""
+    remark = f" (*: the batch changes; for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
     if with_memory:

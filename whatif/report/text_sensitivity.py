@@ -62,14 +62,14 @@ def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
             print_no_layers(out)
         out.say()
         faster = ", ".join(f"{speedup:g} %" for speedup in found.speedups_pct)
-        out.say(f"  {faster}: what {what} gains if the part took so much less time, percent of {what}", "dim")
+        out.say(f"  {faster}: gain, in percent of {what}, if the part takes that much less time", "dim")
         out.say(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim")
         notes = {found.note(part) for part in found.parts}
         if HIDDEN in notes:
             share = f"{100 * HIDDEN_BELOW:.0f} %"
-            out.say(f"  {HIDDEN}: other work runs meanwhile; less than {share} of its time shows", "dim")
+            out.say(f"  {HIDDEN}: overlaps with other work; less than {share} of its time counts", "dim")
         if CHANGES_NOTHING in notes:
-            out.say(f"  {CHANGES_NOTHING}: {what} stays as long even if it took no time at all", "dim")
+            out.say(f"  {CHANGES_NOTHING}: {what} takes as long even if the part takes no time", "dim")
 
 
 def headline(found: Sensitivity) -> str:
@@ -80,9 +80,9 @@ def headline(found: Sensitivity) -> str:
     worth.sort(key=lambda part: -part.gain_ms[at])
     what = CLOCK_SUBJECTS[found.baseline.clock]
     if not worth:
-        return f"no layer or family of kernels alone shortens {what} by {HEADLINE_PCT} % when it gets 50 % faster."
+        return f"no layer or kernel family shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
     named = ", ".join(f"{_label(part)} {found.pct(part.gain_ms[at]):.1f} %" for part in worth)
-    return f"of layers and kernel families, made 50 % faster, these shorten {what} most: {named}."
+    return f"largest gains from 50 % less time in one layer or kernel family: {named} of {what}."
 
 
 def _label(part: Sensitive) -> str:

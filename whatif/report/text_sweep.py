@@ -109,8 +109,8 @@ def print_scaling(found: Scaling) -> None:
 
 def exposed(found: Scaling) -> str:
     """Say which communication counts as exposed."""
-    hides = "computation" if found.baseline.graph.on_gpu.any() else "work of the CPU, gloo's own included,"
-    return f"exposed: communication that no {hides} hides"
+    work = "computation" if found.baseline.graph.on_gpu.any() else "CPU work, which includes gloo's own"
+    return f"exposed: communication that does not overlap with {work}"
 
 
 def _shown(count: int, most: int) -> list[int]:

@@ -39,7 +39,7 @@ def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths:
     roles that exchange data have no way to do so, or where all ways are too many to try.
     """
     if max_paths is not None and max_paths < 1:
-        raise WhatifError(f"dts: expected max_paths from 1 on, or 0 for all, got {max_paths}.")
+        raise WhatifError(f"dts: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
     if len(roles) > len(machines.processors):
         raise WhatifError(
             f"dts: expected a processor for each of {len(roles)} roles, got {len(machines.processors)}; add processors "

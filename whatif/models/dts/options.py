@@ -124,7 +124,7 @@ def _fastest(
     max_paths: int, *, tcp: bool,
 ) -> Estimate:  # fmt: skip
     if max_paths < 0:
-        raise WhatifError(f"{name}: expected max_paths from 1 on, or 0 for all, got {max_paths}.")
+        raise WhatifError(f"{name}: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
     count = max(2 * training.clients + 1, training.workers, len(training.cuts) + 1)
     machines = (
         equal_machines(count, bandwidth, latency_us, tcp=tcp)

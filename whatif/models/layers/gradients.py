@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
 
 def gradients(graph: TaskGraph) -> Gradients | None:
-    """Return the number of parameter tensors with a gradient and their bytes; None where the recording lists none."""
+    """Return how many parameter tensors have a gradient, and the bytes; None if the recording lists none."""
     known = [row.size_bytes for row in graph.info.recorded.gradients if row.size_bytes is not None]
     return Gradients(len(known), sum(known)) if known else None
 

@@ -22,17 +22,17 @@ def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -
     if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else it is no reason, and has its own column
         parts += _memory(trial, trier)
     if not trial.same_training and trial.waiting_ms >= trial.baseline_ms * WORTH_PCT / 100:
-        parts.append(f"the unexplained waiting of {trial.waiting_ms:,.1f} ms counts once a recorded batch")
+        parts.append(f"the unexplained wait of {trial.waiting_ms:,.1f} ms counts once per recorded batch")
     if not parts:
         parts.append(_without_change_of_work(trial.gain_pct))
     if _not_modelled(trial) and trial.peak_bytes != trier.peak_bytes:
-        parts.append(f"the peak does not model {' and '.join(_not_modelled(trial))}")
+        parts.append(f"the peak leaves out what {' and '.join(_not_modelled(trial))} changes")
     return "; ".join(parts)
 
 
 def _without_change_of_work(gain_pct: float) -> str:
     if abs(gain_pct) < WORTH_PCT:
-        return "it hardly changes the step"
+        return "the step stays nearly the same"
     return f"the work stays nearly the same, but {'less' if gain_pct > 0 else 'more'} of it waits for something"
 
 
@@ -50,7 +50,7 @@ def peak_told(trial: Trial, before_bytes: int | None) -> str:
     change = memory_change(before_bytes, trial.peak_bytes)
     if not _not_modelled(trial):
         return change
-    return "not modelled" if trial.peak_bytes == before_bytes else f"{change}, in part"
+    return "not modelled" if trial.peak_bytes == before_bytes else f"{change}, partial"
 
 
 def _not_modelled(trial: Trial) -> tuple[str, ...]:

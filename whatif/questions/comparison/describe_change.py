@@ -252,15 +252,16 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
     found = tuple(sorted({id(fit): fit for fit in (*fitting, *alone)}.values(), key=lambda fit: fit.left))
     near = _near(sorted(fitting, key=lambda fit: fit.left), bound_pct)
     if not found or (not near and found[0].left > HELPS):
-        return Description(None, found, "no what-if describes the change: none that applies leads nearer to it")
+        return Description(None, found, "no what-if describes the change: none of those that apply comes closer to it")
     if not near:
         closest = found[0]
-        verb = "is" if len(closest.transforms) == 1 else "are"
+        verb, leaves = ("is", "leaves") if len(closest.transforms) == 1 else ("are", "leave")
         return Description(
             None,
             found,
             f"no what-if describes the change: the closest {verb} {_way(closest)}, "
-            f"{100 * closest.left:.0f} % of it left unexplained and the step missed by {closest.error_pct:+.1f} %",
+            f"which {leaves} {100 * closest.left:.0f} % of it unexplained; its error in the step is "
+            f"{closest.error_pct:+.1f} %",
         )
     best = near[0]
     rivals = [fit for fit in near[1:] if fit.left < best.left + CLEARLY]

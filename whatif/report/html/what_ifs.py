@@ -44,7 +44,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
     if batches:
         parts.append(
-            paragraph(f"*: for the samples of {RECORDED[facts.baseline.clock]}, whose batch changes.", class_="note")
+            paragraph(f"*: the batch changes; for the samples of {RECORDED[facts.baseline.clock]}.", class_="note")
         )
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
     if alone + together < len(advice.gaining) + len(advice.together):
@@ -137,7 +137,7 @@ def prediction(facts: Facts) -> Html | None:
             [spelled(t), Cell(ms(part.alone_ms), part.alone_ms), Cell(ms(part.added_ms), part.added_ms)]
             for t, part in zip(shown.transforms, composition.contributions, strict=True)
         ]
-        columns: list[Header] = [Column("what-if", False), "alone, ms", "after those before it, ms"]
+        columns: list[Header] = [Column("what-if", False), "alone, ms", "added to those above, ms"]
         parts.append(table("t-contributions", "Gain of each what-if", columns, rows, made=Made.PREDICTED))
         shared_ms = composition.interaction_ms
         if shared_ms is not None:
