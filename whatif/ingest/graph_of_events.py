@@ -12,6 +12,7 @@ from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.busy import machine_doubts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.find_steps import StepRule, steady_range
@@ -48,7 +49,7 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
         profiler=parts.profiler.estimate if parts.profiler else None,
-        quirks=(*info.quirks, *told, *filter(None, [parts.steps.doubt])),
+        quirks=(*info.quirks, *told, *machine_doubts(info.recorded), *filter(None, [parts.steps.doubt])),
     )
     info = replace(info, memory=find_memory(parts, info))
     graph = assemble(parts, info).check()
