@@ -43,6 +43,7 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         info,
         n_steps=n_steps,
         step_source=parts.steps.source,
+        batch_size=info.batch_size or parts.steps.sequences,
         steady=steady_range(n_steps, n_steps > 0),
         optimizer=_optimizer(parts.marks.optimizer, events),
         launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
