@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from whatif.errors import WhatifError
+from whatif.ingest.busy import machine_doubts
+from whatif.ingest.recorded import recorded_of
 
 from .execution import describe_execution
 from .flops import forward_flops
@@ -257,6 +259,8 @@ class Recording:
             "flops": forward_flops(events, steps),
         }
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
+        for doubt in machine_doubts(recorded_of(metadata)[0]):
+            print(f"whatif: warning: {doubt}", file=sys.stderr)
 
 
 # As a call reads: `with record(model, optimizer, "run.json.gz") as recording`.

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .machine_load import LoadMeter
+
 
 class StepTimer:
     """Times the steps between calls of `mark`: by events of a CUDA device, or by this thread's wall and CPU clock."""
@@ -16,10 +18,12 @@ class StepTimer:
         self._device = device  # None: the CPU
         self._ends: list[Any] = []  # CUDA events, or ns on the wall clock
         self._cpu_ns: list[int] = []
+        self._load = LoadMeter()
         self.mark()
 
     def mark(self) -> None:
         """End one step and begin the next."""
+        self._load.mark()
         self._cpu_ns.append(time.thread_time_ns())
         if self._device is None:
             self._ends.append(time.perf_counter_ns())
@@ -40,11 +44,16 @@ class StepTimer:
         return [begin.elapsed_time(end) for begin, end in steps], cpu_ms
 
     def summaries(self, which: str) -> dict[str, dict[str, float]]:
-        """Return `{which}_step_ms` and, on a CPU, `{which}_cpu_ms` of two steps or more; waits for the GPU once."""
+        """Return `{which}_step_ms`, `{which}_load` and, on a CPU, `{which}_cpu_ms` of two steps or more.
+
+        Waits for the GPU once.
+        """
         wall_ms, cpu_ms = self.times_ms()
         # What the CPU does beside a GPU does not add up to the step: it would mislead.
         on_cpu = {f"{which}_cpu_ms": _summary(cpu_ms)} if self._device is None else {}
-        return {f"{which}_step_ms": _summary(wall_ms), **on_cpu}
+        load = self._load.summary(len(wall_ms))
+        told = {} if load is None else {f"{which}_load": load}
+        return {f"{which}_step_ms": _summary(wall_ms), **on_cpu, **told}
 
 
 def _summary(times_ms: Sequence[float]) -> dict[str, float]:

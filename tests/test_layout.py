@@ -208,6 +208,7 @@ DEEP_IMPORTS = {
     "whatif.graph.kernels", "whatif.graph.task_graph", "whatif.hardware.gpu", "whatif.models.kernels.attention",
     "whatif.models.kernels.autocast", "whatif.models.kernels.channels_last", "whatif.models.kernels.fp8",
     "whatif.models.kernels.fusion", "whatif.models.kernels.mixed_precision", "whatif.models.kernels.optimizer",
+    "whatif.models.kernels.stored_weights",
     "whatif.models.layers.encodings", "whatif.models.layers.feature_maps", "whatif.models.layers.offload",
     "whatif.models.layers.policy", "whatif.questions.balance",
 }  # fmt: skip

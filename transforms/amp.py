@@ -7,8 +7,9 @@ Model:  each kernel by its kind and its own roofline in half precision on the re
         every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and
         backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU
         recording always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio
-        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Ignored: a
-        larger batch that fits afterwards.
+        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Decoding
+        (forward passes of few rows) stores the weights in half precision, so none is cast. Ignored: a larger batch that
+        fits afterwards.
 Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler.
 """
 

@@ -8,14 +8,24 @@ Model:  every kernel of the forward and the backward pass has a fixed part (star
         has its operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times
         decide. Loading and copying the batch are in proportion to it. What the CPU does to launch and the update stay,
         and so does the accumulation of gradients if operators show it: a CPU-bound step gains throughput by a larger
-        batch. Ignored: another kernel choice at another size (the range is a tenth of the change).
+        batch. Forward passes of few rows (decoding) read the weights of their products once for any batch: those take
+        the longer one of reading and computing (whatif/models/kernels/stored_weights.py), and attention, its cache and
+        all activations grow. Ignored: another kernel choice at another size (the range is a tenth of the change).
 Effort: small: the batch size of the data loader, and with it the learning rate.
 """
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models import at_batch, batch_tasks, change_memory, launches_kernels, with_batch, with_batch_size
+from whatif.models import (
+    at_batch,
+    batch_tasks,
+    change_memory,
+    launches_kernels,
+    with_batch,
+    with_batch_size,
+    work_at_batch,
+)
 from whatif.models.durations.estimator import put
-from whatif.models.durations.work_done import with_work
+from whatif.models.kernels.stored_weights import sizes_missing
 
 MOST_SAMPLES = 10**9
 
@@ -36,8 +46,13 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
         factor = size / graph.info.batch_size
     if factor is None or not 0 < factor < 1e6:
         raise WhatifError(f"batch_size: expected a factor above 0 and below a million, got {factor}.")
+    if sizes_missing(graph):
+        raise WhatifError(
+            f"batch_size: expected the shapes of the products of a forward pass, which may read their weights once for "
+            f"any batch, got none in {graph.info.path or 'this recording'}; record with record_shapes=True."
+        )
     graph, tasks = change_memory(graph, lambda memory: with_batch(memory, factor)), batch_tasks(graph)
     graph = put(graph, tasks, at_batch(graph, tasks, factor))
-    graph = with_work(graph, tasks, factor, wider=True)
+    graph = work_at_batch(graph, tasks, factor)
     loading = graph.select(phase=Phase.DATA) & ~tasks & ~launches_kernels(graph)
     return with_batch_size(graph.scale(loading & graph.on_cpu, factor), factor, wider=True)

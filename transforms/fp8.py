@@ -6,9 +6,9 @@ Model:  the products of the forward and the backward pass, but for those of an a
         fp8 peak (whatif/models/durations/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with
         launches: casts of input and weight before each forward product, of the gradient before every other backward
         one, each of a third of the product's traffic, and once a pass the update of the scales
-        (whatif/models/kernels/fp8.py). All else stays, so from fp32 compose `amp` before this one for what is not
-        linear. Ignored: shapes that are no multiple of 16, which fp8 cannot multiply; what an fp8 result would save of
-        the memory.
+        (whatif/models/kernels/fp8.py). Decoding (forward passes of few rows) stores the weights cast and casts inputs
+        only. All else stays, so from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that
+        are no multiple of 16, which fp8 cannot multiply; what an fp8 result would save of the memory.
 Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
 """
 

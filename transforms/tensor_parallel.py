@@ -5,9 +5,10 @@ Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language 
 Model:  the parts of a block are found by the shapes of its linear layers in the order of their calls: what widens the
         stream (query, key and value; up, gate) is cut by columns, what is back at its width by rows, and all between
         does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/kernels/batch.py:
-        start-up stays, and kernels that leave the GPU half empty gain less). Normalization, dropout and sums of the
-        stream stay whole. Behind a part's last product, and behind its first one's backward work, an activation of the
-        stream is all-reduced, which the next kernel waits for. The update works on the parameters that are left.
+        start-up stays, and kernels that leave the GPU half empty gain less; products of few rows, as in decoding, read
+        1 / n of their weights). Normalization, dropout and sums of the stream stay whole. Behind a part's last product,
+        and behind its first one's backward work, an activation of the stream is all-reduced, which the next kernel
+        waits for; a forward pass alone has the former only. The update works on the parameters that are left.
         Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
         gives its words are cut too, but not the loss behind them. The batch is that of all workers together; for
         several such groups, on another network, name distributed, zero or fsdp behind this one, and

@@ -63,6 +63,31 @@ def test_optimizer_marks_that_are_recorded_twice_count_once(tmp_path: Path) -> N
     assert read_events(tmp_path, steps(4, marks)).info.n_steps == 4
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [("execute_96_context_1(95)_generation_1(1)", "execute_32_context_0(0)_generation_32(32)"),
+     ("step[EXTEND bs=2 toks=96]", "step[DECODE bs=32]")],
+)  # fmt: skip
+def test_steps_by_the_annotations_of_a_serving_engine(tmp_path: Path, prefill: str, decode: str) -> None:
+    """One step reads a prompt, five add a word to each of 32 sequences; 2 us of the engine's own lie between two.
+
+    ::
+
+        us      0            10           20
+        marks   prefill-|    decode--|    decode--| ...
+        CPU       mm           mm           mm
+    """
+    marks = [mark(prefill if n == 0 else decode, 10 * n, 8) for n in range(6)]
+    work = [op("aten::mm", 10 * n + 1, 6) for n in range(6)]
+    graph = read_events(tmp_path, [*marks, *work])
+    assert (graph.info.n_steps, graph.info.step_source, graph.info.batch_size) == (6, "serving marks", 32)
+    assert [ns / 1e3 for ns in graph.info.measured_step_ns["mark"]] == [10, 10, 10, 10, 10, 8]
+    assert any(f"5 of 6 are {decode}" in text for text in graph.info.quirks)
+    alike = read_events(tmp_path, [*marks[1:], *work[1:]])
+    assert not any("kinds" in text for text in alike.info.quirks)
+    assert read_events(tmp_path, [mark("execute_plan", 0, 8), *work]).info.step_source == "none"
+
+
 def test_steps_by_repetition(tmp_path: Path) -> None:
     graph = read_events(tmp_path, steps(5, []))
     assert (graph.info.step_source, graph.info.n_steps) == ("repetition", 5)

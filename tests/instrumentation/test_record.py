@@ -282,7 +282,7 @@ def test_a_crash_leaves_the_old_file_and_one_line(tmp_path: Path, capfd: pytest.
 
 def test_a_loop_that_ends_early_keeps_three_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_steps(tmp_path / "run.json", count=ALL_STEPS)
-    assert "warning" not in capsys.readouterr().err
+    assert "the training ended" not in capsys.readouterr().err
     record_steps(tmp_path / "run.json", count=ALL_STEPS - 1)
     assert "the training ended after 3 of the 4 steps to record" in capsys.readouterr().err
     steps = events(read(tmp_path / "run.json"), "ProfilerStep#")

@@ -1,8 +1,9 @@
-"""Record decode steps of a small Llama on a CPU at batch 1 and 8: what a step with a larger batch costs.
+"""Record decode steps of a small Llama on a CPU at batch 1, 2 and 8: what a step with a larger batch costs.
 
     python -m tests.trust.cpu_decode [FOLDER]
 
-Needs torch and transformers. Writes decode_b1.json and decode_b8.json, and prints the untraced times.
+Needs torch and transformers; one thread. Writes decode_b1.json, decode_b2.json and decode_b8.json, and prints the
+untraced times: the medians of rounds that take turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-CONTEXT, STEPS, WARM_UP = 256, 30, 5
+CONTEXT, STEPS, WARM_UP, ROUNDS = 256, 20, 4, 7
+BATCHES = (1, 2, 8)
 
 
 def main(folder: Path) -> None:
@@ -24,7 +26,7 @@ def main(folder: Path) -> None:
     from transformers.cache_utils import DynamicCache
 
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     config = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4,
         vocab_size=8000,
@@ -45,9 +47,7 @@ def main(folder: Path) -> None:
                     profiler.step()
         return statistics.median(times_ms[WARM_UP:])
 
-    for batch in (1, 8, 1):
-        print(f"batch {batch}, context {CONTEXT}: {decode(batch, STEPS):.2f} ms", flush=True)
-    for batch in (1, 8):
+    for batch in BATCHES:
         path = folder / f"decode_b{batch}.json"
         plan = schedule(wait=2, warmup=2, active=8, repeat=1)
 
@@ -58,7 +58,11 @@ def main(folder: Path) -> None:
             activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan, on_trace_ready=write
         ) as profiler:
             decode(batch, 14, profiler)
-        print(path)
+        print(path, flush=True)
+    rounds = [[decode(batch, STEPS) for batch in BATCHES] for _ in range(ROUNDS)]
+    for batch, times_ms in zip(BATCHES, zip(*rounds, strict=True), strict=True):
+        spread = ", ".join(f"{ms:.1f}" for ms in sorted(times_ms))
+        print(f"batch {batch}, context {CONTEXT}: {statistics.median(times_ms):.2f} ms ({spread})", flush=True)
 
 
 if __name__ == "__main__":

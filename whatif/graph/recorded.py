@@ -96,6 +96,19 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
+class MachineLoad:
+    """What the recorder counted while ``steps`` steps ran; each None where what was written is no such number."""
+
+    steps: int | None = None
+    wall_s: float | None = None
+    cpu_s: float | None = None
+    load: float | None = None  # the load average of the minute before
+    involuntary_switches: int | None = None
+    minor_faults: int | None = None
+    other: Other = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ProfilerCost:
     """What an event costs the profiled program, ns; None where what was written is no such time."""
 
@@ -219,6 +232,8 @@ class Recorded:
     untraced_cpu: StepTimes | None = None
     traced_step: StepTimes | None = None
     traced_cpu: StepTimes | None = None
+    untraced_load: MachineLoad | None = None
+    traced_load: MachineLoad | None = None
     profiler_cost: ProfilerCost | None = None
     peak_memory_bytes: int | None = None
     operator_times: tuple[MeasuredOperator, ...] = ()
@@ -237,5 +252,12 @@ class Recorded:
     def without_untraced_step(self) -> Recorded:
         """Return the facts without those that tell how long a step takes without the profiler."""
         return replace(
-            self, untraced_step=None, untraced_cpu=None, traced_step=None, traced_cpu=None, profiler_cost=None
+            self,
+            untraced_step=None,
+            untraced_cpu=None,
+            traced_step=None,
+            traced_cpu=None,
+            profiler_cost=None,
+            untraced_load=None,
+            traced_load=None,
         )

@@ -10,7 +10,7 @@ from whatif.errors import WhatifError
 from whatif.graph.task_graph import matching
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.marks import NameMarks
+from whatif.ingest.marks import NameMarks, sequences_served
 
 # A period explains a trace when this share of the kernels equals the one a period later.
 REPEATS = 0.97
@@ -36,6 +36,7 @@ class Steps:
     edges_ns: Int64
     source: str
     loop: tuple[int, int] = (0, 0)  # so many GPU tasks repeat so often, too few for a step
+    sequences: int | None = None  # how many a serving engine serves in most steps
 
     def of(self, time_ns: Int64) -> Int64:
         """Return the step of each time, -1 outside all steps."""
@@ -85,6 +86,9 @@ def find_steps(
     if len(profiler[0]):
         start_ns, end_ns = _without_stubs(*profiler)
         return Steps(np.append(start_ns, end_ns[-1]), "profiler marks")
+    served = _by_serving(events)
+    if served is not None:
+        return served
     optimizer = _marks(events, marks.optimizer[events.name] & (events.category == EventCategory.ANNOTATION))
     if len(optimizer[0]) >= 2:
         # A step ends with the optimizer; the first one began before the recording, or with it.
@@ -105,6 +109,26 @@ def _by_mark(events: Events, pattern: str) -> Steps:
         raise WhatifError(f"--step-mark {pattern!r}: expected annotations or operators of that name, found {found}.")
     start_ns, end_ns = _outermost(events, rows)
     return Steps(np.append(start_ns, end_ns[-1]), f"marks like {pattern!r}")
+
+
+def _by_serving(events: Events) -> Steps | None:
+    """Steps by the annotations of a serving engine; None where it has written fewer than two."""
+    sequences = {code: n for code, name in enumerate(events.names) if (n := sequences_served(name)) is not None}
+    served = np.zeros(len(events.names), dtype=np.bool_)
+    served[list(sequences)] = True
+    rows = np.flatnonzero(served[events.name] & (events.category == EventCategory.ANNOTATION))
+    if len(rows) < 2:
+        return None
+    start_ns, end_ns = _outermost(events, rows)
+    kinds, count = np.unique(events.name[rows], return_counts=True)
+    usual = int(kinds[count.argmax()])
+    doubt = ""
+    if len(kinds) > 1:
+        doubt = (
+            f"the steps are of {len(kinds)} kinds, {int(count.max())} of {len(rows)} are {events.names[usual]}: the "
+            "step time is the median of all"
+        )
+    return Steps(np.append(start_ns, end_ns[-1]), "serving marks", doubt, sequences[usual] or None)
 
 
 def _by_count(events: Events, main: int, launched: Launched, count: int) -> Steps:

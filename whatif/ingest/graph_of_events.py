@@ -12,6 +12,7 @@ from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.busy import machine_doubts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.find_steps import StepRule, steady_range
@@ -45,13 +46,14 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         step_source=parts.steps.source,
         loop=parts.steps.loop,
         step_option=rule.option,
+        batch_size=info.batch_size or parts.steps.sequences,
         steady=steady_range(n_steps, n_steps > 0),
         optimizer=_optimizer(parts.marks.optimizer, events),
         launch_lag_ns=parts.gpu.launch_lag_ns if len(parts.gpu.event) else 0,
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
         profiler=parts.profiler.estimate if parts.profiler else None,
-        quirks=(*info.quirks, *told, *_short_loop(parts.steps.loop)),
+        quirks=(*info.quirks, *told, *machine_doubts(info.recorded), *_short_loop(parts.steps.loop)),
     )
     rows = find_step_rows(parts)
     info = replace(info, passes=_passes(info, rows))

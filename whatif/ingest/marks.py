@@ -10,6 +10,9 @@ import numpy as np
 from whatif.graph.types import Bool
 
 STEP = re.compile(r"^ProfilerStep#\d+$")
+# What serving engines write around a step: how many sequences it begins and continues (vLLM), or its kind and how many
+# (SGLang): execute_32_context_0(0)_generation_32(32), step[DECODE bs=32].
+SERVED = re.compile(r"^execute_(?:\d+_)?context_(\d+)\(\d+\)_generation_(\d+)\(\d+\)|^step\[\w+ bs=(\d+)")
 OPTIMIZER = re.compile(r"^Optimizer\.step#")
 UPDATE = re.compile(r"^Optimizer\.(step|zero_grad)#")
 LOADING = re.compile(r"^enumerate\(DataLoader\)#|DataLoader\S*\.__next__$")
@@ -42,6 +45,12 @@ class NameMarks:
     @property
     def is_layer(self) -> Bool:
         return np.fromiter((bool(name) for name in self.layer), dtype=np.bool_, count=len(self.layer))
+
+
+def sequences_served(name: str) -> int | None:
+    """Return how many sequences a serving engine's annotation says that its step serves; None of any other name."""
+    found = SERVED.match(name)
+    return None if found is None else sum(int(number) for number in found.groups(default="0"))
 
 
 def name_marks(names: list[str]) -> NameMarks:

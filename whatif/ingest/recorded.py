@@ -18,6 +18,7 @@ from whatif.graph.recorded import (
     Flops,
     Gradient,
     Layer,
+    MachineLoad,
     MeasuredOperator,
     Optimizer,
     Precision,
@@ -206,6 +207,8 @@ def _recorded(table: _Table) -> Recorded:
         untraced_cpu=_step_times(table, "untraced_cpu_ms"),
         traced_step=_step_times(table, "traced_step_ms"),
         traced_cpu=_step_times(table, "traced_cpu_ms"),
+        untraced_load=table.part("untraced_load", _machine_load),
+        traced_load=table.part("traced_load", _machine_load),
         profiler_cost=_profiler_cost(table),
         peak_memory_bytes=table.whole("peak_memory_bytes", 1, 2**63),
         operator_times=table.parts("operator_times", _measured_operator, empty=MeasuredOperator),
@@ -290,6 +293,14 @@ def _step_times(table: _Table, key: str) -> StepTimes | None:
         return None
     within = _Table(dict(told) if isinstance(told, dict) else {})
     return StepTimes(within.number("median"), within.number("q25"), within.number("q75"), within.left)
+
+
+def _machine_load(table: _Table) -> MachineLoad:
+    whole = {key: table.whole(key) for key in ("steps", "involuntary_switches", "minor_faults")}
+    seconds = {
+        key: table.take(key, lambda found: _is_number(found) and found >= 0) for key in ("wall_s", "cpu_s", "load")
+    }
+    return MachineLoad(**whole, **seconds, other=table.left)
 
 
 def _profiler_cost(table: _Table) -> ProfilerCost | None:

@@ -43,7 +43,7 @@ _NAMES = {
     "whatif.units": ("Bandwidth", "Size"),
     "whatif.graph.kernels": ("KernelFamily",),
     "whatif.graph.memory": ("peak",),
-    "whatif.models.kernels.batch": ("at_batch", "batch_tasks", "launches_kernels", "with_batch_size"),
+    "whatif.models.kernels.batch": ("at_batch", "batch_tasks", "launches_kernels", "with_batch_size", "work_at_batch"),
     "whatif.models.kernels.launches": ("capture", "note_start_up"),
     "whatif.models.kernels.update_in_backward": ("needs_all_gradients", "update_in_pieces"),
     "whatif.models.layers.change_layers": ("merge_layers", "remove_layers", "resize_layers", "scale_layers"),
@@ -66,8 +66,8 @@ __all__ = [
     "Bandwidth", "Size",
     # Selection of work: what a kernel does, which layer it belongs to, what grows with the batch.
     "KernelFamily", "in_layers", "weight_gradients", "batch_tasks", "launches_kernels",
-    # Batch: durations at another batch size.
-    "at_batch", "with_batch_size",
+    # Batch: durations and work at another batch size.
+    "at_batch", "work_at_batch", "with_batch_size",
     # Launches: CUDA graphs.
     "capture", "note_start_up",
     # Layers: their calls and gradients; recompute, remove, resize or merge them.

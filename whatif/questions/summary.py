@@ -15,6 +15,7 @@ from whatif.graph.types import (
     Phase,
     TaskKind,
 )
+from whatif.ingest.busy import machine_doubts
 from whatif.models.durations.estimator import device
 from whatif.prediction.predict import DOUBTFUL_WAIT_PCT, Baseline, apply
 from whatif.simulation.steps import CLOCK_NOUNS, steady
@@ -91,8 +92,9 @@ class Summary:
                 )
         elif info.untraced_step_ns and self.baseline.clock != "span":
             times = self.baseline.measured_ns / info.untraced_step_ns
-            if times > DOUBTFUL_SLOWDOWN:
+            if times > DOUBTFUL_SLOWDOWN and not machine_doubts(info.recorded):
                 found.append(f"the profiler made the step {times:.1f} times as long")
+        found += machine_doubts(info.recorded)
         found += [quirk for quirk in info.quirks if " not read: " in quirk]
         return found
 

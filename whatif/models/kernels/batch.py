@@ -21,6 +21,8 @@ from whatif.graph.types import (
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import task_batch_ratio
 from whatif.models.durations.roofline import filled, latency_ns, roofline_ns
+from whatif.models.durations.work_done import with_work
+from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import launches_of
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
@@ -32,6 +34,8 @@ CPU_OPERATOR_NS = 2_000
 SPREAD = 0.1
 # Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
 HIDDEN_SHARE = 0.5
+# Of products that read stored weights: of the change, and of the time itself (kernels of another shape); our estimate.
+WEIGHTS_SPREAD, WEIGHTS_KERNEL_SPREAD = 0.3, 0.05
 
 
 def batch_tasks(graph: TaskGraph) -> Bool:
@@ -50,6 +54,18 @@ def batch_tasks(graph: TaskGraph) -> Bool:
     return np.asarray(passes & work & ~fixed, dtype=np.bool_)
 
 
+def work_at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
+    """Let ``tasks`` do the work of ``factor`` times the samples; products read their stored weights once."""
+    weights = stored_weights(graph)
+    result = with_work(graph, tasks, factor, wider=True)
+    if weights is None:
+        return result
+    moved = graph.size_bytes.copy()
+    known = weights.tasks & tasks & (moved >= 0)
+    moved[known] = np.rint(moved[known] * weights.bytes_ratio(factor)[known[weights.tasks]])
+    return result.replace(size_bytes=np.where(known, moved, result.size_bytes))
+
+
 class _Fixed(NamedTuple):
     """The part of each task's time that any batch takes, at best and at least, ns; whether the device told it."""
 
@@ -58,14 +74,15 @@ class _Fixed(NamedTuple):
     modelled: Bool
 
 
-def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
+def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool = False) -> Estimates:
     """Return estimated durations (ns, with a range) of ``tasks``, a mask, with ``factor`` times the samples.
 
     Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
     takes and a part in proportion: on a CPU the operator's call and the rest. A GPU kernel that fills a share s of the
     device could do 1/s of the work in hardly more time, so of what it takes beyond its latency only the share s is in
     proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
-    known all but the shortest kernel's time is in proportion.
+    known all but the shortest kernel's time is in proportion. Products that read stored weights, as in decoding, read
+    them once for any batch (``stored_weights.py``), or with ``cut_weights`` a share ``factor`` of them for all rows.
     """
     ids = np.flatnonzero(tasks)
     fixed = _fixed(graph, ids)
@@ -82,8 +99,29 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> Estimates:
     ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
     low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
     source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
+    ratio = _ratio_of_reading(graph, factor, cut_weights=cut_weights)[ids]
+    reads = np.isfinite(ratio) & (cut_weights | ~known)
+    if reads.any():
+        beyond_ns = np.maximum(now_ns - KERNEL_FLOOR_NS, 0)
+        duration_ns = np.where(reads, now_ns - beyond_ns + beyond_ns * ratio, duration_ns)
+        spread = WEIGHTS_SPREAD * np.abs(duration_ns - now_ns) + WEIGHTS_KERNEL_SPREAD * duration_ns
+        spread_ns, scale = np.where(reads, spread, spread_ns), duration_ns / np.maximum(now_ns, 1)
+        low_ns = np.where(reads, graph.low_ns[ids] * scale, low_ns)
+        high_ns = np.where(reads, graph.high_ns[ids] * scale, high_ns)
+        source = np.where(reads, Source.ROOFLINE, source)
     found = Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
-    return _by_database(graph, ids, factor, known, found) if graph.on_gpu.any() else found
+    # What is measured at another batch has all of the weights.
+    settled = known | (reads & cut_weights)
+    return _by_database(graph, ids, factor, settled, found) if graph.on_gpu.any() else found
+
+
+def _ratio_of_reading(graph: TaskGraph, factor: float, *, cut_weights: bool) -> Float64:
+    """The time of products that read stored weights over the recorded one, shape (n_tasks,); NaN of all others."""
+    ratio = np.full(len(graph), np.nan)
+    weights = stored_weights(graph)
+    if weights is not None:
+        ratio[weights.tasks] = weights.time_ratio(weights=factor) if cut_weights else weights.time_ratio(factor)
+    return ratio
 
 
 def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model: Estimates) -> Estimates:

@@ -15,6 +15,7 @@ from whatif.graph.types import Bool, Int64, Phase
 from whatif.models.durations.estimator import Estimates, Source, moving
 from whatif.models.kernels.attention import unfused_attention
 from whatif.models.kernels.mixed_precision import before_each, first_of_operator
+from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import operator_cost_ns, put_in
 
 CAST_NAME, SCALE_NAME = "cast to fp8 (and its maximum)", "update of fp8 scales"
@@ -58,9 +59,17 @@ def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
     """Put the casts before the products of the mask ``switched``; ``read``: bytes a value of each task's old operands.
 
     Two before each forward product, of input and weight, and one before every other backward one, of the gradient that
-    two products read. Once a pass and step the scales are updated.
+    two products read. Once a pass and step the scales are updated. Decoding, whose time is that of reading weights,
+    stores them cast: there one cast of the input before each product finds its own scale.
     """
     products = first_of_operator(graph, switched)
+    stored = stored_weights(graph)
+    if stored is not None:
+        values = np.zeros(len(graph))
+        values[stored.tasks] = stored.rows * stored.inputs
+        moved = values[products] * (read[products] + 1)
+        casts = moving(graph, np.maximum(moved, 1))
+        return put_in(graph, before_each(graph, products, casts, CAST_NAME, operator_cost_ns(graph)))
     forward = products[graph.phase[products] == Phase.FORWARD]
     backward = products[graph.phase[products] == Phase.BACKWARD][::2]
     around = np.concatenate([forward, forward, backward])

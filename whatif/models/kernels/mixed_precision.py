@@ -25,6 +25,7 @@ from whatif.graph.types import (
 from whatif.hardware.gpu import Gpu
 from whatif.models.durations.estimator import Estimates, Source
 from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
@@ -83,7 +84,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
     a value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread
     over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
-    ten times that.
+    ten times that. Decoding, whose time is that of reading weights, stores them cast.
     """
     first = first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
@@ -98,8 +99,11 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     fp32 = among(graph.family[before], _FP32_FAMILIES)
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
-    around = np.concatenate([forward, forward[fp32]])
-    of_weight = np.arange(len(around)) < len(forward)
+    # Who only infers stores the weights in the format in which they are multiplied.
+    weights = forward[:0] if stored_weights(graph) is not None else forward
+    cast_ns = cast_ns[len(forward) - len(weights) :]
+    around = np.concatenate([weights, forward[fp32]])
+    of_weight = np.arange(len(around)) < len(weights)
     back, of = _spread(graph, around, backward)
     around = np.concatenate([around, back])
     cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])

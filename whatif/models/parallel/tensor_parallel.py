@@ -142,7 +142,7 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network) -> TaskGraph:
     workers = network.workers
     mine = _inside(graph, split) & batch_tasks(graph)
     exchanges = _sums(graph, split)
-    graph = put(graph, mine, at_batch(graph, mine, 1 / workers))
+    graph = put(graph, mine, at_batch(graph, mine, 1 / workers, cut_weights=True))
     graph = with_work(graph, mine, 1 / workers, wider=True)
     before = _parameter_bytes(graph)
     graph = graph.replace(info=replace(graph.info, recorded=_smaller(graph.info.recorded, split.parts, workers)))

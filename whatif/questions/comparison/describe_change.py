@@ -17,9 +17,10 @@ from whatif.prediction.composition import (
     spelled,
 )
 from whatif.prediction.transform import Transform
-from whatif.questions.comparison.change_candidates import candidates_between
+from whatif.questions.comparison.change_candidates import batch_factor, candidates_between
 from whatif.questions.comparison.differences import BATCH, OPTIMIZER, Difference
 from whatif.questions.comparison.pace import SameWork
+from whatif.questions.comparison.same_program import CallDifference
 from whatif.questions.comparison.step_profile import StepProfile, profile
 from whatif.questions.comparison.told_changes import told_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
@@ -43,9 +44,6 @@ ALIKE = 0.03
 # A what-if that leads away from the other recording by more of its tasks than this is not what was changed, whatever
 # its step takes: no machine and no noise changes how many tasks there are.
 OTHER_TASKS = 0.02
-# Two CPU recordings this near to each other but for the pace of their machine differ in nothing else that is seen: two
-# lots of one program on the virtual machine of `traces/` are 0.04 to 0.09 apart.
-ALIKE_AT_PACE = 0.1
 # A machine that is faster or slower by less is not worth a word.
 TOLD_PACE = 0.05
 # The spread assumed if a recording lacks it, percent of the step.
@@ -117,7 +115,8 @@ class Description:
 class _Way:
     """One of the two directions: from a recording to the other.
 
-    Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` says which.
+    Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` says which. ``calls``
+    says where the two make other calls; None where a prediction is one of them.
     """
 
     start: Baseline
@@ -127,14 +126,20 @@ class _Way:
     measured_ms: float
     undone: bool
     same: SameWork | None
+    calls: CallDifference | None
 
     def fit(self, transforms: tuple[Transform, ...]) -> Fit | None:
-        """Return where what-ifs lead; None if they do not apply, change nothing, or lead away from its tasks."""
+        """Return where what-ifs lead; None if they do not apply, change nothing, or lead elsewhere.
+
+        Elsewhere: to other tasks, or into parts of the step where both recordings make the same calls.
+        """
         communicates = bool((self.end.graph.kind == TaskKind.COMMUNICATION).any())
         changed = _changed(self.start, transforms, communicates=communicates)
         if changed is None:
             return None
         graph, reached = changed
+        if self.calls is not None and not self.calls.asked_for_by(self.own, reached):
+            return None
         counted = self.own.counted_phases(reached)
         own_elsewhere, elsewhere = (step.tasks_elsewhere(self.target, counted) for step in (self.own, reached))
         if elsewhere > own_elsewhere + OTHER_TASKS:
@@ -160,11 +165,15 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
         return Description(None, (), "the two are alike: there is no change to describe")
     told = told_changes(two.before.graph.info, two.after.graph.info)
     same = None if two.on_gpu else two.same_work
-    if same is not None and not told.asked_for and _only_pace(before, after, same.pace()):
-        return Description(None, (), f"no what-if describes the change: {_same_operations(two.pace)}")
+    calls = None
+    # A prediction makes the calls of its recording, and another batch makes other calls everywhere.
+    if told.only is None and batch_factor(two.before, two.after) is None:
+        calls = CallDifference.of(two.before, two.after)
+        if calls.same and not told.asked_for:
+            return Description(None, (), _same_program(two.pace))
     ways = (
-        _Way(two.before, two.after, before, after, two.measured[1].ms, False, same),
-        _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed()),
+        _Way(two.before, two.after, before, after, two.measured[1].ms, False, same, calls),
+        _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed(), calls),
     )
     bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
     candidates = [(way, candidates_between(way.start, way.end, told)) for way in ways]
@@ -192,19 +201,9 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     return _judged(fitting, alone, bound_pct)
 
 
-def _only_pace(before: StepProfile, after: StepProfile, pace: float | None) -> bool:
-    """Whether another pace of the machine makes one step of the other, and nothing else is seen to differ."""
-    if pace is None or before.tasks_elsewhere(after) > OTHER_TASKS:
-        return False
-    left, changed = (abs(step.step_ms / after.step_ms - 1) for step in (before.at_pace(pace), before))
-    return before.at_pace(pace).distance(after) <= ALIKE_AT_PACE and left < changed / 2
-
-
-def _same_operations(pace: float | None) -> str:
-    return (
-        f"both run the same operations, and a call takes {pace:.2f} times as long in B (median); another pace of the "
-        "machine does that"
-    )
+def _same_program(pace: float | None) -> str:
+    told = "" if pace is None else f", and a call takes {pace:.2f} times as long in B (median)"
+    return f"the same program; the machine's pace changed: both make the same calls{told}"
 
 
 def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Float64, Phase, TaskKind
+from whatif.graph.types import Bool, Float64, Int64, Phase, TaskKind
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import family_codes
@@ -39,9 +39,8 @@ class StepProfile:
         families = family_codes(graph)
         counted, n_steps = steady_tasks(graph, clock)
         works = counted & (graph.kind != TaskKind.WAIT)
-        rows = np.where(families >= 0, families, len(KernelFamily) + graph.kind).astype(np.int64)
         work_ns = np.bincount(
-            rows[works] * len(Phase) + graph.phase[works],
+            work_rows(graph)[works] * len(Phase) + graph.phase[works],
             weights=graph.duration_ns[works],
             minlength=(len(KernelFamily) + len(TaskKind)) * len(Phase),
         )
@@ -81,6 +80,12 @@ class StepProfile:
         """Return the share of the target's tasks that this step lacks or has in excess, in the ``counted`` phases."""
         missed = np.abs(self.tasks - target.tasks).reshape(-1, len(Phase)).sum(axis=0)
         return float(missed.sum(where=True if counted is None else counted)) / max(float(target.tasks.sum()), 1.0)
+
+
+def work_rows(graph: TaskGraph) -> Int64:
+    """Return the row of ``StepProfile.work_ms`` of each task, shape (n_tasks,): its family, else its kind."""
+    families = family_codes(graph)
+    return np.where(families >= 0, families, len(KernelFamily) + graph.kind).astype(np.int64)
 
 
 def profile(baseline: Baseline) -> StepProfile:

@@ -1,0 +1,59 @@
+"""What the recorder's counters say of the machine: whether others ran on it, and whether page faults took the time."""
+
+from __future__ import annotations
+
+from whatif.graph.recorded import MachineLoad, Recorded
+
+# A program that has its cores to itself is taken off one a few times a second of CPU time; one that shares a core about
+# 300 times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
+BUSY_SWITCHES_PER_S = 50.0
+# Less CPU time than this tells nothing.
+LEAST_CPU_S = 0.05
+# A recorded step that takes so many times the step without the profiler is no picture of it,
+STORM = 1.5
+# where page faults explain at least this share of the difference, at what one costs at the least (0.5 to 2 us on a
+# virtual machine).
+STORM_SHARE, FAULT_US = 0.2, 0.5
+
+
+def machine_doubts(recorded: Recorded) -> list[str]:
+    """Return a sentence for each thing that makes the recorded times those of a busy machine."""
+    loads = (("without the profiler", recorded.untraced_load), ("with it", recorded.traced_load))
+    found = []
+    busy = [f"{per_s:.0f} times {which}" for which, load in loads if (per_s := _switches_per_s(load)) is not None]
+    if busy:
+        average = max((load.load for _, load in loads if load and load.load is not None), default=None)
+        cores = "" if recorded.cpu_cores is None else f" on {recorded.cpu_cores} cores"
+        told = "" if average is None else f"; load average {average:.1f}{cores}"
+        found.append(
+            "busy machine, record again: in each second of its CPU time the program was taken off its core "
+            f"{' and '.join(busy)}{told}"
+        )
+    storm = _page_faults(recorded)
+    return [*found, storm] if storm else found
+
+
+def _switches_per_s(load: MachineLoad | None) -> float | None:
+    """How often the program was interrupted, per second of CPU time, where that is often."""
+    if load is None or load.involuntary_switches is None or load.cpu_s is None or load.cpu_s < LEAST_CPU_S:
+        return None
+    per_s = load.involuntary_switches / load.cpu_s
+    return per_s if per_s > BUSY_SWITCHES_PER_S else None
+
+
+def _page_faults(recorded: Recorded) -> str:
+    steps = [table.median_ms if table else None for table in (recorded.untraced_step, recorded.traced_step)]
+    faults = [
+        load.minor_faults / load.steps if load and load.steps and load.minor_faults is not None else None
+        for load in (recorded.untraced_load, recorded.traced_load)
+    ]
+    if steps[0] is None or steps[1] is None or faults[0] is None or faults[1] is None:
+        return ""
+    longer_ms, more = steps[1] - steps[0], faults[1] - faults[0]
+    if steps[1] < STORM * steps[0] or more * FAULT_US / 1e3 < STORM_SHARE * longer_ms:
+        return ""
+    return (
+        f"page faults: the recorded step takes {steps[1] / steps[0]:.1f} times the step without the profiler and "
+        f"{faults[1]:,.0f} page faults in place of {faults[0]:,.0f}; record again with the environment variables "
+        "MALLOC_TRIM_THRESHOLD_=2000000000 and MALLOC_TOP_PAD_=67108864, so that freed memory is kept"
+    )

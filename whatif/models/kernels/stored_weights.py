@@ -1,0 +1,114 @@
+"""Products that take the time of reading their stored weights: a forward pass of few rows, as a step of decoding is.
+
+Sources: Williams et al., "Roofline", CACM 2009; Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023,
+§2.1 (weights are loaded once for the whole batch, the cache of keys and values for each sequence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.graph.described import DTYPE_BYTES
+from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Float64, Phase, among
+from whatif.models.durations.estimator import device
+from whatif.models.durations.roofline import matrix_flops_per_ns
+
+# Products of activations with weights, as recordings describe them; a batched one multiplies two activations.
+_OF_WEIGHTS = ("mm", "linear")
+# A step reads weights where the products whose weights take longer than their arithmetic have this share of the time.
+MOST = 0.5
+# A CPU's product of several rows packs the weights before it multiplies, and that of one row reads them as they are:
+# time over that of one row is PACKED + A_ROW * rows. Measured with torch 2.13 on one core (AMD EPYC, fp32) for six
+# shapes that fit no cache: 1.4 to 2.2 times with 2 and 4 rows, 1.6 to 2.6 with 8, 2.1 to 3.5 with 16, 5.1 to 7.7 with
+# 64.
+PACKED, A_ROW = 1.8, 0.07
+# Bytes a FLOP of a GPU that is not known: an A100's in half precision.
+_UNKNOWN_FLOPS_PER_BYTE = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """The products of stored weights: ``tasks``, shape (n_tasks,), and the sizes of each, in the order of the tasks."""
+
+    tasks: Bool
+    rows: Float64
+    inputs: Float64
+    outputs: Float64
+    value_bytes: Float64
+    # FLOPs in the time of a byte, NaN on a CPU.
+    flops_per_byte: Float64
+
+    def time_ratio(self, batch: float = 1.0, weights: float = 1.0) -> Float64:
+        """Return the time with ``batch`` times the rows and a share of the ``weights`` over that as recorded."""
+        rows = np.maximum(self.rows * batch, 1)
+        return self._time(rows, weights) / self._time(self.rows, 1.0)
+
+    def bytes_ratio(self, batch: float) -> Float64:
+        """Return the same for the bytes that are moved."""
+        return self._bytes(np.maximum(self.rows * batch, 1), 1.0) / self._bytes(self.rows, 1.0)
+
+    @property
+    def bound_by_weights(self) -> Bool:
+        """Which take longer to read weights than to compute."""
+        on_gpu = 2 * self.rows / self.value_bytes < self.flops_per_byte
+        return np.where(np.isnan(self.flops_per_byte), A_ROW * self.rows < PACKED, on_gpu)
+
+    def _time(self, rows: Float64, weights: float) -> Float64:
+        """Time in units of its own: bytes on a GPU, products of one row on a CPU."""
+        computing = 2 * rows * self.inputs * self.outputs * weights / self.flops_per_byte
+        on_gpu = np.maximum(computing, self._bytes(rows, weights))
+        on_cpu = np.where(rows < 2, 1.0, PACKED + A_ROW * rows) * weights
+        return np.where(np.isnan(self.flops_per_byte), on_cpu, on_gpu)
+
+    def _bytes(self, rows: Float64, weights: float) -> Float64:
+        moved = self.inputs * self.outputs * weights + rows * (self.inputs + self.outputs * weights)
+        return np.asarray(moved * self.value_bytes, dtype=np.float64)
+
+
+def forward_only(graph: TaskGraph) -> bool:
+    """Whether the recording has neither a backward pass nor an update."""
+    trains = among(graph.phase, [Phase.BACKWARD, Phase.UPDATE]) | graph.in_optimizer
+    return len(graph) > 0 and graph.info.optimizer is None and not trains.any()
+
+
+def stored_weights(graph: TaskGraph) -> StoredWeights | None:
+    """Return the products of a recording whose time goes into reading weights; None of any other.
+
+    That is one of forward passes alone, whose products have few rows, by the recorded shapes.
+    """
+    if not forward_only(graph):
+        return None
+    sizes = np.full((len(graph.info.operators) + 1, 4), np.nan)
+    for row, what in enumerate(graph.info.operators):
+        of = dict(what.integers)
+        if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
+            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(what.dtype, 4.0)
+    on_gpu = bool(graph.on_gpu.any())
+    works = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
+    products = works & (graph.family == KernelFamily.GEMM)
+    tasks = products & np.isfinite(sizes[graph.called, 0])
+    if not tasks.any():
+        return None
+    rows, outputs, inputs, value_bytes = sizes[graph.called[tasks]].T
+    flops_per_byte = np.full(int(tasks.sum()), np.nan)
+    if on_gpu:
+        gpu = device(graph)
+        flops_per_byte[:] = _UNKNOWN_FLOPS_PER_BYTE
+        if gpu is not None:
+            flops_per_byte = matrix_flops_per_ns(graph.dtype[tasks], gpu) / gpu.memory_gbyte_s
+    found = StoredWeights(tasks, rows, inputs, outputs, value_bytes, flops_per_byte)
+    time_ns = graph.duration_ns[tasks]
+    bound_ns = float(time_ns[found.bound_by_weights].sum())
+    return found if bound_ns >= MOST * float(graph.duration_ns[products].sum()) else None
+
+
+def sizes_missing(graph: TaskGraph) -> bool:
+    """Whether a GPU's forward passes have products whose sizes the recording does not tell: are they of few rows?"""
+    if not forward_only(graph):
+        return False
+    products = graph.on_gpu.mask & (graph.family == KernelFamily.GEMM) & (graph.duration_ns > KERNEL_FLOOR_NS)
+    return bool(products.any()) and not bool((products & ((graph.called >= 0) | (graph.flops > 0))).any())

@@ -1,0 +1,103 @@
+"""Whether two recordings make the same calls, and in which parts of a step theirs differ: no pace changes calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Phase, TaskKind, among
+from whatif.prediction.baseline import Baseline
+from whatif.questions.comparison.step_profile import StepProfile, steady_tasks, work_rows
+
+# A phase has other calls where at least this share of them differs: one call more or less is no change of all.
+OTHER_CALLS = 0.02
+# A what-if is about the calls that differ where at least this share of the work that it changes is in their phases.
+ABOUT_THEM = 0.5
+# What is counted. Driver calls are not: how often a thread polls depends on the pace.
+_COUNTED = (TaskKind.CPU_OP, TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.DATA_LOADING, TaskKind.COMMUNICATION)
+
+_Call = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallDifference:
+    """Where the calls of two steps differ: ``phases``, shape (n_phases,), marks the phases.
+
+    Another layout, say, shows in the calls around the operators that it makes faster, so phases are told apart only.
+    ``same``: the two are of one program. It makes the same calls of operators, by name and shapes, as often, and its
+    GPU work is in the same number formats; how many kernels an operator takes is the choice of its library.
+    """
+
+    phases: Bool
+    same: bool
+
+    @staticmethod
+    def of(before: Baseline, after: Baseline) -> CallDifference:
+        """Compare how often a step makes each call: the median over the steady steps."""
+        one, other = (_calls(side.graph, side.clock) for side in (before, after))
+        every, differing = np.zeros(len(Phase)), np.zeros(len(Phase))
+        for call in one.keys() | other.keys():
+            counts = one.get(call, 0.0), other.get(call, 0.0)
+            every[call[0]] += max(counts)
+            differing[call[0]] += abs(counts[0] - counts[1])
+        same = _program(one) == _program(other)
+        if _loading(before.graph) != _loading(after.graph):  # its calls may be none of PyTorch's
+            same, differing[Phase.DATA] = False, np.inf
+        return CallDifference(differing > OTHER_CALLS * every, same)
+
+    def asked_for_by(self, own: StepProfile, changed: StepProfile) -> bool:
+        """Whether a what-if that makes ``changed`` of the step ``own`` mostly changes phases whose calls differ."""
+        moved_ms = np.abs(changed.work_ms - own.work_ms).reshape(-1, len(Phase)).sum(axis=0)
+        return float(moved_ms[self.phases].sum()) >= ABOUT_THEM * float(moved_ms.sum())
+
+
+def _program(calls: dict[_Call, float]) -> tuple[dict[_Call, float], set[_Call]]:
+    """What no pace and no choice of a library changes; of GPU work without operators all."""
+    operators = {call: count for call, count in calls.items() if count and call[1]}
+    return (operators, {(call[0], *call[2:4]) for call in calls if not call[1]}) if operators else (calls, set())
+
+
+def _loading(graph: TaskGraph) -> tuple[bool, int | None]:
+    """Whether processes of their own load the batches, and how many if the recorder wrote it."""
+    told = graph.info.recorded.data_loading
+    return graph.info.loads_in_processes, None if told is None else told.workers
+
+
+def _calls(graph: TaskGraph, clock: str) -> dict[_Call, float]:
+    """How often a step makes each call: an operator by its name and what it works on, GPU work by its kind and size.
+
+    Of equal steps libraries may pick kernels of other names and sizes, so these do not count where shapes are known.
+    """
+    counted, _ = steady_tasks(graph, clock)
+    tasks = np.flatnonzero(counted & among(graph.kind, _COUNTED))
+    # An operator that launches kernels has a task behind each launch: it counts once.
+    pieces = np.stack([graph.operator[tasks], graph.name[tasks]])
+    once = np.zeros(len(tasks), dtype=np.bool_)
+    once[np.unique(pieces, axis=1, return_index=True)[1]] = True
+    tasks = tasks[once | (graph.operator[tasks] < 0) | graph.on_gpu.mask[tasks]]
+    on_gpu = graph.on_gpu.mask[tasks]
+    columns = np.stack([
+        graph.phase[tasks],
+        np.where(on_gpu, -1, graph.name[tasks]),
+        work_rows(graph)[tasks],
+        graph.dtype[tasks],
+        graph.called[tasks],
+        np.where(on_gpu & (graph.called[tasks] < 0), graph.warps[tasks], -1),
+    ])  # fmt: skip
+    kinds, row = np.unique(columns, axis=1, return_inverse=True)
+    step = np.unique(np.zeros_like(tasks) if clock == "span" else graph.step[tasks], return_inverse=True)[1]
+    n_steps = int(step.max(initial=0)) + 1
+    times = np.bincount(row.ravel() * n_steps + step, minlength=kinds.shape[1] * n_steps).reshape(-1, n_steps)
+    found: dict[_Call, float] = {}
+    for (phase, name, kind, dtype, called, warps), count in zip(
+        kinds.T.tolist(), np.median(times, axis=1).tolist(), strict=True
+    ):
+        call = (
+            phase, graph.names[name] if name >= 0 else "", kind, dtype,
+            graph.info.operators[called] if called >= 0 else None, warps,
+        )  # fmt: skip
+        found[call] = found.get(call, 0.0) + count
+    return found
