@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from whatif.prediction.composition import spelled
-from whatif.questions.sweep.scaling import Scaling
+from whatif.questions.sweep.scaling import Scaling, Workers
 from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.layout import ms_format, pct, plain, report
 
@@ -87,24 +87,31 @@ def print_scaling(found: Scaling) -> None:
         rows: list[list[str | Text]] = []
         for row in found.rows:
             if row.step_ms is None:
-                rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", ""])
+                rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", "", ""])
                 continue
             samples, efficiency = found.samples_per_s(row), found.efficiency_pct(row) or 0.0
             rows.append(
                 [
                     f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",
                     ms(row.communication_ms), f"{found.throughput(row):,.2f}×",
-                    "" if samples is None else f"{samples:,.1f}", pct(efficiency),
+                    "" if samples is None else f"{samples:,.1f}", pct(efficiency), efficiency_range(found, row),
                 ]
             )  # fmt: skip
         headers = [
             "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
+            "its range",
         ]  # fmt: skip
         out.table("", headers, rows, text_columns=0)
         out.say()
         out.say(f"  {exposed(found)}", "dim")
         for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
             out.say(f"  {reason}")
+
+
+def efficiency_range(found: Scaling, row: Workers) -> str:
+    """Return the range of a row's efficiency as it is shown; "" for one worker, with which others are compared."""
+    ends = found.efficiency_range_pct(row)
+    return "" if ends is None or row.count == 1 else f"{pct(ends[0])} … {pct(ends[1])}"
 
 
 def exposed(found: Scaling) -> str:

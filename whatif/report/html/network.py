@@ -13,7 +13,7 @@ from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import ms_format, pct, sentence_case
-from whatif.report.text_sweep import headline
+from whatif.report.text_sweep import efficiency_range, headline
 from whatif.simulation.steps import CLOCK_NOUNS
 
 RANGE = "nominal 90 % range, ms"
@@ -59,10 +59,11 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
             Cell(ms(row.communication_ms), row.communication_ms),
             Cell(f"{found.throughput(row) or 0:,.2f}", found.throughput(row)),
             Cell(pct(found.efficiency_pct(row) or 0.0), found.efficiency_pct(row)),
+            efficiency_range(found, row),
         ]
         for row in rows
     ]
-    numbers = [f"{noun}, ms", RANGE, "exposed communication, ms", "throughput, ×", "efficiency, %"]
+    numbers = [f"{noun}, ms", RANGE, "exposed communication, ms", "throughput, ×", "efficiency, %", "its range, %"]
     columns: list[Header] = [Column("workers", False), *numbers]
     names = [spelled(t) for t in found.transforms]
     sentence = f"{sentence_case(found.verdict)}."
