@@ -54,7 +54,7 @@ def test_scaling_prints_a_table(trace: str, tmp_path: Path, capsys: pytest.Captu
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "workers" in lines[0]
-    assert [line.split()[0] for line in lines[6:10]] == ["1", "4", "16", "64"]  # below a header of two lines
+    assert [line.split()[0] for line in lines[5:9]] == ["1", "4", "16", "64"]
     assert max(map(len, lines)) <= 100
     assert plot.read_bytes().startswith(b"\x89PNG")
 

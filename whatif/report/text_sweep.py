@@ -87,19 +87,18 @@ def print_scaling(found: Scaling) -> None:
         rows: list[list[str | Text]] = []
         for row in found.rows:
             if row.step_ms is None:
-                rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", "", ""])
+                rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", ""])
                 continue
-            samples, efficiency = found.samples_per_s(row), found.efficiency_pct(row) or 0.0
+            samples = found.samples_per_s(row)
             rows.append(
                 [
                     f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",
                     ms(row.communication_ms), f"{found.throughput(row):,.2f}×",
-                    "" if samples is None else f"{samples:,.1f}", pct(efficiency), efficiency_range(found, row),
+                    "" if samples is None else f"{samples:,.1f}", efficiency_cell(found, row),
                 ]
             )  # fmt: skip
         headers = [
             "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
-            "its range",
         ]  # fmt: skip
         out.table("", headers, rows, text_columns=0)
         out.say()
@@ -108,10 +107,10 @@ def print_scaling(found: Scaling) -> None:
             out.say(f"  {reason}")
 
 
-def efficiency_range(found: Scaling, row: Workers) -> str:
-    """Return the range of a row's efficiency as it is shown; "" for one worker, with which others are compared."""
-    ends = found.efficiency_range_pct(row)
-    return "" if ends is None or row.count == 1 else f"{pct(ends[0])} … {pct(ends[1])}"
+def efficiency_cell(found: Scaling, row: Workers) -> str:
+    """Return a row's efficiency with its range; one worker, with which the others are compared, has none."""
+    ends, efficiency = found.efficiency_range_pct(row), pct(found.efficiency_pct(row) or 0.0)
+    return efficiency if ends is None or row.count == 1 else f"{efficiency} ({ends[0]:.0f} … {ends[1]:.0f})"
 
 
 def exposed(found: Scaling) -> str:
