@@ -91,8 +91,9 @@ def test_the_drawn_step() -> None:
     """
     found = advice(cpu, gpu, slower)
     assert gains(found.gaining) == {"gpu2": 40.0}
-    assert found.gaining[0].range_ms == (5, 10)
-    assert found.gaining[0].gain_range_pct == (0, 50)
+    # And what two runs differ by, as squares.
+    assert found.gaining[0].range_ms == pytest.approx((5, 10), rel=0.01)
+    assert found.gaining[0].gain_range_pct == pytest.approx((0, 50), abs=0.2)
     assert found.gaining[0].reason == "GPU work 10.00 → 5.00 ms"
     assert gains(found.not_gaining) == {"cpu2": 0.0, "slower": -50.0}
     assert found.not_gaining[0].reason == "CPU work 8.00 → 4.00 ms, but the saved work is not on the critical path"
@@ -132,7 +133,7 @@ def test_little_effort_comes_first_unless_more_gains_twice_as_much() -> None:
     assert first(quarter, gpu) == "quarter"
     assert first(a_bit, gpu) == "gpu2"
     # Its range is told wherever it stands.
-    assert "nominal 90 % range 25 to 25 %" in advice(quarter, gpu, top=1).verdict[2]
+    assert "nominal 90 % range 24 to 26 %" in advice(quarter, gpu, top=1).verdict[2]
     # Another batch asks for another learning rate: it comes first only where nothing else gains.
     assert first(a_bit, batch) == "a_bit"
     assert first(batch) == "batch"
@@ -210,7 +211,8 @@ def test_more_samples_do_not_share_what_nothing_explains() -> None:
     assert entry.trial.gain_pct == pytest.approx(5)
     assert entry.reason.endswith("the unexplained wait of 80.0 ms counts once per recorded batch")
     assert entry.gain_range_pct is not None
-    assert entry.gain_range_pct[0] == pytest.approx(5)
+    # What two runs differ by, 2 to 5 % of 95 ms a recorded batch, is all that it may be worse.
+    assert 5 - 0.95 * 5 < entry.gain_range_pct[0] < 5 - 0.95 * 2
     assert entry.gain_range_pct[1] > 44.9
     assert found.to_dict()["advice"][0]["recorded_samples_ms"] == 95
     # Where it does not wait there is nothing to say.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +54,10 @@ def test_every_run_is_in_the_tables(own_traces: Path, validation: Validation) ->
 
 def test_predictions_are_as_right_as_they_are_said_to_be(validation: Validation) -> None:
     assert set(validation.by_kind) >= ASKED
-    score = validation.score
-    assert score.scored >= 50
-    assert score.median_error_pct is not None
-    assert score.median_error_pct <= MEDIAN_PCT
-    for kind in ASKED:
-        median = validation.by_kind[kind].median_error_pct
-        assert median is not None
-        assert median <= MEDIAN_PCT, kind
+    # Also those whose measured step is too uncertain to judge a single prediction.
+    judged = [outcome for outcome in validation.outcomes if outcome.pair.scored]
+    assert len(judged) >= 50
+    assert sum(outcome.scored for outcome in judged) >= 30
+    for kind in ("", *ASKED):
+        errors_pct = [abs(outcome.error_pct) for outcome in judged if kind in ("", outcome.kind)]
+        assert statistics.median(errors_pct) <= MEDIAN_PCT, kind

@@ -313,7 +313,9 @@ def test_what_is_no_transform_is_refused(what: Any, recorded: TaskGraph) -> None
 @pytest.mark.parametrize("transforms", [(), ("scale:factor=1",)])
 def test_the_identity_predicts_the_baseline(transforms: tuple[str, ...], recorded: TaskGraph) -> None:
     prediction = apply(recorded, *transforms)
-    assert prediction.predicted_ms == prediction.baseline_ms == prediction.low_ms == prediction.high_ms
+    assert prediction.predicted_ms == prediction.baseline_ms
+    # Two runs of one program differ, also where nothing changes.
+    assert prediction.low_ms < prediction.predicted_ms < prediction.high_ms
     assert prediction.speedup == 1.0
     assert math.isfinite(prediction.baseline.replay_error_pct)
 

@@ -450,7 +450,7 @@ def test_pairs_that_are_not_scored_count_in_no_median(tmp_path: Path) -> None:
         write_trace(tmp_path / name, training())
     named_pair(tmp_path, scored=False)
     result = validate([tmp_path])
-    assert result.score == Score(1, 0, None, None, 0, 0, None)
+    assert result.score == Score(1, 0, None, None, 0, 0, None, None, 0)
     assert result.by_kind == {"scale": result.score}
 
 

@@ -27,7 +27,24 @@ def test_weak_scaling_by_hand(resnet: Baseline) -> None:
     assert [found.throughput(row) for row in found.rows] == pytest.approx([1.0, 3.2, 2.0])
     assert [found.efficiency_pct(row) for row in found.rows] == pytest.approx([100.0, 80.0, 25.0])
     assert found.worth is found.rows[1]
-    assert found.verdict == "up to 4 workers keep 80 % of their throughput; 8 workers train 2.00 times as much as one"
+    assert (
+        found.verdict
+        == "up to 4 workers keep 80 % of their throughput: 80 %; 8 workers train 2.00 times as much as one"
+    )
+
+
+def test_the_efficiency_has_the_range_of_its_step(resnet: Baseline) -> None:
+    """Four take 125 ms, from 100 to 160: 80 % is from 100 x 100 / 160 = 62.5 to 100 %."""
+    rows = (Workers(1, 100.0, 90.0, 110.0), Workers(4, 125.0, 100.0, 160.0), Workers(8, None))
+    found = Scaling(resnet, (), False, 100.0, rows, ())
+    assert found.efficiency_range_pct(rows[0]) == (100.0, 100.0)
+    assert found.efficiency_range_pct(rows[1]) == pytest.approx((62.5, 100.0))
+    assert found.efficiency_range_pct(rows[2]) is None
+    assert found.verdict == (
+        "4 workers train 3.20 times as much as one: 80 % (62 to 100 %) of the throughput that they have"
+    )
+    told = found.to_dict()["rows"][1]
+    assert (told["efficiency_low_pct"], told["efficiency_high_pct"]) == pytest.approx((62.5, 100.0))
 
 
 def test_strong_scaling_by_hand(resnet: Baseline) -> None:

@@ -36,6 +36,7 @@ class Steps:
     edges_ns: Int64
     source: str
     loop: tuple[int, int] = (0, 0)  # so many GPU tasks repeat so often, too few for a step
+    doubt: str = ""  # a sentence where other steps are as likely
     sequences: int | None = None  # how many a serving engine serves in most steps
 
     def of(self, time_ns: Int64) -> Int64:
@@ -128,7 +129,7 @@ def _by_serving(events: Events) -> Steps | None:
             f"the steps are of {len(kinds)} kinds, {int(count.max())} of {len(rows)} are {events.names[usual]}: the "
             "step time is the median of all"
         )
-    return Steps(np.append(start_ns, end_ns[-1]), "serving marks", doubt, sequences[usual] or None)
+    return Steps(np.append(start_ns, end_ns[-1]), "serving marks", doubt=doubt, sequences=sequences[usual] or None)
 
 
 def _by_count(events: Events, main: int, launched: Launched, count: int) -> Steps:

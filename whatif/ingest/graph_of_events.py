@@ -53,7 +53,13 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         queue_depth=parts.gpu.queue_depth if len(parts.gpu.event) else 0,
         execution=execution,
         profiler=parts.profiler.estimate if parts.profiler else None,
-        quirks=(*info.quirks, *told, *machine_doubts(info.recorded), *_short_loop(parts.steps.loop)),
+        quirks=(
+            *info.quirks,
+            *told,
+            *machine_doubts(info.recorded),
+            *_short_loop(parts.steps.loop),
+            *filter(None, [parts.steps.doubt]),
+        ),
     )
     rows = find_step_rows(parts)
     info = replace(info, passes=_passes(info, rows))

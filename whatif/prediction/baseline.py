@@ -9,8 +9,9 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, TaskKind
+from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, Float64, TaskKind
 from whatif.prediction.calibrate import Calibration, calibrate
+from whatif.prediction.ranges import combined_shares, error_sums, run_to_run, simulated_at, spread_of_steps
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
 from whatif.simulation.steps import default_clock, steady, step_ns
@@ -94,6 +95,13 @@ class Baseline:
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
     @property
+    def spread(self) -> tuple[float, float]:
+        """Shares by which the step of another run may lie below and above: by the untraced steps, else the recorded."""
+        if self.calibration is not None and self.calibration.untraced is not None:
+            return self.calibration.spread
+        return spread_of_steps(steady(self.graph.info.measured_step_ns.get(self.clock, ()), self.graph, self.clock))
+
+    @property
     def mean_over_median(self) -> float:
         """The mean of the measured steady steps over their median: above 1 where some take much longer."""
         times_ns = steady(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
@@ -108,28 +116,33 @@ class Baseline:
 def bounds_ns(
     baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
 ) -> tuple[float, float]:
-    """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations.
-
-    The ranges of all durations move together, because errors of one kind have the same sign. The replay error and the
-    noise between two runs are independent of that and of each other: they add up as squares.
-    """
+    """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations."""
     if not predicted_ns > 0:
         return 0.0, 0.0
-    clock = baseline.clock
+    clock, changed = baseline.clock, simulated_at(changed)
     low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
-    ends = range_ns(baseline, np.array([predicted_ns]), np.array([low]), np.array([high]))
+    ends = range_ns(baseline, changed, np.array([predicted_ns]), np.array([low]), np.array([high]))
     return float(ends[0][0]), float(ends[1][0])
 
 
-def range_ns(baseline: Baseline, predicted_ns: Array, low_ns: Array, high_ns: Array) -> tuple[Array, Array]:
-    """Return the ends of that range for n changed graphs, shape (n,): from their steps, ns, each above 0.
+def range_ns(
+    baseline: Baseline, changed: TaskGraph, predicted_ns: Array, low_ns: Array, high_ns: Array,
+    sums: Float64 | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the ends of that range for n steps of one structure, shape (n,), each above 0 ns.
 
-    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound.
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound, which adds up
+    errors that are independent; ``sums``, by default those of ``changed``, say what is left of that
+    (``whatif.prediction.ranges.error_sums``). The replay error, the spread of the recorded step and the difference
+    between two runs are independent of that and of each other: they add as squares.
     """
-    missed = abs(baseline.replay_error_pct) / 100
-    spread = baseline.calibration.spread if baseline.calibration else (0.0, 0.0)
+    missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
+    shares, by_run = (np.ones(1), np.ones(1)), np.zeros(1)
+    if changed.info.recorded.predicted is None:  # a predicted step has no runs, and ranges of its own kind
+        sums = error_sums(changed) if sums is None else sums
+        shares, by_run = combined_shares(sums), run_to_run(changed, sums, predicted_ns)
     below, above = (
-        np.hypot(np.hypot(bound_ns / predicted_ns - 1, missed), by_run)
-        for bound_ns, by_run in zip((low_ns, high_ns), spread, strict=True)
+        np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + missed**2 + steps**2 + by_run**2)
+        for bound_ns, share, steps in zip((low_ns, high_ns), shares, spread, strict=True)
     )
     return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)

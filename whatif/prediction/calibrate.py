@@ -38,11 +38,6 @@ MISSED = 0.01
 # nothing.
 FOLLOWS = 0.2
 PACE_SIMULATIONS = 3
-# Two runs of one program on a CPU differ (memory placement, other programs): timed within minutes of one another, the
-# ratio of two runs' CPU times keeps within 1.4 % of its median in half of the rounds of traces/campaign_cpu and within
-# 6.8 % in nine tenths (without the first round, which other work disturbed). Of the few rounds of a pair the median
-# keeps within 0.6 of that (normal errors).
-RUN_TO_RUN = 0.04
 
 
 @dataclass(frozen=True)
@@ -80,12 +75,11 @@ class Calibration:
         steps), and a prediction is compared with such a median, of another run. These have nothing to do with one
         another, so that they add up as their squares do.
         """
-        other_run = 0.0 if self.graph.on_gpu.any() else RUN_TO_RUN
         if self.untraced is None:
-            return (other_run, other_run) if self.estimate else (0.0, 0.0)
+            return 0.0, 0.0
         median_ns = self.untraced.median_ns
         lower, higher = 1 - self.untraced.q25_ns / median_ns, self.untraced.q75_ns / median_ns - 1
-        return math.hypot(lower, self.missed, other_run), math.hypot(higher, self.missed, other_run)
+        return math.hypot(lower, self.missed), math.hypot(higher, self.missed)
 
     @property
     def met(self) -> bool:

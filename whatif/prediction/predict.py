@@ -220,7 +220,7 @@ def apply(
     schedule = single_schedule(loaded)
     changed, applied = applied_in_turn(baseline.graph, loaded)
     if changed is baseline.graph and schedule is None:
-        return Prediction(baseline, applied, baseline.timeline, baseline.step_ns, baseline.step_ns)
+        return Prediction(baseline, applied, baseline.timeline, *bounds_ns(baseline, changed, baseline.step_ns))
     if is_without_effect(baseline.graph, changed, applied):
         schedule = None  # it has nothing to decide, and is slow
     timeline = simulate(changed, schedule)

@@ -7,7 +7,7 @@ from whatif.report.layout import markdown_table, ms_format, sentence_case
 from whatif.report.printable import printable
 from whatif.report.text_validate import headline, origin, score_cells
 
-SCORE_HEADERS = ("what-if", "scored", "median error", "largest", "inside the range", "half-width of the range")
+SCORE_HEADERS = ("what-if", "scored", "median error", "largest", "inside the range", "width of the range")
 
 
 def page(validation: Validation) -> str:
@@ -24,7 +24,7 @@ def page(validation: Validation) -> str:
 
 def pairs_table(validation: Validation) -> str:
     """Return every pair: times in ms, the error, and what to know of it."""
-    headers = ("pair", "on", "baseline", "predicted", "range", "measured", "error", "remarks")
+    headers = ("pair", "on", "baseline", "predicted", "range", "measured", "error", "raw", "remarks")
     return markdown_table(headers, [_row(outcome) for outcome in validation.outcomes])
 
 
@@ -40,10 +40,11 @@ def not_compared_table(validation: Validation) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    pair, ms = outcome.pair, ms_format(outcome.measured_ms)
+    pair, ms, spread = outcome.pair, ms_format(outcome.measured_ms), outcome.truth_spread_pct
     remarks = [] if outcome.within_bound else [f"**over {outcome.bound_pct:.0f} %**"]
     remarks += [] if outcome.inside else ["**outside the range**"]
-    remarks += [] if pair.scored else ["not scored"]
+    remarks += [] if outcome.scored else ["not scored"]
+    remarks += ["measured too uncertainly"] if outcome.uncertain else []
     remarks += [pair.remark] if pair.remark else []
     return (
         pair.question,
@@ -51,8 +52,9 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{ms(outcome.baseline_ms)} ms",
         f"{ms(outcome.predicted_ms)} ms",
         f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",
-        f"{ms(outcome.measured_ms)} ms",
+        f"{ms(outcome.measured_ms)} ms" + ("" if spread is None else f" ± {spread:.1f} %"),
         f"{outcome.error_pct:+.1f} %",
+        "–" if outcome.raw_ms is None else f"{ms(outcome.raw_ms)} ms ({outcome.raw_error_pct:+.1f} %)",
         "; ".join(remarks),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from whatif.prediction.composition import spelled
-from whatif.questions.sweep.scaling import Scaling
+from whatif.questions.sweep.scaling import Scaling, Workers
 from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.layout import ms_format, pct, plain, report
 
@@ -89,12 +89,12 @@ def print_scaling(found: Scaling) -> None:
             if row.step_ms is None:
                 rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", ""])
                 continue
-            samples, efficiency = found.samples_per_s(row), found.efficiency_pct(row) or 0.0
+            samples = found.samples_per_s(row)
             rows.append(
                 [
                     f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",
                     ms(row.communication_ms), f"{found.throughput(row):,.2f}×",
-                    "" if samples is None else f"{samples:,.1f}", pct(efficiency),
+                    "" if samples is None else f"{samples:,.1f}", efficiency_cell(found, row),
                 ]
             )  # fmt: skip
         headers = [
@@ -105,6 +105,12 @@ def print_scaling(found: Scaling) -> None:
         out.say(f"  {exposed(found)}", "dim")
         for reason in dict.fromkeys(row.reason for row in found.rows if row.reason):
             out.say(f"  {reason}")
+
+
+def efficiency_cell(found: Scaling, row: Workers) -> str:
+    """Return a row's efficiency with its range; one worker, with which the others are compared, has none."""
+    ends, efficiency = found.efficiency_range_pct(row), pct(found.efficiency_pct(row) or 0.0)
+    return efficiency if ends is None or row.count == 1 else f"{efficiency} ({ends[0]:.0f} … {ends[1]:.0f})"
 
 
 def exposed(found: Scaling) -> str:

@@ -26,7 +26,7 @@ def print_validation(validation: Validation) -> None:
         remarked = [outcome.pair for outcome in validation.outcomes if outcome.pair.remark]
         out.points("Remarks", [f"{pair.question}: {pair.remark}" for pair in remarked])
         if validation.outcomes:
-            headers = ["", "scored", "median error", "largest", "inside range", "half-width"]
+            headers = ["", "scored", "median error", "largest", "inside range", "range's width"]
             scores = [*validation.by_kind.items(), ("all", validation.score)]
             rows = [(kind, *score_cells(score)) for kind, score in scores]
             out.table("By what-if (scored pairs)", headers, rows)
@@ -43,6 +43,7 @@ def headline(validation: Validation) -> str:
         f"{score.scored} scored of {score.pairs} pairs: median error {score.median_error_pct:.1f} % "
         f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
         f"{score.within_bound} within bounds, {score.inside} inside their range"
+        + (f"; of {score.uncertain} more the measured step is too uncertain to judge" if score.uncertain else "")
     )
 
 
@@ -58,10 +59,10 @@ def origin(validation: Validation) -> str:
 
 
 def score_cells(score: Score) -> tuple[str, ...]:
-    """Return the cells of a score: scored pairs, median and largest error, ranges that hold, their half-width."""
+    """Return the cells of a score: scored pairs, median and largest error, ranges that hold, their whole width."""
     values = (score.median_error_pct, score.largest_error_pct)
     median, largest = ("–" if value is None else f"{value:.1f} %" for value in values)
-    width = "–" if score.median_half_width_pct is None else f"{score.median_half_width_pct:.1f} %"
+    width = "–" if score.median_width_pct is None else f"{score.median_width_pct:.1f} %"
     inside = f"{score.inside} of {score.scored}" if score.scored else "–"
     return f"{score.scored} of {score.pairs}", median, largest, inside, width
 
@@ -70,7 +71,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     ms = ms_format(outcome.measured_ms)
     mark = "ok" if outcome.within_bound else "over"
     return (
-        mark if outcome.pair.scored else "–",
+        mark if outcome.scored else "–",
         outcome.pair.question,
         ms(outcome.predicted_ms),
         f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",

@@ -16,8 +16,10 @@ from whatif.graph.types import (
     Array,
     Bool,
     Dependencies,
+    Float64,
     Int64,
 )
+from whatif.prediction.ranges import error_sums
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import simulate_scenarios
 from whatif.simulation.steps import (
@@ -48,6 +50,7 @@ class Piece(NamedTuple):
     places: Int64
     first: TaskGraph
     steps: Steps
+    sums: Float64  # what decides the width of each value's range, one row a value
 
 
 def pieces(
@@ -66,7 +69,10 @@ def pieces(
     if all(_can_be_batched(graph) for graph in graphs):
         for over in (numbers, 1.0 / numbers):
             if _are_lines(graphs, over[at]):
-                yield Piece(places, graphs[0], _simulated(graphs[0], graphs[-1], over[at], over[places], clock))
+                steps = _simulated(graphs[0], graphs[-1], over[at], over[places], clock)
+                begin, end = (error_sums(graph) for graph in (graphs[0], graphs[-1]))
+                along = (over[places] - over[at[0]]) / (over[at[-1]] - over[at[0]])
+                yield Piece(places, graphs[0], steps, begin + along[:, None] * (end - begin))
                 return
     middle = len(places) // 2
     yield from pieces(numbers, graph_at, clock, places[:middle])

@@ -77,6 +77,18 @@ class Scaling:
         throughput = self.throughput(row)
         return None if throughput is None else 100.0 * throughput / row.count
 
+    def efficiency_range_pct(self, row: Workers) -> tuple[float, float] | None:
+        """Return the ends of the nominal 90 % range of the efficiency, percent: those of the step beside one worker's.
+
+        None where there is no step. One worker alone is what the others are compared with: its efficiency is certain.
+        """
+        ms, efficiency = row.step_ms, self.efficiency_pct(row)
+        if not ms or efficiency is None or not row.low_ms or not row.high_ms:
+            return None
+        if row.count == 1:
+            return efficiency, efficiency
+        return efficiency * ms / row.high_ms, efficiency * ms / row.low_ms
+
     def samples_per_s(self, row: Workers) -> float | None:
         """Return the samples a second of all workers; None if the recording lacks its batch size or its steps."""
         if self.baseline.clock == "span":
@@ -101,8 +113,16 @@ class Scaling:
         if worth is None:
             return f"no number of workers keeps {WORTH_PCT:.0f} % of its throughput: {at_last}"
         if worth is last:
-            return f"{at_last}: {self.efficiency_pct(last):.0f} % of the throughput that they have"
-        return f"up to {worth.count:,} workers keep {WORTH_PCT:.0f} % of their throughput; {at_last}"
+            return f"{at_last}: {self._efficiency(last)} of the throughput that they have"
+        return (
+            f"up to {worth.count:,} workers keep {WORTH_PCT:.0f} % of their throughput: {self._efficiency(worth)}; "
+            f"{at_last}"
+        )
+
+    def _efficiency(self, row: Workers) -> str:
+        ends = self.efficiency_range_pct(row)
+        told = f" ({ends[0]:.0f} to {ends[1]:.0f} %)" if ends else ""
+        return f"{self.efficiency_pct(row):.0f} %{told}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the curve as a JSON object with the keys that scripts rely on."""
@@ -118,6 +138,8 @@ class Scaling:
                     **row.to_dict(),
                     "throughput": self.throughput(row),
                     "efficiency_pct": self.efficiency_pct(row),
+                    "efficiency_low_pct": (self.efficiency_range_pct(row) or (None, None))[0],
+                    "efficiency_high_pct": (self.efficiency_range_pct(row) or (None, None))[1],
                     "samples_per_s": self.samples_per_s(row),
                 }
                 for row in self.rows

@@ -21,6 +21,7 @@ from whatif.prediction.composition import (
     spelled,
 )
 from whatif.prediction.predict import Prediction
+from whatif.prediction.ranges import simulated_at
 from whatif.prediction.transform import Transform
 from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces
@@ -206,7 +207,7 @@ def _at_once(
 
     def graph_at(place: int) -> TaskGraph:
         if place not in graphs:
-            graphs[place] = compose(baseline.graph, chosen[row[int(order[place])]])
+            graphs[place] = simulated_at(compose(baseline.graph, chosen[row[int(order[place])]]))
         return graphs[place]
 
     notes: tuple[str, ...] = ()
@@ -214,7 +215,7 @@ def _at_once(
         for piece in pieces(np.array(numbers, dtype=np.float64)[order], graph_at, baseline.clock):
             notes = notes or new_notes(baseline.graph, piece.first)
             step_ns = piece.steps.predicted_ns
-            low_ns, high_ns = range_ns(baseline, *piece.steps)
+            low_ns, high_ns = range_ns(baseline, piece.first, *piece.steps, piece.sums)
             columns = (step_ns, np.minimum(low_ns, step_ns), np.maximum(high_ns, step_ns))
             rows = np.stack(columns, axis=1) / 1e6
             for place, (step_ms, low_ms, high_ms) in zip(piece.places.tolist(), rows.tolist(), strict=True):

@@ -14,6 +14,7 @@ from whatif.graph.recorded import StepTimes
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.read import read
 from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.ranges import several_workers
 from whatif.prediction.transform import parse_spec
 from whatif.prediction.untraced import untraced_step
 from whatif.questions.progress import Progress, reported
@@ -38,6 +39,7 @@ class Outcome:
     replay_error_pct: float
     step_clock: str
     on_gpu: bool
+    several_workers: bool = False
 
     @property
     def error_pct(self) -> float:
@@ -55,6 +57,31 @@ class Outcome:
         return abs(self.error_pct) <= self.bound_pct
 
     @property
+    def truth_spread_pct(self) -> float | None:
+        """How far the measured step itself is uncertain, ± percent (nominal 90 %); None if the record does not tell."""
+        return self.pair.truth.spread_pct if self.pair.truth else None
+
+    @property
+    def raw_ms(self) -> float | None:
+        """The median of the changed run's own rounds, ms; None where a recording was compared."""
+        return self.pair.truth.raw_ms if self.pair.truth else None
+
+    @property
+    def raw_error_pct(self) -> float | None:
+        """The error against that, percent, signed."""
+        return 100.0 * (self.predicted_ms / self.raw_ms - 1) if self.raw_ms else None
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the measured step is more uncertain than the bound of its prediction: then it judges nothing."""
+        return (self.truth_spread_pct or 0.0) > self.bound_pct
+
+    @property
+    def scored(self) -> bool:
+        """Whether the pair counts: not if a constant was chosen on it, nor if its measured step is uncertain."""
+        return self.pair.scored and not self.uncertain
+
+    @property
     def inside(self) -> bool:
         """Whether the measured step is inside the predicted range."""
         return self.low_ms <= self.measured_ms <= self.high_ms
@@ -63,6 +90,11 @@ class Outcome:
     def half_width_pct(self) -> float:
         """Half the width of the predicted range, percent of the measured step."""
         return 50.0 * (self.high_ms - self.low_ms) / self.measured_ms
+
+    @property
+    def width_pct(self) -> float:
+        """The width of the predicted range, percent of the predicted step."""
+        return 100.0 * (self.high_ms - self.low_ms) / self.predicted_ms if self.predicted_ms else 0.0
 
     @property
     def kind(self) -> str:
@@ -92,7 +124,10 @@ class Outcome:
             "inside_range": self.inside,
             "half_width_pct": self.half_width_pct,
             "replay_error_pct": self.replay_error_pct,
-            "scored": pair.scored,
+            "scored": self.scored,
+            "measured_raw_ms": self.raw_ms,
+            "measured_spread_pct": self.truth_spread_pct,
+            "width_pct": self.width_pct,
             "remark": pair.remark,
         }
 
@@ -108,11 +143,13 @@ class Score:
     inside: int
     within_bound: int
     median_half_width_pct: float | None
+    median_width_pct: float | None  # of the whole range, percent of the predicted step
+    uncertain: int  # pairs that are not scored only because what was measured spreads more than their bound
 
     @staticmethod
     def of(outcomes: list[Outcome]) -> Score:
         """Score some outcomes; None stands where none of them is scored."""
-        scored = [outcome for outcome in outcomes if outcome.pair.scored]
+        scored = [outcome for outcome in outcomes if outcome.scored]
         errors_pct = [abs(outcome.error_pct) for outcome in scored]
         return Score(
             pairs=len(outcomes),
@@ -122,6 +159,8 @@ class Score:
             inside=sum(outcome.inside for outcome in scored),
             within_bound=sum(outcome.within_bound for outcome in scored),
             median_half_width_pct=statistics.median(o.half_width_pct for o in scored) if scored else None,
+            median_width_pct=statistics.median(o.width_pct for o in scored) if scored else None,
+            uncertain=sum(outcome.pair.scored and outcome.uncertain for outcome in outcomes),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,6 +251,7 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None) ->
         replay_error_pct=baseline.replay_error_pct,
         step_clock=baseline.clock,
         on_gpu=bool(baseline.graph.on_gpu.any()),
+        several_workers=several_workers(prediction.graph),
     )
 
 

@@ -21,6 +21,7 @@ from whatif.questions.validate.validate_records import (
     run_of,
     step_time_of,
 )
+from whatif.questions.validate.validate_truth import Truth, paced, unpaced
 from whatif.questions.validate.validate_what_ifs import (
     IMPLEMENTATIONS,
     changed_options,
@@ -52,6 +53,7 @@ class Pair:
     changed_untraced: StepTime | None = None
     remark: str = ""
     scored: bool = True  # False where a constant of the model was chosen while looking at this pair
+    truth: Truth | None = None  # how ``changed_untraced`` was made; None where recordings are compared
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ def _pair(base: Run, run: Run) -> Pair:
         changed=run.record,
         clock="wall" if by_wall else "cpu thread",
         baseline_untraced=before,
-        changed_untraced=after.beside(before),
+        changed_untraced=(truth := paced(after, before)).step,
+        truth=truth,
         remark=remark,
     )
 
@@ -256,6 +259,7 @@ def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpair
                 clock="wall",
                 baseline_untraced=plain,
                 changed_untraced=changed,
+                truth=unpaced(changed, plain),
                 remark="" if compute == "real" else f"{compute} compute",
             )
 

@@ -67,18 +67,6 @@ class StepTime:
     q75_ms: float
     rounds_ms: tuple[float, ...] = ()
 
-    def beside(self, baseline: StepTime) -> StepTime:
-        """Return this step as it would be if the machine had always run at the pace of the baseline's median.
-
-        A machine that others use as well changes its pace between rounds, not between two runs of one round: the
-        median of the rounds' ratios is more precise than the ratio of two medians. Without rounds of both: as it is.
-        """
-        if min(len(self.rounds_ms), len(baseline.rounds_ms)) < 2:
-            return self
-        pairs = zip(self.rounds_ms, baseline.rounds_ms, strict=False)
-        pace = baseline.median_ms * statistics.median(own / base for own, base in pairs) / self.median_ms
-        return StepTime(self.median_ms * pace, self.q25_ms * pace, self.q75_ms * pace)
-
 
 @dataclass(frozen=True)
 class Run:

@@ -12,8 +12,8 @@ from whatif.report.html.facts import WORKERS, Facts
 from whatif.report.html.made import Made
 from whatif.report.html.markup import Html, items, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Header, Row, table
-from whatif.report.layout import ms_format, pct, sentence_case
-from whatif.report.text_sweep import headline
+from whatif.report.layout import ms_format, sentence_case
+from whatif.report.text_sweep import efficiency_cell, headline
 from whatif.simulation.steps import CLOCK_NOUNS
 
 RANGE = "nominal 90 % range, ms"
@@ -58,7 +58,7 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
             f"{ms(row.low_ms)} … {ms(row.high_ms)}",
             Cell(ms(row.communication_ms), row.communication_ms),
             Cell(f"{found.throughput(row) or 0:,.2f}", found.throughput(row)),
-            Cell(pct(found.efficiency_pct(row) or 0.0), found.efficiency_pct(row)),
+            Cell(efficiency_cell(found, row), found.efficiency_pct(row)),
         ]
         for row in rows
     ]

@@ -1,0 +1,103 @@
+"""How wide a predicted range is: what moves all kernels together, what moves each alone, and two runs of one program.
+
+What one source says of all kernels (a device's rate, a model's bias, the profiler's cost) is wrong for all of them in
+one direction: it adds up. What was measured operator by operator, and different sources, have errors of their own: they
+add as squares. Two runs of one program differ as well, which nothing in a recording tells: a floor stands for that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Float64, Int8, TaskKind, ThreadKind
+from whatif.models.durations.estimator import Source, sources
+from whatif.models.durations.measured import CONTEXT_SPREAD
+
+# Fitted on the pairs that docs/accuracy.md scores; benchmarks/ranges.py fits them again without each pair and reports
+# coverage and width so. Of the step on a CPU: of one worker, and of several that wait for one another.
+RUN_TO_RUN, RUN_TO_RUN_WORKERS = 0.05, 0.07
+# Assumed: no two runs of one program on a GPU are at hand. Recordings of two versions of modded-nanogpt that should
+# take equally long differ by 0.9 %.
+RUN_TO_RUN_GPU = 0.02
+# Chosen on the pairs of the lab, not left out when they are scored: the share of a collective's upper end, which is
+# NCCL's beside other kernels of its GPU (Daydream, figure 9), that holds where gloo sends beside a CPU's work.
+GLOO_SLOWED = 0.15
+# The quartiles of the step stand for the difference of two medians of so many steps (normal steps).
+STEPS_OF_A_MEDIAN = 20
+
+
+def simulated_at(graph: TaskGraph) -> TaskGraph:
+    """Return the graph whose bounds are simulated: collectives of a CPU have an upper end of their own."""
+    if graph.on_gpu.any():
+        return graph
+    sent = (graph.kind == TaskKind.COMMUNICATION) & (sources(graph) == Source.PAPER)
+    if not sent.any():
+        return graph
+    more_ns = np.rint(GLOO_SLOWED * (graph.high_ns - graph.duration_ns)).astype(np.int64)
+    return graph.replace(high_ns=np.where(sent, graph.duration_ns + more_ns, graph.high_ns))
+
+
+def error_sums(graph: TaskGraph) -> Float64:
+    """Return the sums over tasks that decide a range's width, ns, one row: linear in the durations and bounds.
+
+    Below and then above: the sum of all bounds, what adds up within each source, what each operator has of its own;
+    last the GPU's work.
+    """
+    source, on_gpu = sources(graph), graph.on_gpu & (graph.step >= 0)
+    sides = [graph.duration_ns - graph.low_ns, graph.high_ns - graph.duration_ns]
+    columns = [column for bound_ns in sides for column in _sums(graph, source, bound_ns.astype(np.float64))]
+    return np.concatenate([*columns, [float(graph.duration_ns[on_gpu].sum())]])[None, :]
+
+
+def _sums(graph: TaskGraph, source: Int8, wide_ns: Float64) -> list[Float64]:
+    # Waits that may vanish have nothing to do with the CPU's work.
+    group = source.astype(np.int64) + len(Source) * (graph.kind == TaskKind.WAIT)
+    alone = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
+    # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
+    own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
+    rows = int(graph.measured.max(initial=-1)) + 1
+    operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
+    together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
+    together[Source.MEASURED] -= own_ns.sum()
+    own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
+    return [np.array([wide_ns.sum()]), together, own]
+
+
+def combined_shares(sums: Float64) -> tuple[Float64, Float64]:
+    """Return the shares of the sums of all bounds that are left where only what is shared adds up, shape (n,) each."""
+    sides = np.split(sums[:, :-1], 2, axis=1)
+    below, above = (
+        np.where(side[:, 0] > 0, np.sqrt((side[:, 1:] ** 2).sum(axis=1)) / np.maximum(side[:, 0], 1), 1.0)
+        for side in sides
+    )
+    return below, above
+
+
+def several_workers(graph: TaskGraph) -> bool:
+    """Say whether the step waits for other workers: the slowest of several runs decides how long it takes."""
+    channels = any(thread.kind == ThreadKind.CHANNEL for thread in graph.threads)
+    return channels or bool((graph.kind == TaskKind.COMMUNICATION).any())
+
+
+def run_to_run(graph: TaskGraph, sums: Float64, step_ns: Array) -> Float64:
+    """Return the share of a step by which two runs of one program differ (nominal 90 %), shape (n,) as the steps.
+
+    The CPU's share of the step varies as a CPU's step does, and the GPU's as a GPU's.
+    """
+    on_cpu = RUN_TO_RUN_WORKERS if several_workers(graph) else RUN_TO_RUN
+    busy = np.minimum(sums[:, -1] / max(graph.info.n_steps, 1) / step_ns, 1.0)
+    return np.asarray(busy * RUN_TO_RUN_GPU + (1 - busy) * on_cpu, dtype=np.float64)
+
+
+def spread_of_steps(times_ns: tuple[int, ...]) -> tuple[float, float]:
+    """Return how far the median of another run's steps may lie below and above this one's, as shares of it.
+
+    The difference of two medians of 20 steps stays within one quartile distance in 90 % of the cases (normal steps),
+    that of fewer steps within as much more as the root of their number is smaller.
+    """
+    if len(times_ns) < 2 or not np.median(times_ns) > 0:
+        return 0.0, 0.0
+    q25, median, q75 = np.percentile(times_ns, (25, 50, 75)).tolist()
+    by = (STEPS_OF_A_MEDIAN / min(len(times_ns), STEPS_OF_A_MEDIAN)) ** 0.5
+    return by * (1 - q25 / median), by * (q75 / median - 1)

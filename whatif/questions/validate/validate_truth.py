@@ -1,0 +1,65 @@
+"""What a changed run measured, and how sure that is: by the rounds in which it and its baseline were timed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.questions.validate.validate_records import StepTime
+
+# Draws of the bootstrap: with others the spread of a pair of traces/ moves by a tenth at most.
+DRAWS = 4_000
+# Of a normal error so many standard deviations on either side hold 90 %. Percentiles of the draws would not do: of four
+# rounds the 5th is now the lowest, now the next one, as the draws fall.
+SIGMAS = 1.645
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The step of a changed run, ms, and beside it the median of its own rounds.
+
+    ``spread_pct`` is how far the step may be off by its rounds (nominal 90 %), ± percent of it; None where the record
+    has no rounds, or one.
+    """
+
+    step: StepTime
+    raw_ms: float
+    spread_pct: float | None = None
+    paced: bool = False  # whether ``step`` is by the ratios of rounds, and differs from ``raw_ms``
+
+
+def paced(changed: StepTime, baseline: StepTime) -> Truth:
+    """Return a step as it would be if the machine had always run at the pace of the baseline's median.
+
+    A machine that others use as well changes its pace between rounds, not between two runs of one round: the median of
+    the rounds' ratios is more precise than the ratio of two medians. Without rounds of both: as it is.
+    """
+    if min(len(changed.rounds_ms), len(baseline.rounds_ms)) < 2:
+        return Truth(changed, changed.median_ms)
+    ratios = [own / base for own, base in zip(changed.rounds_ms, baseline.rounds_ms, strict=False)]
+    pace = baseline.median_ms * statistics.median(ratios) / changed.median_ms
+    step = StepTime(changed.median_ms * pace, changed.q25_ms * pace, changed.q75_ms * pace, changed.rounds_ms)
+    return Truth(step, changed.median_ms, spread_pct(ratios), paced=True)
+
+
+def unpaced(changed: StepTime, baseline: StepTime) -> Truth:
+    """Return a step by its own rounds: those of a network, whose pace does not change with the machine's."""
+    if min(len(changed.rounds_ms), len(baseline.rounds_ms)) < 2:
+        return Truth(changed, changed.median_ms)
+    return Truth(changed, changed.median_ms, spread_pct(changed.rounds_ms, baseline.rounds_ms))
+
+
+def spread_pct(times: Sequence[float], over: Sequence[float] = (1.0,)) -> float:
+    """Return how uncertain the median of ``times`` over that of ``over`` is, ± percent of it (nominal 90 %).
+
+    By the bootstrap: each list is drawn again from itself, ``DRAWS`` times, always the same ones.
+    """
+    drawn = np.random.default_rng(0)
+    above, below = (
+        np.median(np.asarray(rounds)[drawn.integers(0, len(rounds), (DRAWS, len(rounds)))], axis=1)
+        for rounds in (times, over)
+    )
+    return float(100 * SIGMAS * np.std(above / below) / (statistics.median(times) / statistics.median(over)))
