@@ -106,5 +106,5 @@ def run(args: argparse.Namespace) -> int:
     )
     if not args.json:
         print_plot(args.export)
-        warn(graph.info.quirks)
+        warn(graph.info.remarks)
     return 0

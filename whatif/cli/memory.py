@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         summary.to_dict,
         lambda: print_memory(summary, args.top),
         figure=lambda: memory_figure(summary),
-        warnings=graph.info.quirks,
+        warnings=graph.info.remarks,
     )
 
 

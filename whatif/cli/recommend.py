@@ -65,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_ranking(found, args.top),
         figure=lambda: recommendation_figure(found, args.top),
-        warnings=baseline.graph.info.quirks,
+        warnings=baseline.graph.info.remarks,
     )

@@ -60,5 +60,5 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_scaling(found),
         figure=lambda: scaling_figure(found),
-        warnings=[*baseline.graph.info.quirks, *found.notes],
+        warnings=[*baseline.graph.info.remarks, *found.notes],
     )

@@ -106,6 +106,7 @@ class Events:
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> events that were not read
     allocations: Allocations | None = None  # None: not recorded
     python: Stamps = field(default_factory=Stamps.none)  # Python functions, modules included
+    ends_early_at: int | None = None  # the size of a file that was cut, bytes
     group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
 
     def __len__(self) -> int:

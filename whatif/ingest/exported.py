@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.ingest.file_bytes import FileBytes
+from whatif.ingest.file_bytes import FileBytes, ends_early
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_of_text
 
 # How every such file begins, and where the graph begins in it.
@@ -38,9 +38,9 @@ def read_exported(path: Path, progress: Callable[[int, int], None] | None = None
             graph.append(tail[place + len(_FIELD) :])
     text = b"".join(graph).rstrip()
     if not text.endswith(b"}"):
-        why = file.damage or "one without"
+        why = f"expected a timeline with its graph behind the events, got {file.damage}"
         raise WhatifError(
-            f"{path}: expected a timeline with its graph behind the events, got {why}; export it again from its "
-            "recording."
+            f"{path}: {why if file.damage and not file.is_cut else ends_early(file.size_bytes)}; export it again from "
+            "its recording."
         )
     return graph_of_text(text[:-1], str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from whatif.ingest.events import Events
@@ -31,4 +32,5 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
     array = EventArray(FileBytes(path, progress), RawEvent, dropped)
     for events in array:
         columns.add(events)
-    return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)})
+    events = columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)})
+    return replace(events, ends_early_at=array.ends_early_at)

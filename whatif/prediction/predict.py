@@ -114,7 +114,7 @@ class Prediction:
     def doubts(self) -> tuple[str, ...]:
         """What makes the numbers doubtful: the recording's quirks, the calibration, waits and uneven steps."""
         graph = self.baseline.graph
-        found = list(graph.info.quirks)
+        found = list(graph.info.remarks)
         if self.baseline.calibration and self.baseline.calibration.reason:
             found.append(self.baseline.calibration.reason)
         wait_pct = self.baseline.unexplained_wait_pct
