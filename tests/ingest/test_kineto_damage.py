@@ -24,6 +24,7 @@ from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
 from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks
 from whatif.ingest.events import Events
+from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
 
 
@@ -199,8 +200,9 @@ def test_truncated_gzip_at_every_byte(
         try:
             events = read(compressed[:size_bytes])
         except WhatifError as error:
+            refusal = str(error)
             assert n_before == 0
-            assert f": {ends_early(size_bytes)}, before its first event;" in str(error)
+            assert f": {ends_early(size_bytes)}, before its first event;" in refusal
             continue
         assert len(events) >= n_before
         assert events.dropped[ends_early(size_bytes)] == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_json
+from whatif.cli.options import add_calibration, add_force, add_json
 from whatif.cli.reading import print_plot, progress_bar, read_trace, show, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--export", metavar="FILE", help="write the fastest assignment of roles as .dot, .png, .svg or .pdf"
     )
     add_calibration(parser)
+    add_force(parser)
     add_json(parser)
 
 
@@ -79,10 +81,9 @@ def run(args: argparse.Namespace) -> int:
 
         check_plot(path, args.trace)
     from whatif.models.dts.dnn import dnn_of
-    from whatif.prediction.baseline import Baseline
 
     graph = read_trace(args.trace)
-    dnn = dnn_of(Baseline.of(graph, calibrated=args.calibrated).graph)
+    dnn = dnn_of(baseline_of(args, graph).graph)
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
     with progress_bar("trying architectures") as progress:
         ranking = rank(

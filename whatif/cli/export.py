@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration
+from whatif.cli.options import add_calibration, add_force
 from whatif.cli.rank_files import read_traces, traces_then_names
 from whatif.cli.reading import patience, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write, compressed if its name ends in .gz; replaces an earlier export",
     )
     add_calibration(parser)
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.ingest.exported import EXPORTED_BEGIN
     from whatif.output_file import file_beside, replaceable_file
     from whatif.prediction.composition import spelled
-    from whatif.prediction.predict import Baseline, apply
+    from whatif.prediction.predict import apply
     from whatif.prediction.transform import load_transform
     from whatif.report.perfetto import write_perfetto
     from whatif.report.printable import printable
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     replaceable_file(args.output, "export", lambda start: start.startswith(EXPORTED_BEGIN))
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths)
-    baseline = Baseline.of(graph, calibrated=args.calibrated)
+    baseline = baseline_of(args, graph, refuses=bool(names))
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
     prediction = None
     with patience("writing"):

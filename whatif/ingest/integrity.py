@@ -24,15 +24,20 @@ from whatif.ingest.rows import running_maximum
 # What is lost or wrong in this share of its kind changes answers by less than ranges are wide, or by more than targets
 # of accuracy (docs/accuracy.md).
 DOUBT_SHARE, VOID_SHARE = 0.005, 0.05
+# In a recording of a few events a share tells little.
+FEW = 3
 # Programmatic launches let kernels of H100s overlap by 1 to 2 us; older profilers round to 1 us.
 OVERLAP_NS = 5_000
 CROSSED_NS = 2_000
 # Ids that were taken for annotations, or between two sessions, are holes in a row: at most three were seen.
 FEW_HOLES = 5
+# Clocks that differ by more than this turn the order of events around.
+APART_NS = 1_000_000
 # The first task on an idle GPU starts within 0.2 ms of its launch.
 IDLE_LAG_NS = 5_000_000
 # Nothing happens for so much of a recording, and for longer than a loader or a host that sleeps takes.
 HOLE_SHARE, HOLE_NS = 0.25, 100_000_000
+OUTLIER = 100
 # Calls that only a program's first steps make, and what libraries call their search for a kernel.
 _COLD_CALL = re.compile(
     r"^(cuda|hip|cu)(Malloc|MemAlloc|HostAlloc|MemCreate|ModuleLoad|LibraryLoad|ExtMalloc)|ModuleGetFunction|FuncLoad"
@@ -63,7 +68,9 @@ What = tuple[Severity, int, str, str]
 def by_share(count: int, of: int) -> Severity:
     """Return how bad it is that ``count`` of so many are lost or wrong."""
     share = count / max(of, 1)
-    return Severity.VOIDS if share >= VOID_SHARE else Severity.DOUBT if share >= DOUBT_SHARE else Severity.NOTE
+    if share >= VOID_SHARE and count > FEW:
+        return Severity.VOIDS
+    return Severity.DOUBT if share >= DOUBT_SHARE else Severity.NOTE
 
 
 def _s(count: int, noun: str, verb: tuple[str, str]) -> str:
@@ -90,8 +97,7 @@ def _no_gpu_events(parts: Parts, graph: TaskGraph) -> Iterator[What]:
         yield (
             Severity.VOIDS, 1,
             f"the recording names the GPU {graph.info.gpu} and holds no GPU event: the GPU's half is missing",
-            "record again with ProfilerActivity.CUDA and permission for CUPTI; if the program ran on the CPU alone, use "
-            "--force",
+            "record again with ProfilerActivity.CUDA and permission for CUPTI, unless the program ran on the CPU alone",
         )  # fmt: skip
 
 
@@ -145,7 +151,12 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count = int((unknown & behind).sum())
     if count:
         told = _s(count, "GPU task", ("has", "have"))
-        yield by_share(count, n), count, f"{told} no launch, of {n:,}: calls are missing from the recording", RECORD_AGAIN
+        yield (
+            by_share(count, n),
+            count,
+            f"{told} no launch, of {n:,}: calls are missing from the recording",
+            RECORD_AGAIN,
+        )
     count = int((unknown & ~behind).sum())
     if count:
         told = _s(count, "GPU task", ("was", "were"))
@@ -168,12 +179,14 @@ def _clocks(parts: Parts, _: TaskGraph) -> Iterator[What]:
     remedy = "record again; do not shift or merge events of the file"
     count = int(_starts_early(parts).sum())
     if count:
-        told = _s(count, "GPU task", ("starts", "start"))
-        yield by_share(count, len(gpu.event)), count, f"{told} before the call that launched it", remedy
-    late = _ends_after_its_wait(parts)
-    if late:
-        told = _s(late, "wait", ("ends", "end"))
-        yield Severity.VOIDS, late, f"{told} before the GPU work that was waited for: the two clocks differ", remedy
+        told = _s(count, "GPU task", ("starts before its launch", "start before their launches"))
+        yield by_share(count, len(gpu.event)), count, f"{told}: the clocks of host and GPU differ", remedy
+    late_ns = _ends_after_its_wait(parts)
+    late_ns = late_ns[late_ns > LATE_NS]
+    if len(late_ns):
+        told = _s(len(late_ns), "wait", ("ends", "end"))
+        told = f"{told} up to {late_ns.max() / 1e6:.1f} ms before the GPU work that was waited for: the clocks differ"
+        yield Severity.VOIDS if late_ns.max() > APART_NS else Severity.DOUBT, len(late_ns), told, remedy
         return
     first = int(gpu.start_ns.argmin())
     if gpu.call[first] >= 0:
@@ -183,21 +196,21 @@ def _clocks(parts: Parts, _: TaskGraph) -> Iterator[What]:
             yield Severity.DOUBT, 1, f"{told}: the two clocks differ, or earlier GPU work is missing", remedy
 
 
-def _ends_after_its_wait(parts: Parts) -> int:
-    """How many calls that wait for the device or for a copy return before that ends."""
+def _ends_after_its_wait(parts: Parts) -> Int64:
+    """By how much the device's work, or a copy, ends after each call that waited for it."""
     gpu, calls = parts.gpu, parts.calls
     names, known = parts.events.names, gpu.call >= 0
     to_pages = np.array(["DtoH" in name and "Pageable" in name for name in names], dtype=np.bool_)
     copies = np.flatnonzero(known & to_pages[parts.events.name[gpu.event]])
-    late = int((gpu.end_ns[copies] > calls.end_ns[gpu.call[copies]] + LATE_NS).sum())
+    late_ns = gpu.end_ns[copies] - calls.end_ns[gpu.call[copies]]
     waits = np.flatnonzero(calls.kind == CallKind.DEVICE_SYNC)
     if len({device for device, _ in gpu.streams}) == 1 and len(waits) and known.any():
         launched_ns = calls.start_ns[gpu.call[known]]
         order = np.argsort(launched_ns, kind="stable")
         ends_ns = np.maximum.accumulate(gpu.end_ns[known][order])
         last = np.searchsorted(launched_ns[order], calls.start_ns[waits]) - 1
-        late += int((ends_ns[last[last >= 0]] > calls.end_ns[waits[last >= 0]] + LATE_NS).sum())
-    return late
+        late_ns = np.concatenate([late_ns, ends_ns[last[last >= 0]] - calls.end_ns[waits[last >= 0]]])
+    return late_ns
 
 
 def _overlaps(parts: Parts, scale: int = 1) -> Int64:
@@ -263,7 +276,8 @@ def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
         return
     begin_ns, end_ns = int(events.start_ns[host].min()), int((events.start_ns + events.duration_ns)[host].max())
     duration_ns = gpu.end_ns - gpu.start_ns
-    longer = (duration_ns > max(end_ns - begin_ns, 0)) & (gpu.end_ns > end_ns)
+    # A host that only launches is done before its kernels, but these are of one kind.
+    longer = (duration_ns > max(end_ns - begin_ns, OUTLIER * np.median(duration_ns))) & (gpu.end_ns > end_ns)
     if longer.any():
         told = _s(int(longer.sum()), "GPU task", ("lasts", "last"))
         yield (
@@ -300,16 +314,17 @@ def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     by_chance = _alike(events, unnamed, events.track.astype(np.int64))
     count += by_chance if by_chance > 0.2 * len(unnamed) else 0
     if count:
-        told = _s(count, "event", ("is", "are"))
+        told = _s(count, "event", ("is a copy", "are copies"))
         of = int(timed.sum())
         yield (
-            by_share(count, of), count, f"{told} exact copies of another, of {of:,}".replace("is exact copies", "is the exact copy"),
+            by_share(count, of), count, f"{told} of another, of {of:,}",
             "record again; do not join a file with itself",
         )  # fmt: skip
 
 
 def _alike(events: Events, rows: Array, number: Int64) -> int:
-    columns = [events.category[rows], events.name[rows], events.start_ns[rows], events.duration_ns[rows], number[rows]]
+    told: tuple[Array, ...] = (events.category, events.name, events.start_ns, events.duration_ns, number)
+    columns = [column[rows] for column in told]
     order = np.lexsort(columns)
     same = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
     for column in columns:
@@ -374,7 +389,12 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
 
 def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
     """Of one rank's collectives, the time beyond the fastest of the same kind and size."""
-    mine = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)
+    mine = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & (graph.size_bytes > 0))
+    unsized = int((graph.kind == TaskKind.COMMUNICATION).sum()) - len(mine)
+    remedy = "give the recordings of all ranks"
+    if unsized:
+        told = _s(unsized, "collective", ("does", "do"))
+        yield Severity.NOTE, unsized, f"{told} not tell the size: waiting for other ranks may count as transfer", remedy
     if not len(mine):
         return
     duration_ns = graph.duration_ns[mine].astype(np.float64)
@@ -394,7 +414,7 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
             Severity.DOUBT if share > WAIT_SHARE else Severity.NOTE, count,
             f"{_s(count, 'collective', ('lasts', 'last'))} {WAITED} times as long as the fastest of the same kind and "
             f"size or longer, {100 * share:.0f} % of the time: waiting for other ranks counts as transfer",
-            "give the recordings of all ranks",
+            remedy,
         )  # fmt: skip
 
 
@@ -408,12 +428,12 @@ CHECKS: dict[str, Callable[[Parts, TaskGraph], Iterator[What]]] = {
     UNIT: _unit,
     "missing durations": _zero,
     "doubled events": _doubled,
+    BEYOND: _beyond,
     "launches without kernels": _launches,
     "kernels without launches": _kernels,
     CLOCKS: _clocks,
     OVERLAP: _overlapping,
     CROSSED: _crossed,
-    BEYOND: _beyond,
     "lost operators and marks": _lost,
     "pauses in the recording": _hole,
     "cold start": _cold,

@@ -134,9 +134,9 @@ class EventArray(Generic[E]):
     def _refuse_a_cut_file(self) -> None:
         size_bytes = self._file.size_bytes
         if self._file.is_cut:
-            got = "before its first event" if size_bytes else "it is an empty file"
+            got = "before its first event" if size_bytes else "got an empty file"
             raise WhatifError(
-                f"{self._file.path}: {ends_early(size_bytes)}, {got}; record or copy the trace again."
+                f"{self._file.path}: {ends_early(size_bytes)}, {got}; expected a JSON trace: record or copy it again."
             )
 
     # --- the array

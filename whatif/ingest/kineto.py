@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from whatif.ingest.events import Events
@@ -32,5 +31,4 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
     array = EventArray(FileBytes(path, progress), RawEvent, dropped)
     for events in array:
         columns.add(events)
-    events = columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)})
-    return replace(events, ends_early_at=array.ends_early_at)
+    return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)}, array.ends_early_at)
