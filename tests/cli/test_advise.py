@@ -36,7 +36,7 @@ def entry(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, "advise", trace)
-    assert found.keys() == KEYS
+    assert found.keys() == KEYS | {"trust"}
     assert len(found["verdict"]) == 3
     assert found["verdict"][0].startswith("GPU-bound: the GPU is busy 0.90 of 1.00 ms (90 %)")
     assert all(item.keys() >= ENTRY_KEYS for item in found["advice"])

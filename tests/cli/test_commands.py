@@ -73,7 +73,7 @@ def test_info(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kernel_families_pct"] == {"gemm": 100.0}
     assert found["baseline_ms"] == pytest.approx(1.0, abs=0.01)
     text = output(capsys, "info", trace)
-    assert text.startswith("five steps.json.gz: sound: the replay matches the recorded step within")
+    assert text.startswith("five steps.json.gz: No problems found in the checks below: the replay matches the recorded")
     assert "GPU            Tesla V100-SXM2-32GB (known as V100-SXM2-32)" in text
     assert "steps          5, from profiler marks" in text
     assert not any(line.endswith(" ") for line in text.splitlines())
@@ -186,16 +186,18 @@ def recorded(path: Path, cut: str = "", **metadata: Any) -> str:
 
 def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     close = recorded(tmp_path / "close.json", untraced_step_ms={"median": 0.9})
-    assert report(capsys, "info", close)["trust"].startswith("sound: ")
+    trust = report(capsys, "info", close)["trust"]
+    assert (trust["level"], trust["findings"]) == ("good", [])
     slowed = recorded(tmp_path / "slowed.json", untraced_step_ms={"median": 0.5})
     trust = report(capsys, "info", slowed)["trust"]
-    assert trust.startswith("sound, with doubts: the replay matches")
-    assert trust.endswith("but the profiler made the step 2.0 times as long.")
+    assert trust["level"] == "doubtful"
+    assert trust["sentence"] == "Handle with care: the profiler made the step 2.0 times as long."
     unexplained = report(capsys, "info", slowed)["calibration"]["reason"]
     assert "the GPU's work bounds it" in unexplained
     cut = recorded(tmp_path / "cut.json", cut='"ts"', untraced_step_ms={"median": 0.5})
     trust = report(capsys, "info", cut)["trust"]
-    assert "times as long and 1 event was not read: truncated file" in trust
+    assert trust["findings"][0]["sentence"].startswith("the file ends early at byte ")
+    assert trust["findings"][1]["sentence"] == "the profiler made the step 2.0 times as long"
 
 
 def test_a_version_that_is_not_known_is_a_quirk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
 from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks
 from whatif.ingest.events import Events
+from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
 
 
@@ -181,8 +182,9 @@ def test_truncated_at_every_byte(read: Callable[[bytes], Events], small_chunks: 
     for size_bytes in range(array_start, len(text)):
         events = read(text[:size_bytes])
         assert len(events) == sum(end <= size_bytes for end in ends)
-        assert events.dropped["truncated file"] == (size_bytes < array_end)
-        assert set(events.dropped) <= {"truncated file", "damaged header"}
+        assert events.dropped[ends_early(size_bytes)] == (size_bytes < array_end)
+        assert events.ends_early_at == size_bytes
+        assert set(events.dropped) <= {ends_early(size_bytes), "damaged header"}
 
 
 @pytest.mark.parametrize("inflater", ["isal", "zlib"])
@@ -197,11 +199,13 @@ def test_truncated_gzip_at_every_byte(
     for size_bytes in range(1, len(compressed)):
         try:
             events = read(compressed[:size_bytes])
-        except WhatifError:
+        except WhatifError as error:
+            refusal = str(error)
             assert n_before == 0
+            assert f": {ends_early(size_bytes)}, before its first event;" in refusal
             continue
         assert len(events) >= n_before
-        assert events.dropped["truncated file"] == 1
+        assert events.dropped[ends_early(size_bytes)] == 1
         n_before = len(events)
     assert n_before == 20  # without the checksum alone, everything is there
 
@@ -248,12 +252,13 @@ def test_real_trace_truncated(read: Callable[[bytes], Events], shared_traces: Pa
     rows = as_rows(read_kineto(path))
     compressed = path.read_bytes()
     for cut in range(40):
-        events = read(text[: 5000 + (len(text) - 5000) * cut // 40])
+        size_bytes = 5000 + (len(text) - 5000) * cut // 40
+        events = read(text[:size_bytes])
         assert set(as_rows(events)) <= set(rows) if cut == 0 else len(events) > 0
-        assert events.dropped["truncated file"] == 1
+        assert events.dropped[ends_early(size_bytes)] == 1
         if cut > 10:
             events = read(compressed[: len(compressed) * cut // 40])
-            assert events.dropped["truncated file"] == 1
+            assert events.ends_early_at == len(compressed) * cut // 40
     assert as_rows(read(text[: text.rindex(b"]") + 1])) == rows
 
 

@@ -234,7 +234,7 @@ def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
         (b'{"traceEvents": null}', "'traceEvents'"),
         (b'{"nodes": [{"name": "x"}]}', "'traceEvents'"),
         (gzip.compress(b"", mtime=0), "only blanks"),
-        (gzip.compress(b"[]", mtime=0)[:5], "truncated file"),
+        (gzip.compress(b"[]", mtime=0)[:5], "the file ends early at byte 5"),
         (b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 50, "damaged gzip data"),
     ],
 )

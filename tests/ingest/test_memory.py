@@ -173,7 +173,7 @@ def test_damaged_allocations_are_counted(tmp_path: Path, field: str) -> None:
     else:
         broken["args"]["Bytes"] = 2**60
     graph = read_events(tmp_path, events, whatif=METADATA)
-    assert any("1 event was not read: allocation" in quirk for quirk in graph.info.quirks)
+    assert any("1 event was not read: allocation" in remark for remark in graph.info.remarks)
 
 
 ODD = st.sampled_from(

@@ -234,19 +234,19 @@ MUTANTS = [
     Mutant(
         "kin4",
         "ingest",
-        "if self._file.damage is not None:\n                    self._dropped[self._file.damage] += 1\n                return self._tail(buffer)",
-        "return self._tail(buffer)",
+        "if self._file.damage is not None:\n                    self._dropped[self._file.damage] += 1\n                return tail",
+        "return tail",
     ),
     Mutant(
         "kin5",
         "ingest",
-        "        if not inflater.eof:\n            self.damage = TRUNCATED",
-        "        if False:\n            self.damage = TRUNCATED",
+        "        if not inflater.eof:\n            self.damage, self.is_cut = ends_early(self.size_bytes), True",
+        "        if False:\n            self.damage, self.is_cut = ends_early(self.size_bytes), True",
     ),
     Mutant(
         "kin6",
         "ingest",
-        '            if exhausted:\n                self._dropped[self._file.damage or TRUNCATED] += 1\n                return b""',
+        '            if exhausted:\n                self._note_end()\n                return b""',
         '            if exhausted:\n                return b""',
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
     python -m tests.trust.no_gpu_events [RECORDING]
 
-Seen today: `whatif info` and `whatif explain` take it for the recording of a CPU, with no warning.
+Seen today: `whatif info` says that answers are void, and `whatif explain` refuses it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, add_plot, add_top, add_trace, check_plots
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +21,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice for a trace."""
     check_plots(args.plot, [args.trace])
     graph = read_trace(args.trace, args)
-    from whatif.prediction.predict import Baseline, apply
+    from whatif.prediction.predict import apply
     from whatif.questions.advice.advise import advise
 
-    baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, graph)
     with progress_bar("trying") as progress:
         advice = advise(baseline, top=args.top, progress=progress)
     warnings = apply(baseline).warnings

@@ -7,6 +7,7 @@ import argparse
 from whatif.cli.options import add_analysis, add_plot, check_plots
 from whatif.cli.rank_files import names_then_traces, read_traces
 from whatif.cli.reading import patience, show, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     check_plots(args.plot, paths)
     graph, _ = read_traces(paths, args)
     with patience("predicting"):
-        prediction = apply(graph, *transforms, clock=args.clock, calibrated=args.calibrated)
+        prediction = apply(baseline_of(args, graph), *transforms)
     from whatif.report.plot_breakdown import prediction_figure
     from whatif.report.text import print_prediction
 

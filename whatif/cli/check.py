@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, number
 from whatif.cli.reading import read_trace, show
+from whatif.cli.trusted import weigh
 
 # Larger percentages allow everything, and are mistyped.
 MOST_PCT = 1000.0
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.questions.comparison.two_recordings import TwoRecordings
 
     two = TwoRecordings.of(baseline, changed, args.clock, calibrated=args.calibrated)
+    weigh(args, two.before, two.after)
     found = check_regression(two, args.max_regress)
     from whatif.report.text_check import print_regression
 

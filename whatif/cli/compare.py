@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, add_plot, add_top, check_plots
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.trusted import weigh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.questions.comparison.two_recordings import TwoRecordings
 
     two = TwoRecordings.of(before, after, args.clock, calibrated=args.calibrated)
+    weigh(args, two.before, two.after)
     with progress_bar("trying what-ifs") as progress:
         found = compare(two, progress=progress)
     from whatif.report.plot_compare import comparison_figure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_json, add_steps
+from whatif.cli.options import add_calibration, add_force, add_json, add_steps
 from whatif.cli.reading import print_plot, progress_bar, read_trace, show, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_steps(parser)
     add_calibration(parser)
+    add_force(parser)
     add_json(parser)
 
 
@@ -80,10 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
         check_plot(path, args.trace)
     from whatif.models.dts.dnn import dnn_of
-    from whatif.prediction.baseline import Baseline
 
     graph = read_trace(args.trace, args)
-    dnn = dnn_of(Baseline.of(graph, calibrated=args.calibrated).graph)
+    dnn = dnn_of(baseline_of(args, graph).graph)
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
     with progress_bar("trying architectures") as progress:
         ranking = rank(
@@ -107,5 +108,5 @@ def run(args: argparse.Namespace) -> int:
     )
     if not args.json:
         print_plot(args.export)
-        warn(graph.info.quirks)
+        warn(graph.info.remarks)
     return 0

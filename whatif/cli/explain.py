@@ -12,6 +12,7 @@ from whatif.cli.reading import show
 
 if TYPE_CHECKING:
     from whatif.questions.explain import Explanation
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +37,10 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("explain: expected --sensitivity with --plot, which draws its gains; add --sensitivity.")
         check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces, args)
-    from whatif.prediction.predict import Baseline
     from whatif.questions.explain import explain
     from whatif.questions.stragglers import report
 
-    explanation = explain(Baseline.of(graph, args.clock, calibrated=args.calibrated), top=args.top)
+    explanation = explain(baseline_of(args, graph), top=args.top)
     found = report(ranks, explanation.baseline) if ranks else None
     if args.sensitivity:
         return _sensitivity(explanation, args)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_steps
+from whatif.cli.options import add_calibration, add_force, add_steps
 from whatif.cli.rank_files import read_traces, traces_then_names
 from whatif.cli.reading import patience, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_steps(parser)
     add_calibration(parser)
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.ingest.exported import EXPORTED_BEGIN
     from whatif.output_file import file_beside, replaceable_file
     from whatif.prediction.composition import spelled
-    from whatif.prediction.predict import Baseline, apply
+    from whatif.prediction.predict import apply
     from whatif.prediction.transform import load_transform
     from whatif.report.perfetto import write_perfetto
     from whatif.report.printable import printable
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     replaceable_file(args.output, "export", lambda start: start.startswith(EXPORTED_BEGIN))
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths, args)
-    baseline = Baseline.of(graph, calibrated=args.calibrated)
+    baseline = baseline_of(args, graph, refuses=bool(names))
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
     prediction = None
     with patience("writing"):

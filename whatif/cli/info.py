@@ -7,6 +7,7 @@ import argparse
 from whatif.cli.options import add_analysis
 from whatif.cli.rank_files import add_traces, read_traces
 from whatif.cli.reading import show
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,11 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the summary of a trace."""
     graph, ranks = read_traces(args.traces, args)
-    from whatif.prediction.predict import Baseline
     from whatif.questions.stragglers import report
     from whatif.questions.summary import summarize
 
-    baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, graph, refuses=False)
     summary = summarize(baseline)
     found = report(ranks, baseline) if ranks else None
 

@@ -101,7 +101,9 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
 def _failed(error: BaseException, *, interrupted: bool) -> int:
     """Print why a command failed; return its exit status."""
     if isinstance(error, WhatifError):
-        return _fail(str(error), COULD_NOT)
+        from whatif.cli.reading import first_reason
+
+        return _fail(first_reason(str(error)), COULD_NOT)
     if isinstance(error, OSError) and error.filename is None:
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()

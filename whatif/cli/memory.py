@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, add_plot, add_top, check_plots, trace_then_names
 from whatif.cli.reading import patience, read_trace, show
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +38,11 @@ def run(args: argparse.Namespace) -> int:
         load_transform(name)
     capacity_bytes = None if args.capacity is None else _capacity(args.capacity)
     check_plots(args.plot, [path])
-    from whatif.prediction.baseline import Baseline
     from whatif.questions.memory_summary import memory_of, memory_summary
 
     graph = read_trace(path, args)
-    memory_of(graph)  # before anything is simulated
-    baseline = Baseline.of(graph, args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, graph)
+    memory_of(graph)  # before what-ifs are tried
     with patience("trying what-ifs"):
         summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes)
     from whatif.report.plot_memory import memory_figure
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         summary.to_dict,
         lambda: print_memory(summary, args.top),
         figure=lambda: memory_figure(summary),
-        warnings=graph.info.quirks,
+        warnings=graph.info.remarks,
     )
 
 

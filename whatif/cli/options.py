@@ -110,10 +110,17 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add --force."""
+    what = "answer even where the recording is damaged so far that the answer is void"
+    parser.add_argument("--force", action="store_true", help=what)
+
+
 def add_analysis(parser: argparse.ArgumentParser) -> None:
-    """Add --clock, --as-recorded and --json, which every command that simulates a recording takes."""
+    """Add --clock, --as-recorded, --force and --json, which every command that simulates a recording takes."""
     add_clock(parser)
     add_calibration(parser)
+    add_force(parser)
     add_json(parser)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import names_then_trace, trace_then_names
-from whatif.cli.reading import progress_bar, read_trace
+from whatif.cli.reading import progress_bar, read_trace, remember_cut
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
@@ -75,4 +75,4 @@ def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGra
 
     with progress_bar("reading ranks") as progress:
         ranks = read_ranks(paths, progress=progress)
-    return ranks.graph, ranks if len(ranks.numbers) > 1 else None
+    return remember_cut(ranks.graph), ranks if len(ranks.numbers) > 1 else None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from whatif.graph.task_graph import TaskGraph
 
+# Files of this run that were cut, with the sentence on where.
+_cut: dict[str, str] = {}
 # Whether to print only results and errors; set once per run by the command line.
 _quiet = False
 
@@ -28,9 +30,28 @@ PATIENCE_S = 2.0
 
 
 def be_quiet(quiet: bool) -> None:
-    """Switch warnings and progress off, or on again."""
+    """Switch warnings and progress off, or on again, at the beginning of a run."""
     global _quiet
     _quiet = quiet
+    _cut.clear()
+
+
+def remember_cut(graph: TaskGraph) -> TaskGraph:
+    """Return the graph, whose file was cut or not: any later refusal begins with that."""
+    from whatif.ingest.integrity import CUT
+
+    for info in graph.info.ranks or (graph.info,):
+        if info.findings and info.findings[0].check == CUT:
+            _cut[info.path] = info.findings[0].sentence.partition(":")[0]
+    return graph
+
+
+def first_reason(said: str) -> str:
+    """Return an error's sentence, after the reason that comes before any other: that a file was cut."""
+    for path, sentence in _cut.items():
+        if sentence not in said:
+            return f"{path}: {sentence}; copy or record it again (as far as it goes: {said.removeprefix(f'{path}: ')})"
+    return said
 
 
 def read_trace(path: str, args: argparse.Namespace) -> TaskGraph:
@@ -41,7 +62,7 @@ def read_trace(path: str, args: argparse.Namespace) -> TaskGraph:
     from whatif.ingest.read import read
 
     with progress_bar("reading", file=path) as progress:
-        return read(path, progress=progress, **step_rule(args))
+        return remember_cut(read(path, progress=progress, **step_rule(args)))
 
 
 def _watched() -> bool:
@@ -123,7 +144,9 @@ def show(
     if args.json:
         from whatif.report.as_json import print_json
 
-        print_json({**as_dict(), **({"plot": plot} if plot else {})})
+        trust = getattr(args, "trust", None)
+        told = {} if trust is None else {"trust": trust.to_dict()}
+        print_json({**as_dict(), **told, **({"plot": plot} if plot else {})})
         return 0
     print_text()
     print_plot(plot)

@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, add_plot, add_top, check_plots, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if args.epoch_samples is not None and args.epoch_samples < 1:
         raise WhatifError(f"recommend: expected --epoch-samples of 1 or more, got {args.epoch_samples}.")
     check_plots(args.plot, [path])
-    from whatif.prediction.baseline import Baseline
     from whatif.questions.recommend.ranking import recommend
 
-    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, read_trace(path, args))
     with progress_bar("predicting") as progress:
         found = recommend(
             baseline, transforms, devices, prices=prices, by=args.by, epoch_samples=args.epoch_samples,
@@ -65,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_ranking(found, args.top),
         figure=lambda: recommendation_figure(found, args.top),
-        warnings=baseline.graph.info.quirks,
+        warnings=baseline.graph.info.remarks,
     )

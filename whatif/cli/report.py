@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_calibration, add_clock
+from whatif.cli.options import add_calibration, add_clock, add_force
 from whatif.cli.rank_files import read_traces, traces_then_names
 from whatif.cli.reading import progress_bar, warn
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_clock(parser)
     add_calibration(parser)
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +40,11 @@ def run(args: argparse.Namespace) -> int:
         file_beside(args.output, path)
     replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
     asked = [load_transform(name) for name in names]
-    from whatif.prediction.baseline import Baseline
     from whatif.report.html.facts import gather, without_folders
     from whatif.report.html.page import write_page
 
     graph, ranks = read_traces(paths, args)
-    baseline = Baseline.of(without_folders(graph), args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, without_folders(graph))
     with progress_bar("trying") as progress:
         facts = gather(baseline, asked, ranks=ranks, progress=progress)
     write_page(args.output, facts)

@@ -6,6 +6,7 @@ import argparse
 
 from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.trusted import baseline_of
 
 DEFAULT = "distributed"
 
@@ -45,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names or [DEFAULT]]
     workers = parse_workers(args.workers)
     check_plots(args.plot, [path])
-    from whatif.prediction.baseline import Baseline
 
-    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, read_trace(path, args))
     with progress_bar("predicting") as progress:
         found = scaling(
             baseline, transforms, workers, strong=args.strong, jobs=args.jobs, backend=args.backend, progress=progress
@@ -60,5 +60,5 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_scaling(found),
         figure=lambda: scaling_figure(found),
-        warnings=[*baseline.graph.info.quirks, *found.notes],
+        warnings=[*baseline.graph.info.remarks, *found.notes],
     )

@@ -7,6 +7,7 @@ import argparse
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots, names_then_trace
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +43,9 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     varied = [parse_vary(text, transforms) for text in args.vary]
     check_plots(args.plot, [path])
-    from whatif.prediction.baseline import Baseline
     from whatif.questions.sweep.sweep import sweep
 
-    baseline = Baseline.of(read_trace(path, args), args.clock, calibrated=args.calibrated)
+    baseline = baseline_of(args, read_trace(path, args))
     with progress_bar("predicting") as progress:
         found = sweep(baseline, transforms, varied, jobs=args.jobs, backend=args.backend, progress=progress)
     from whatif.report.plot_sweep import sweep_figure
@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_sweep(found),
         figure=lambda: sweep_figure(found),
-        warnings=[*baseline.graph.info.quirks, *found.notes],
+        warnings=[*baseline.graph.info.remarks, *found.notes],
     )

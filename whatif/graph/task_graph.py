@@ -33,10 +33,12 @@ from whatif.graph.types import (
     Change,
     Dependencies,
     DependencyKind,
+    Finding,
     Int8,
     Int32,
     Int64,
     Phase,
+    Severity,
     TaskKind,
     Thread,
     ThreadKind,
@@ -81,6 +83,8 @@ class GraphInfo:
     loads_in_processes: bool = False  # whether processes of their own prepare the batches
     changes: tuple[Change, ...] = ()  # what transforms did that later ones have to know
     quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
+    findings: tuple[Finding, ...] = ()  # of the checks of its integrity; that its file was cut comes first
+    checks: tuple[str, ...] = ()  # that were made
     origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
     ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
     recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
@@ -94,6 +98,11 @@ class GraphInfo:
                 f"{name}: expected a recording with steps, got {tasks} GPU tasks that repeat {times:,} times, of which "
                 "a step may have any number; say it with --step-count or --step-mark."
             )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to warn of: what the checks found that makes answers doubtful, then the quirks."""
+        return (*(f.sentence for f in self.findings if f.severity > Severity.NOTE), *self.quirks)
 
     @property
     def samples(self) -> int | None:

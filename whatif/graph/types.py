@@ -80,6 +80,25 @@ class Change(Enum):
     ON_SEVERAL_PROCESSORS = "runs on several processors"
 
 
+class Severity(IntEnum):
+    """What a finding about a recording means for answers from it."""
+
+    NOTE = 0  # true, and allowed for
+    DOUBT = 1  # answers may be off
+    VOIDS = 2  # answers are of another program than the one that ran
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check of a recording found: how many things, in one sentence, and what to do about it."""
+
+    check: str
+    severity: Severity
+    count: int
+    sentence: str
+    remedy: str
+
+
 class Anchor(IntEnum):
     """The moment of the source task from which a dependency counts."""
 

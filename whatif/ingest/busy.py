@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from whatif.graph.recorded import MachineLoad, Recorded
 
+BUSY = "other programs and page faults while recording"
+
 # A program that has its cores to itself is taken off one a few times a second of CPU time; one that shares a core about
 # 300 times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
 BUSY_SWITCHES_PER_S = 50.0

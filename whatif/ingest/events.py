@@ -107,6 +107,7 @@ class Events:
     allocations: Allocations | None = None  # None: not recorded
     python: Stamps = field(default_factory=Stamps.none)  # Python functions, modules included
     by_torch: bool = True  # written by torch's own profiler
+    ends_early_at: int | None = None  # the size of a file that was cut, bytes
     group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
 
     def __len__(self) -> int:

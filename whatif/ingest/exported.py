@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.ingest.file_bytes import FileBytes
+from whatif.ingest.file_bytes import FileBytes, cut_first, ends_early
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_of_text
 
 # How every such file begins, and where the graph begins in it.
@@ -37,10 +37,16 @@ def read_exported(path: Path, progress: Callable[[int, int], None] | None = None
         if place >= 0:
             graph.append(tail[place + len(_FIELD) :])
     text = b"".join(graph).rstrip()
+    is_cut = file.is_cut or not (text or tail.rstrip()).endswith(b"}")
     if not text.endswith(b"}"):
-        why = file.damage or "one without"
+        got = ends_early(file.size_bytes) + ": " if is_cut else ""
         raise WhatifError(
-            f"{path}: expected a timeline with its graph behind the events, got {why}; export it again from its "
-            "recording."
+            f"{path}: {got}expected a timeline with its graph behind the events, got {file.damage or 'one without'}; "
+            "export it again from its recording."
         )
-    return graph_of_text(text[:-1], str(path))
+    try:
+        return graph_of_text(text[:-1], str(path))
+    except WhatifError as error:
+        if not is_cut and "truncated" not in str(error):  # a cut behind an inner bracket
+            raise
+        raise cut_first(path, file.size_bytes, error) from error

@@ -28,7 +28,19 @@ _GZIP_WBITS = 31
 _INFLATE_ERRORS: Any = (zlib.error, fast_zlib.error)
 
 DAMAGED_GZIP = "damaged gzip data"
-TRUNCATED = "truncated file"
+
+
+def ends_early(size_bytes: int) -> str:
+    """Return how every reader says that a file was cut: where its bytes on the disk end."""
+    return f"the file ends early at byte {size_bytes}"
+
+
+def cut_first(path: Path | str, size_bytes: int, error: WhatifError) -> WhatifError:
+    """Return the error of a file that was cut, with that as the first reason."""
+    said = str(error).removeprefix(f"{path}: ").rstrip(".")
+    if said.startswith(ends_early(size_bytes)):
+        return error
+    return WhatifError(f"{path}: {ends_early(size_bytes)}; copy or record it again (as far as it goes: {said}).")
 
 
 class FileBytes:
@@ -37,6 +49,7 @@ class FileBytes:
     def __init__(self, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self.damage: str | None = None
+        self.is_cut = False  # the damage is that the file ends too early
         self.size_bytes = 0  # as it lies on the disk; known once the first piece is read
         self._progress = progress
 
@@ -106,7 +119,7 @@ class FileBytes:
         while not inflater.eof and (piece := inflater.decompress(b"", PIECE_BYTES)):
             yield piece
         if not inflater.eof:
-            self.damage = TRUNCATED
+            self.damage, self.is_cut = ends_early(self.size_bytes), True
 
 
 def _salvage(file: IO[bytes], skip_bytes: int) -> Iterator[bytes]:

@@ -166,8 +166,8 @@ def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
     return result
 
 
-def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:
-    """The call of each GPU row by correlation id; one call may launch many tasks."""
+def correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
+    """Return the call of each GPU row by correlation id, -1 for none; one call may launch many tasks."""
     launching = np.flatnonzero((calls.of_event >= 0) & (events.correlation > 0))
     # Kineto gives synchronisations correlation ids of their own; a call without GPU work does no harm here.
     launching = launching[np.argsort(events.correlation[launching], kind="stable")]
@@ -178,9 +178,15 @@ def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:
     hit[hit] = ids[at[hit]] == wanted[hit]
     call = np.full(len(rows), MISSING, dtype=np.int64)
     call[hit] = calls.of_event[launching[at[hit]]]
+    return call
+
+
+def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:
+    """The same, but for calls that cannot have launched the row."""
+    call = correlated_calls(events, calls, rows)
     # A launch that starts after its kernel is a join of two runs of the id counter.
-    wrong = (call >= 0) & (calls.start_ns[np.maximum(call, 0)] > events.start_ns[rows] + LATE_NS) if len(ids) else hit
-    call[wrong & (call >= 0)] = MISSING
+    known = np.flatnonzero(call >= 0)
+    call[known[calls.start_ns[call[known]] > events.start_ns[rows[known]] + LATE_NS]] = MISSING
     return call
 
 

@@ -9,13 +9,15 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import GraphInfo, TaskGraph
-from whatif.graph.types import Bool
+from whatif.graph.types import Bool, Finding, Severity
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import Parts, find_parts
-from whatif.ingest.busy import machine_doubts
+from whatif.ingest.busy import BUSY, machine_doubts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
+from whatif.ingest.file_bytes import cut_first
 from whatif.ingest.find_steps import StepRule, steady_range
+from whatif.ingest.integrity import find_damage
 from whatif.ingest.memory import find_memory
 from whatif.ingest.ranks.files import rank_facts
 from whatif.ingest.recorded import recorded_of
@@ -34,6 +36,15 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
 
     ``rule`` is what the user says of the steps; else they are found.
     """
+    try:
+        return _graph_of_events(events, path, rule)
+    except WhatifError as error:
+        if events.ends_early_at is None:
+            raise
+        raise cut_first(path, events.ends_early_at, error) from error
+
+
+def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
     parts = find_parts(events, is_amd=_is_amd(info, events), rule=rule)
@@ -56,7 +67,6 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
         quirks=(
             *info.quirks,
             *told,
-            *machine_doubts(info.recorded),
             *_short_loop(parts.steps.loop),
             *filter(None, [parts.steps.doubt]),
         ),
@@ -66,6 +76,12 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
     info = replace(info, memory=find_memory(parts, info, rows))
     graph = assemble(parts, info).check()
     graph = _with_measured_steps(graph, parts)
+    findings, checks = find_damage(parts, graph)
+    busy = [
+        Finding(BUSY, Severity.DOUBT, 1, sentence, "record again on an idle machine")
+        for sentence in machine_doubts(info.recorded)
+    ]
+    graph = graph.replace(info=replace(graph.info, findings=(*findings, *busy), checks=(*checks, BUSY)))
     if any(WORKER_LOADER in name for name in graph.names):
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
     # A step that nobody ran carries ranges: `whatif predict --save`.
@@ -125,10 +141,7 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     metadata = header.get("whatif")
     metadata = metadata if isinstance(metadata, dict) else {}
     device = recorded_device(header, metadata)
-    quirks = [
-        f"{count} {'event was' if count == 1 else 'events were'} not read: {reason}"
-        for reason, count in sorted(events.dropped.items())
-    ]
+    quirks = []
     recorded, damaged = recorded_of(metadata)
     if damaged:
         facts = f"{len(damaged)} {'fact' if len(damaged) == 1 else 'facts'}"

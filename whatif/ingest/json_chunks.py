@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from whatif.errors import WhatifError
-from whatif.ingest.file_bytes import TRUNCATED, FileBytes
+from whatif.ingest.file_bytes import GZIP_MAGIC, FileBytes, ends_early
 
 CHUNK_BYTES = 4 << 20
 # A longer event is given up. It bounds the memory that unbalanced brackets can take.
@@ -65,6 +65,7 @@ class EventArray(Generic[E]):
         self.header: dict[str, Any] = {}
         self._file = file
         self._dropped = dropped
+        self.ends_early_at: int | None = None  # bytes on the disk, where the file was cut; known at the end
         self._pieces = iter(file)
         self._decode_one = msgspec.json.Decoder(event_type)
         self._decode_list = msgspec.json.Decoder(list[event_type])  # type: ignore[valid-type]
@@ -74,6 +75,8 @@ class EventArray(Generic[E]):
         tail = yield from self._chunks(buffer)
         if head is not None:
             self.header = self._decode_header(head, tail)
+        if self._file.is_cut:
+            self.ends_early_at = self._file.size_bytes
 
     # --- before the array
 
@@ -86,9 +89,13 @@ class EventArray(Generic[E]):
             if text[1:].strip():
                 break
             text = text[:1]  # so that a file of blanks takes no memory
+        size_bytes = self._file.size_bytes
+        if not size_bytes or (text == GZIP_MAGIC[:1] and size_bytes == 1):
+            self._file.is_cut = True
+            self._refuse_a_cut_file()
         if not text:
+            self._refuse_a_cut_file()
             what = "only blanks" if self._file.damage is None else self._file.damage
-            what = "an empty file" if self._file.size_bytes == 0 else what
             raise WhatifError(f"{path}: expected a JSON trace, got {what}; record or copy the trace again")
         if text.startswith(b"["):
             inside = text[1:].lstrip()
@@ -113,6 +120,9 @@ class EventArray(Generic[E]):
                 text = text[-_ARRAY_START_MAX_BYTES:]
             piece = next(self._pieces, None)
             if piece is None:
+                if searched_bytes <= _MAX_HEADER_BYTES and _is_cut(text):
+                    self._file.is_cut = True
+                self._refuse_a_cut_file()
                 raise WhatifError(
                     f"{self._file.path}: expected a 'traceEvents' array, got a JSON object without one"
                     f"{'' if self._file.damage is None else f' ({self._file.damage})'}; "
@@ -121,7 +131,21 @@ class EventArray(Generic[E]):
             text += piece
         return text[: start.start()], text[start.end() :]
 
+    def _refuse_a_cut_file(self) -> None:
+        size_bytes = self._file.size_bytes
+        if self._file.is_cut:
+            got = "before its first event" if size_bytes else "got an empty file"
+            raise WhatifError(
+                f"{self._file.path}: {ends_early(size_bytes)}, {got}; expected a JSON trace: record or copy it again."
+            )
+
     # --- the array
+
+    def _note_end(self) -> None:
+        """Count the event at which the file ended, inside the array."""
+        if self._file.damage is None:
+            self._file.is_cut = True
+        self._dropped[self._file.damage or ends_early(self._file.size_bytes)] += 1
 
     def _chunks(self, buffer: bytes) -> Generator[list[E], None, bytes]:
         """Yield the events chunk by chunk; return what follows the array."""
@@ -139,11 +163,12 @@ class EventArray(Generic[E]):
             yield result.events
             buffer = buffer[result.consumed_bytes :]
             if result.closed:
+                tail = self._tail(buffer)  # which may end early as well
                 if self._file.damage is not None:
                     self._dropped[self._file.damage] += 1
-                return self._tail(buffer)
+                return tail
             if exhausted:
-                self._dropped[self._file.damage or TRUNCATED] += 1
+                self._note_end()
                 return b""
             if len(buffer) > MAX_EVENT_BYTES:
                 self._dropped[TOO_LONG] += 1
@@ -265,6 +290,8 @@ class EventArray(Generic[E]):
         whole = decoded(_OBJECT, head + b'"traceEvents":0' + tail)
         if whole is None:
             # Truncated or damaged: either half may still be sound.
+            if self._file.damage is None and not self._file.is_cut and _is_cut(head + b'"traceEvents":0' + tail):
+                self._file.is_cut = True
             before = decoded(_OBJECT, head.rstrip(_SEPARATORS) + b"}")
             after = decoded(_OBJECT, b"{" + tail.lstrip(_SEPARATORS)) if tail else {}
             if before is None or after is None:
@@ -275,6 +302,15 @@ class EventArray(Generic[E]):
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether a JSON object is sound as far as it goes, and ends before its last bracket."""
+    try:
+        _OBJECT.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return "truncated" in str(error)
+    return False
 
 
 def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:

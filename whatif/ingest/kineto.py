@@ -31,4 +31,4 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
     array = EventArray(FileBytes(path, progress), RawEvent, dropped)
     for events in array:
         columns.add(events)
-    return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)})
+    return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)}, array.ends_early_at)

@@ -256,8 +256,8 @@ class ColumnBuilder:
             self._dropped[DROPPED_ALLOCATION] += lost
         self._allocations.append(table[:, sound & (table[2] != MISSING)])
 
-    def build(self, header: dict[str, Any]) -> Events:
-        """Return the columns sorted by (start_ns, -duration_ns), stable."""
+    def build(self, header: dict[str, Any], ends_early_at: int | None) -> Events:
+        """Return the columns sorted by (start_ns, -duration_ns), stable; where a cut file ended is passed on."""
         columns: dict[str, npt.NDArray[Any]] = {
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
             for field, dtype in COLUMN_DTYPES.items()
@@ -268,6 +268,7 @@ class ColumnBuilder:
             columns["category"][layer[columns["name"]]] = EventCategory.ANNOTATION
         return Events(
             **columns,
+            ends_early_at=ends_early_at,
             names=list(self._names),
             tracks=list(self._tracks.table),
             shapes=self._shapes.table,

@@ -18,7 +18,7 @@ import numpy as np
 
 from whatif.errors import WhatifError, expecting
 from whatif.graph.types import Int64
-from whatif.ingest.file_bytes import TRUNCATED
+from whatif.ingest.file_bytes import ends_early
 
 # Stands for NULL, for a column that the report's version lacks and for a value that is no integer.
 ABSENT = int(np.iinfo(np.int64).min)
@@ -45,8 +45,8 @@ class Database:
             # Immutable: no lock, no journal, nothing is written beside the file.
             self._connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             self._columns = self._readable_tables()
-        if _ends_early(path):
-            dropped[TRUNCATED] += 1
+        if cut_at(path) is not None:
+            dropped[ends_early(path.stat().st_size)] += 1
         if STRINGS not in self._columns or not any(name.startswith(_FAMILIES) for name in self._columns):
             self._connection.close()
             raise WhatifError(
@@ -127,8 +127,10 @@ class Database:
             self._dropped[f"the rest of table {table} is damaged ({said})"] += 1
 
 
-def _ends_early(path: Path) -> bool:
-    """Whether a file is shorter than its header says: SQLite takes what is missing at the end of a page for zeros.
+def cut_at(path: Path) -> int | None:
+    """Return the size of a file that is shorter than its header says, bytes; None where it is whole.
+
+    SQLite takes what is missing at the end of a page for zeros.
 
     The header has the size of a page at byte 16, the number of pages at 28, and says at 92 for which change of the
     file, numbered at 24, that number holds (SQLite, "Database File Format").
@@ -137,7 +139,9 @@ def _ends_early(path: Path) -> bool:
         header = file.read(100)
     page_bytes, n_pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     page_bytes = 65_536 if page_bytes == 1 else page_bytes
-    return header[24:28] == header[92:96] and path.stat().st_size < page_bytes * n_pages
+    size_bytes = path.stat().st_size
+    is_cut = len(header) < 100 or (header[24:28] == header[92:96] and size_bytes < page_bytes * n_pages)
+    return size_bytes if is_cut else None
 
 
 # What only this tool writes beside its strings.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from whatif.errors import WhatifError
 from whatif.ingest.events import Events
+from whatif.ingest.file_bytes import cut_first
 from whatif.ingest.kineto import read_kineto
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -21,8 +23,15 @@ def read_events(path: Path, progress: Callable[[int, int], None] | None = None) 
     """
     if _is_sqlite(path):
         from whatif.ingest.nsys import read_nsys  # loads sqlite3
+        from whatif.ingest.nsys_database import cut_at
 
-        return read_nsys(path, progress=progress)
+        size_bytes = cut_at(path)
+        try:
+            return replace(read_nsys(path, progress=progress), ends_early_at=size_bytes)
+        except WhatifError as error:
+            if size_bytes is None:
+                raise
+            raise cut_first(path, size_bytes, error) from error
     try:
         return read_kineto(path, progress=progress)
     except WhatifError as error:
@@ -40,6 +49,7 @@ def _is_sqlite(path: Path) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+            start = file.read(len(SQLITE_MAGIC))
+            return bool(start) and SQLITE_MAGIC.startswith(start)
     except (OSError, ValueError):  # the reader of traces says what is wrong with it
         return False

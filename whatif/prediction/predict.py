@@ -25,6 +25,7 @@ from whatif.prediction.composition import (
     spelled,
 )
 from whatif.prediction.transform import Transform, load_transform
+from whatif.prediction.trust import Trust, trust_of
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
@@ -32,8 +33,6 @@ from whatif.simulation.timeline import Timeline
 
 __all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
 
-# Above this share of the span, time that no dependency explains makes every prediction doubtful.
-DOUBTFUL_WAIT_PCT = 2.0
 # Steps whose mean exceeds their median by more than this are not one kind of step.
 UNEVEN_STEPS = 1.1
 # A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
@@ -111,18 +110,16 @@ class Prediction:
         return tuple(filter(None, (*self.doubts, *self.notes, self.verdict)))
 
     @cached_property
+    def trust(self) -> Trust:
+        """How far answers from the recording can be trusted."""
+        return trust_of(self.baseline)
+
+    @cached_property
     def doubts(self) -> tuple[str, ...]:
-        """What makes the numbers doubtful: the recording's quirks, the calibration, waits and uneven steps."""
-        graph = self.baseline.graph
-        found = list(graph.info.quirks)
+        """What makes the numbers doubtful: findings, the recording's quirks, the calibration and uneven steps."""
+        found = [*self.trust.doubts, *self.baseline.graph.info.quirks]
         if self.baseline.calibration and self.baseline.calibration.reason:
             found.append(self.baseline.calibration.reason)
-        wait_pct = self.baseline.unexplained_wait_pct
-        if wait_pct > DOUBTFUL_WAIT_PCT:
-            found.append(
-                f"{wait_pct:.0f} % of the span is waiting that nothing in the recording explains (other ranks, other "
-                "processes); the range allows for its absence"
-            )
         uneven = self.baseline.mean_over_median
         if uneven > UNEVEN_STEPS:
             found.append(f"the steps differ (their mean is {uneven:.2f} times the median); reported is the median step")
@@ -172,6 +169,7 @@ class Prediction:
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
             "breakdown": {"baseline": self.baseline.breakdown.to_dict(), "predicted": self.breakdown.to_dict()},
             "estimates": described(self.graph),
+            "trust": self.trust.to_dict(),
             "warnings": list(self.warnings),
         }
         if len(self.transforms) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,10 @@ from whatif.graph.types import (
     Phase,
     TaskKind,
 )
-from whatif.ingest.busy import machine_doubts
 from whatif.models.durations.estimator import device
-from whatif.prediction.predict import DOUBTFUL_WAIT_PCT, Baseline, apply
-from whatif.simulation.steps import CLOCK_NOUNS, steady
-
-# The largest replay error that real traces should have: DESIGN's target for the responsive graph.
-DOUBTFUL_REPLAY_PCT = 3.0
-# The recorded over the untraced step from which on the recording is of a slower program than the user's.
-DOUBTFUL_SLOWDOWN = 1.2
-# A correction of the CPU's pace by more than this is no correction but another program.
-DOUBTFUL_PACE = 1.2
+from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.trust import Trust, trust_of
+from whatif.simulation.steps import steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +61,10 @@ class Summary:
         measured = self.graph.info.measured_step_ns[self.baseline.clock]
         return len(steady(measured, self.graph, self.baseline.clock))
 
-    @property
-    def trust(self) -> str:
-        """Say in one sentence whether predictions from this recording can be trusted."""
-        error_pct, wait_pct = self.baseline.replay_error_pct, self.baseline.unexplained_wait_pct
-        noun = CLOCK_NOUNS[self.baseline.clock]
-        if wait_pct > DOUBTFUL_WAIT_PCT:
-            return f"handle with care: {wait_pct:.0f} % of the time is waiting that nothing in the recording explains."
-        if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
-            return f"handle with care: the replay differs from the recorded {noun} by {error_pct:+.1f} %."
-        meets = f"the replay matches the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
-        doubts = self._doubts
-        return f"sound, with doubts: {meets}, but {' and '.join(doubts)}." if doubts else f"sound: {meets}."
-
-    @property
-    def _doubts(self) -> list[str]:
-        """What the replay cannot show, because it meets what was recorded and not what happened."""
-        info, calibration = self.graph.info, self.baseline.calibration
-        found = []
-        if calibration and calibration.met:
-            if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
-                found.append(
-                    f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}"
-                )
-        elif info.untraced_step_ns and self.baseline.clock != "span":
-            times = self.baseline.measured_ns / info.untraced_step_ns
-            if times > DOUBTFUL_SLOWDOWN and not machine_doubts(info.recorded):
-                found.append(f"the profiler made the step {times:.1f} times as long")
-        found += machine_doubts(info.recorded)
-        found += [quirk for quirk in info.quirks if " not read: " in quirk]
-        return found
+    @cached_property
+    def trust(self) -> Trust:
+        """How far answers from this recording can be trusted."""
+        return trust_of(self.baseline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as a JSON object with the keys that scripts rely on."""
@@ -133,7 +101,7 @@ class Summary:
             "queue_depth": info.queue_depth,
             **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
             **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
-            "trust": self.trust,
+            "trust": self.trust.to_dict(),
             "warnings": list(self.warnings),
         }
 

@@ -57,7 +57,7 @@ def graph_html(graph: TaskGraph) -> str:
         ("dependencies", f"{len(graph.dependencies):,}"),
     ]
     head = f"{Path(info.path).name or 'a task graph'}: {len(graph):,} tasks"
-    return _shown(head, ("", ""), rows, info.quirks)
+    return _shown(head, ("", ""), rows, info.remarks)
 
 
 def timeline_html(timeline: Timeline) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from whatif.graph.types import Severity
 from whatif.questions.summary import Summary
 from whatif.report.layout import (
     CLOCK_LABELS,
@@ -43,7 +44,9 @@ def print_summary(summary: Summary) -> None:
         if len(rows) > SHOWN_THREADS:
             out.say(f"  and {len(rows) - SHOWN_THREADS:,} others: see --json", "dim")
         _print_shares(out, summary)
-        out.points("Quirks met", summary.warnings)
+        out.points("Findings, quirks and doubts", summary.warnings)
+        out.points("Noted", [f.sentence for f in summary.trust.findings if f.severity == Severity.NOTE])
+        out.points("Checks made", summary.trust.checks)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:

@@ -12,7 +12,9 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Finding
 from whatif.ingest.graph_of_events import graph_of_events
+from whatif.ingest.integrity import CUT, TRANSFERS
 from whatif.ingest.ranks.clocks import Clock, find_clocks
 from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
 from whatif.ingest.ranks.files import (
@@ -118,6 +120,7 @@ def merged(
         workers=places.world_size,
         ranks=tuple(graph.info for graph in graphs),
         quirks=(*_quirks(graphs, places.ranks), *warnings),
+        findings=_findings(graphs, places.ranks),
     )
     graph = merge(parts, info, places.ranks, begins_ns).check()
     result = Ranks(
@@ -128,6 +131,17 @@ def merged(
         sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of one and the same run?"
         graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, sentence)))
     return replace(result, graph=graph)
+
+
+def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Finding, ...]:
+    """What was found in the ranks' recordings, files that were cut first; their collectives' waits are known here."""
+    found = [
+        replace(finding, sentence=f"rank {number}: {finding.sentence}") if len(graphs) > 1 else finding
+        for number, graph in zip(numbers, graphs, strict=True)
+        for finding in graph.info.findings
+        if len(graphs) == 1 or finding.check != TRANSFERS
+    ]
+    return tuple(sorted(found, key=lambda finding: finding.check != CUT))
 
 
 def _quirks(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> list[str]:

@@ -127,7 +127,7 @@ def quality(facts: Facts) -> Html:
     return section(
         "quality",
         "Can the recording be trusted?",
-        paragraph(prose(sentence_case(summary.trust)), class_="lead"),
+        paragraph(prose(str(summary.trust)), class_="lead"),
         table("t-quality", "Facts about the recording", columns, rows, sortable=False),
         paragraph(prose(overhead)),
         tag("h3", "Quirks met and doubts"),

@@ -1,0 +1,43 @@
+"""The one trust value of a command: an answer that cannot be trusted is refused unless --force is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whatif.errors import WhatifError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from whatif.graph.task_graph import TaskGraph
+    from whatif.prediction.baseline import Baseline
+
+
+def baseline_of(args: argparse.Namespace, graph: TaskGraph, *, refuses: bool = True) -> Baseline:
+    """Return the baseline that a command's options ask for; what `show` prints of it has its trust value.
+
+    Raises WhatifError, one sentence, where an answer would be void and --force is not given.
+    """
+    from whatif.prediction.baseline import Baseline
+
+    baseline = Baseline.of(graph, getattr(args, "clock", None), calibrated=args.calibrated)
+    weigh(args, baseline, refuses=refuses)
+    return baseline
+
+
+def weigh(args: argparse.Namespace, *baselines: Baseline, refuses: bool = True) -> None:
+    """Keep the trust value of one recording, or of several, for `show`. Raises WhatifError as above."""
+    from whatif.graph.types import Severity
+    from whatif.prediction.trust import Trust, trust_of
+
+    trusts = [trust_of(baseline) for baseline in baselines]
+    names = [Path(baseline.graph.info.path).name for baseline in baselines]
+    args.trust = trusts[0] if len(trusts) == 1 else Trust.together(trusts, names)
+    for trust, baseline in zip(trusts, baselines, strict=True):
+        worst = trust.worst
+        if refuses and worst is not None and worst.severity == Severity.VOIDS and not args.force:
+            raise WhatifError(
+                f"{baseline.graph.info.path}: {worst.sentence}; {worst.remedy}, or give --force for an answer "
+                "all the same."
+            )

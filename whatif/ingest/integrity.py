@@ -1,0 +1,447 @@
+"""What is wrong with a recording: one pass over its events, whose findings decide how far answers can be trusted.
+
+Shares and tolerances were looked up in 180 recordings of torch 1.8 to 2.13 on ten kinds of GPUs and on CPUs: there no
+kernel starts before its launch, no operators of a thread cross, ids of operators have at most three holes, and tasks of
+a stream overlap by 2 us at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Bool, Finding, Int64, Severity, TaskKind, ThreadKind, among
+from whatif.ingest.build import Parts
+from whatif.ingest.calls import CallKind
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.file_bytes import ends_early
+from whatif.ingest.gpu_side import LATE_NS, correlated_calls
+from whatif.ingest.rows import running_maximum
+
+# What is lost or wrong in this share of its kind changes answers by less than ranges are wide, or by more than targets
+# of accuracy (docs/accuracy.md).
+DOUBT_SHARE, VOID_SHARE = 0.005, 0.05
+# In a recording of a few events a share tells little.
+FEW = 3
+# Programmatic launches let kernels of H100s overlap by 1 to 2 us; older profilers round to 1 us.
+OVERLAP_NS = 5_000
+CROSSED_NS = 2_000
+# Ids that were taken for annotations, or between two sessions, are holes in a row: at most three were seen.
+FEW_HOLES = 5
+# Clocks that differ by more than this turn the order of events around.
+APART_NS = 1_000_000
+# The first task on an idle GPU starts within 0.2 ms of its launch.
+IDLE_LAG_NS = 5_000_000
+# Nothing happens for so much of a recording, and for longer than a loader or a host that sleeps takes.
+HOLE_SHARE, HOLE_NS = 0.25, 100_000_000
+OUTLIER = 100
+# Calls that only a program's first steps make, and what libraries call their search for a kernel.
+_COLD_CALL = re.compile(
+    r"^(cuda|hip|cu)(Malloc|MemAlloc|HostAlloc|MemCreate|ModuleLoad|LibraryLoad|ExtMalloc)|ModuleGetFunction|FuncLoad"
+)
+_TUNING = re.compile(r"autotun|benchmark_all_configs|do_bench|cudnnFind|algo_?search", re.IGNORECASE)
+COLD_SHARE = 0.05
+# A collective that lasts this much longer than the fastest of its kind and size waited.
+WAITED = 1.5
+WAIT_SHARE = 0.1
+_STEP_MARK = re.compile(r"ProfilerStep#([0-9]{1,15})$")
+_NS_PER_US = 1000
+RECORD_AGAIN = "record again; keep the profiler's buffers large enough, and do not filter or edit the file"
+
+
+def find_damage(parts: Parts, graph: TaskGraph) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Return what the checks found in a recording, a cut file first, and the names of the checks that were made."""
+    found = [
+        Finding(name, *what) for name, check in CHECKS.items() for what in check(parts, graph)
+    ]  # fmt: skip
+    if any(finding.check == UNIT for finding in found):  # all else that looks wrong follows from it
+        found = [finding for finding in found if finding.check not in (OVERLAP, CROSSED, CLOCKS, BEYOND)]
+    return tuple(found), tuple(CHECKS)
+
+
+What = tuple[Severity, int, str, str]
+
+
+def by_share(count: int, of: int) -> Severity:
+    """Return how bad it is that ``count`` of so many are lost or wrong."""
+    share = count / max(of, 1)
+    if share >= VOID_SHARE and count > FEW:
+        return Severity.VOIDS
+    return Severity.DOUBT if share >= DOUBT_SHARE else Severity.NOTE
+
+
+def _s(count: int, noun: str, verb: tuple[str, str]) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'} {verb[count != 1]}"
+
+
+def _cut(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    size_bytes = parts.events.ends_early_at
+    if size_bytes is not None:
+        told = f"{ends_early(size_bytes)}: of what lies behind it nothing is in these numbers"
+        yield Severity.DOUBT, 1, told, "copy or record the file again"
+
+
+def _unreadable(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events = parts.events
+    for reason, count in sorted(events.dropped.items()):
+        if events.ends_early_at is None or reason != ends_early(events.ends_early_at):
+            told = _s(count, "event", ("was", "were"))
+            yield Severity.DOUBT, count, f"{told} not read: {reason}", "copy or record the file again"
+
+
+def _no_gpu_events(parts: Parts, graph: TaskGraph) -> Iterator[What]:
+    if graph.info.gpu and not len(parts.gpu.event):
+        yield (
+            Severity.VOIDS, 1,
+            f"the recording names the GPU {graph.info.gpu} and holds no GPU event: the GPU's half is missing",
+            "record again with ProfilerActivity.CUDA and permission for CUPTI, unless the program ran on the CPU alone",
+        )  # fmt: skip
+
+
+def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    calls, gpu, names = parts.calls, parts.gpu, parts.events.names
+    if not len(gpu.event) or not len(calls.event):
+        return
+    launches = among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY])
+    # Functions on the host have no GPU event, and many profilers leave out that of a memset.
+    silent = np.array(["HostFunc" in name or "Memset" in name for name in names], dtype=np.bool_)
+    launches &= ~silent[calls.name] & ~_while_capturing(parts)
+    launches[gpu.call[gpu.call >= 0]] = False
+    correlated = correlated_calls(parts.events, calls, gpu.event)
+    launches[correlated[correlated >= 0]] = False
+    count = int(launches.sum())
+    of = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
+    if count:
+        told = f"{_s(count, 'launch', ('has', 'have')).replace('launchs', 'launches')} no kernel, of {of:,}"
+        yield by_share(count, of), count, f"{told}: GPU work is missing from the recording", RECORD_AGAIN
+
+
+def _while_capturing(parts: Parts) -> Bool:
+    """Calls of a thread between the begin and the end of a graph's capture: they launch nothing."""
+    calls, names = parts.calls, parts.events.names
+    change = np.array([("BeginCapture" in n) - ("EndCapture" in n) for n in names], dtype=np.int64)[calls.name]
+    if not change.any():
+        return np.zeros(len(calls.event), dtype=np.bool_)
+    depth = np.cumsum(change)  # sorted by (track, start): what a thread leaves open counts for the next one
+    before = np.append(0, depth[:-1])
+    first = np.searchsorted(calls.track, calls.track)
+    captured: Bool = depth - before[first] > 0
+    return captured
+
+
+def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    gpu, calls = parts.gpu, parts.calls
+    n = len(gpu.event)
+    if not n:
+        return
+    early = _starts_early(parts)
+    unknown = (gpu.call < 0) & ~early
+    if not (gpu.call >= 0).any() and not early.any():
+        launching = among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH]).any()
+        yield (
+            Severity.VOIDS if launching else Severity.DOUBT, n,
+            f"none of the {n:,} GPU tasks has a launch: what the host takes, and what waits for it, is not known",
+            RECORD_AGAIN if launching else "record with ProfilerActivity.CPU as well",
+        )  # fmt: skip
+        return
+    # A stream first runs what was launched before the recording began.
+    behind = np.maximum.accumulate(np.where(gpu.call >= 0, gpu.stream + 1, 0)) == gpu.stream + 1
+    count = int((unknown & behind).sum())
+    if count:
+        told = _s(count, "GPU task", ("has", "have"))
+        yield (
+            by_share(count, n),
+            count,
+            f"{told} no launch, of {n:,}: calls are missing from the recording",
+            RECORD_AGAIN,
+        )
+    count = int((unknown & ~behind).sum())
+    if count:
+        told = _s(count, "GPU task", ("was", "were"))
+        yield Severity.NOTE, count, f"{told} launched before the recording began", "nothing to do"
+
+
+def _starts_early(parts: Parts) -> Bool:
+    calls, gpu = parts.calls, parts.gpu
+    call = correlated_calls(parts.events, calls, gpu.event)
+    early = np.zeros(len(call), dtype=np.bool_)
+    known = np.flatnonzero(call >= 0)
+    early[known] = calls.start_ns[call[known]] > gpu.start_ns[known] + LATE_NS
+    return early
+
+
+def _clocks(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    gpu, calls = parts.gpu, parts.calls
+    if not len(gpu.event) or not len(calls.event):
+        return
+    remedy = "record again; do not shift or merge events of the file"
+    count = int(_starts_early(parts).sum())
+    if count:
+        told = _s(count, "GPU task", ("starts before its launch", "start before their launches"))
+        yield by_share(count, len(gpu.event)), count, f"{told}: the clocks of host and GPU differ", remedy
+    late_ns = _ends_after_its_wait(parts)
+    late_ns = late_ns[late_ns > LATE_NS]
+    if len(late_ns):
+        told = _s(len(late_ns), "wait", ("ends", "end"))
+        told = f"{told} up to {late_ns.max() / 1e6:.1f} ms before the GPU work that was waited for: the clocks differ"
+        yield Severity.VOIDS if late_ns.max() > APART_NS else Severity.DOUBT, len(late_ns), told, remedy
+        return
+    first = int(gpu.start_ns.argmin())
+    if gpu.call[first] >= 0:
+        lag_ns = int(gpu.start_ns[first] - calls.end_ns[gpu.call[first]])
+        if lag_ns > IDLE_LAG_NS:
+            told = f"the first GPU task starts {lag_ns / 1e6:.0f} ms after its launch, on an idle GPU"
+            yield Severity.DOUBT, 1, f"{told}: the two clocks differ, or earlier GPU work is missing", remedy
+
+
+def _ends_after_its_wait(parts: Parts) -> Int64:
+    """By how much the device's work, or a copy, ends after each call that waited for it."""
+    gpu, calls = parts.gpu, parts.calls
+    names, known = parts.events.names, gpu.call >= 0
+    to_pages = np.array(["DtoH" in name and "Pageable" in name for name in names], dtype=np.bool_)
+    copies = np.flatnonzero(known & to_pages[parts.events.name[gpu.event]])
+    late_ns = gpu.end_ns[copies] - calls.end_ns[gpu.call[copies]]
+    waits = np.flatnonzero(calls.kind == CallKind.DEVICE_SYNC)
+    if len({device for device, _ in gpu.streams}) == 1 and len(waits) and known.any():
+        launched_ns = calls.start_ns[gpu.call[known]]
+        order = np.argsort(launched_ns, kind="stable")
+        ends_ns = np.maximum.accumulate(gpu.end_ns[known][order])
+        last = np.searchsorted(launched_ns[order], calls.start_ns[waits]) - 1
+        late_ns = np.concatenate([late_ns, ends_ns[last[last >= 0]] - calls.end_ns[waits[last >= 0]]])
+    return late_ns
+
+
+def _overlaps(parts: Parts, scale: int = 1) -> Int64:
+    """GPU tasks, by their place, that begin while an earlier one of their stream runs, for no known cause."""
+    gpu = parts.gpu
+    end_ns = running_maximum(gpu.start_ns + (gpu.end_ns - gpu.start_ns) // scale, gpu.stream)
+    same = (gpu.stream[1:] == gpu.stream[:-1]) & ((gpu.call[1:] != gpu.call[:-1]) | (gpu.call[1:] < 0))
+    return np.flatnonzero(same & (end_ns[:-1] > gpu.start_ns[1:] + OVERLAP_NS)) + 1
+
+
+def _overlapping(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    count, of = len(_overlaps(parts)), len(parts.gpu.event)
+    if count:
+        told = _s(count, "GPU task", ("begins", "begin"))
+        yield (
+            by_share(count, of), count,
+            f"{told} while an earlier one of the same stream runs, of {of:,}: a stream runs one at a time",
+            "record again; do not merge streams or files",
+        )  # fmt: skip
+
+
+def _operators(events: Events) -> Array:
+    """Rows of operators, sorted by (track, start), longer ones first."""
+    rows = np.flatnonzero(events.category == EventCategory.CPU_OP)
+    return rows[np.argsort(events.track[rows], kind="stable")]
+
+
+def _crossings(events: Events, scale: int = 1) -> int:
+    """How many operators end after the one before them on their thread, inside which they begin."""
+    rows = _operators(events)
+    start_ns, track = events.start_ns[rows], events.track[rows]
+    end_ns = start_ns + events.duration_ns[rows] // scale
+    inside = (track[1:] == track[:-1]) & (start_ns[1:] + CROSSED_NS < end_ns[:-1])
+    return int((inside & (end_ns[1:] > end_ns[:-1] + CROSSED_NS)).sum())
+
+
+def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    count, of = _crossings(parts.events), len(_operators(parts.events))
+    if count:
+        told = _s(count, "operator", ("ends", "end"))
+        yield (
+            by_share(count, of), count, f"{told} after the operator that contains it has ended, of {of:,}",
+            "record again; do not merge threads or files",
+        )  # fmt: skip
+
+
+def _unit(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    for count, of, thinner in (
+        (len(_overlaps(parts)), len(parts.gpu.event), len(_overlaps(parts, _NS_PER_US))),
+        (_crossings(parts.events), len(_operators(parts.events)), _crossings(parts.events, _NS_PER_US)),
+    ):
+        # Innermost operators follow one another: they cross; outer ones hold what they held.
+        if count > 0.2 * of and thinner <= 0.01 * of:
+            told = f"{count:,} of {of:,} durations run into the next one, and none if they are divided by 1,000"
+            yield Severity.VOIDS, count, f"{told}: durations are in ns where a trace has us", "write `dur` in us"
+            return
+
+
+def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events, gpu = parts.events, parts.gpu
+    host = among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME, EventCategory.ANNOTATION])
+    if not len(gpu.event) or not host.any():
+        return
+    begin_ns, end_ns = int(events.start_ns[host].min()), int((events.start_ns + events.duration_ns)[host].max())
+    duration_ns = gpu.end_ns - gpu.start_ns
+    # A host that only launches is done before its kernels, but these are of one kind.
+    longer = (duration_ns > max(end_ns - begin_ns, OUTLIER * np.median(duration_ns))) & (gpu.end_ns > end_ns)
+    if longer.any():
+        told = _s(int(longer.sum()), "GPU task", ("lasts", "last"))
+        yield (
+            Severity.VOIDS, int(longer.sum()),
+            f"{told} up to {duration_ns.max() / 1e6:,.1f} ms, longer than the whole recording of the host "
+            f"({(end_ns - begin_ns) / 1e6:,.1f} ms), and beyond its end",
+            "record again",
+        )  # fmt: skip
+
+
+def _zero(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events = parts.events
+    for rows, what, most in ((parts.gpu.event, "GPU tasks", 0.5), (_operators(events), "operators", 0.95)):
+        zero = int((events.duration_ns[rows] == 0).sum())
+        if zero > most * len(rows):
+            told = f"{zero:,} of {len(rows):,} {what} have no duration"
+            yield Severity.VOIDS, zero, told, "record again; keep `dur` of the events"
+            return
+
+
+def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events = parts.events
+    host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    # A number of its own tells one event from its copy; without it operators of 0 us are alike by chance.
+    known = np.where(host, events.external_id, events.correlation) > 0
+    number = np.where(host, events.external_id, events.correlation)
+    timed = among(
+        events.category,
+        [EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.KERNEL,
+         EventCategory.MEMCPY, EventCategory.MEMSET],
+    )  # fmt: skip
+    count = _alike(events, np.flatnonzero(timed & known), number)
+    unnamed = np.flatnonzero(timed & ~known & (events.duration_ns > 0))
+    by_chance = _alike(events, unnamed, events.track.astype(np.int64))
+    count += by_chance if by_chance > 0.2 * len(unnamed) else 0
+    if count:
+        told = _s(count, "event", ("is a copy", "are copies"))
+        of = int(timed.sum())
+        yield (
+            by_share(count, of), count, f"{told} of another, of {of:,}",
+            "record again; do not join a file with itself",
+        )  # fmt: skip
+
+
+def _alike(events: Events, rows: Array, number: Int64) -> int:
+    # Events are in the order of (start, -duration): copies stand among neighbours that have the same.
+    start_ns, duration_ns = events.start_ns[rows], events.duration_ns[rows]
+    near = np.flatnonzero((start_ns[1:] == start_ns[:-1]) & (duration_ns[1:] == duration_ns[:-1]))
+    rows = rows[np.union1d(near, near + 1)]
+    told: tuple[Array, ...] = (events.category, events.name, events.start_ns, events.duration_ns, number)
+    columns = [column[rows] for column in told]
+    order = np.lexsort(columns)
+    same = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
+    for column in columns:
+        same &= column[order][1:] == column[order][:-1]
+    return int(same.sum())
+
+
+def _lost(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events = parts.events
+    marks = {int(m[1]) for name in events.names if (m := _STEP_MARK.match(name))}
+    gaps = max(marks) - min(marks) + 1 - len(marks) if marks else 0
+    if gaps:
+        told = f"{_s(gaps, 'step mark', ('is', 'are'))} missing between ProfilerStep#{min(marks)} and #{max(marks)}"
+        yield Severity.DOUBT, gaps, f"{told}: a step is counted with the one before it", RECORD_AGAIN
+    numbered = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]) & (events.external_id > 0)
+    ids = np.sort(events.external_id[numbered])
+    ids = ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids  # np.unique takes twice as long
+    holes = np.diff(ids) - 1
+    if int((holes > 0).sum()) > max(FEW_HOLES, DOUBT_SHARE * len(ids)):
+        count = int(holes.sum())
+        of = len(ids) + count
+        told = f"{count:,} of {of:,} operators are missing, by the gaps in their numbers"
+        yield by_share(count, of), count, told, RECORD_AGAIN
+
+
+def _hole(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events = parts.events
+    if len(events) < 2:
+        return
+    end_ns = np.maximum.accumulate(events.start_ns + events.duration_ns)
+    span_ns = int(end_ns[-1] - events.start_ns[0])
+    hole_ns = int((events.start_ns[1:] - end_ns[:-1]).max())
+    if hole_ns > max(HOLE_SHARE * span_ns, HOLE_NS):
+        told = f"nothing is recorded for {hole_ns / 1e6:,.0f} of the {span_ns / 1e6:,.0f} ms of the recording"
+        yield Severity.DOUBT, 1, told, "record again, without a pause and without joining files"
+
+
+def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
+    calls, events, info = parts.calls, parts.events, graph.info
+    first, last = info.steady
+    edges_ns = parts.steps.edges_ns
+    steady = len(edges_ns) > last > first
+    begin_ns = int(edges_ns[first]) if steady else int(events.start_ns.min())
+    end_ns = int(edges_ns[last]) if steady else int((events.start_ns + events.duration_ns).max())
+    within = (calls.start_ns >= begin_ns) & (calls.start_ns < end_ns)
+    cold = np.array([_COLD_CALL.search(name) is not None for name in events.names], dtype=np.bool_)
+    rows = np.flatnonzero(cold[calls.name] & within)
+    time_ns = int((calls.end_ns - calls.start_ns)[rows].sum())
+    where = "the steady steps" if steady else "the recording"
+    remedy = "record later: skip the first steps, which load code, grow the allocator's pool and search for kernels"
+    share = time_ns / max(end_ns - begin_ns, 1)
+    if len(rows) and share > DOUBT_SHARE:
+        told = f"{_s(len(rows), 'call', ('that loads code or allocates takes', 'that load code or allocate take'))}"
+        severity = Severity.DOUBT if share > COLD_SHARE else Severity.NOTE
+        yield severity, len(rows), f"{told} {100 * share:.0f} % of {where}: the recording is cold", remedy
+    tuning = np.array([_TUNING.search(name) is not None for name in events.names], dtype=np.bool_)
+    host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    rows = np.flatnonzero(tuning[events.name] & host & (events.start_ns >= begin_ns) & (events.start_ns < end_ns))
+    if len(rows):
+        told = f"libraries search for their fastest kernels {len(rows):,} times in {where}: the recording is cold"
+        yield Severity.DOUBT, len(rows), told, remedy
+
+
+def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
+    """Of one rank's collectives, the time beyond the fastest of the same kind and size."""
+    mine = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & (graph.size_bytes > 0))
+    unsized = int((graph.kind == TaskKind.COMMUNICATION).sum()) - len(mine)
+    remedy = "give the recordings of all ranks"
+    if unsized:
+        told = _s(unsized, "collective", ("does", "do"))
+        yield Severity.NOTE, unsized, f"{told} not tell the size: waiting for other ranks may count as transfer", remedy
+    if not len(mine):
+        return
+    duration_ns = graph.duration_ns[mine].astype(np.float64)
+    order = np.lexsort((graph.size_bytes[mine], graph.name[mine]))
+    name, size_bytes = graph.name[mine][order], graph.size_bytes[mine][order]
+    first = np.flatnonzero(np.append(True, (name[1:] != name[:-1]) | (size_bytes[1:] != size_bytes[:-1])))
+    fastest = np.repeat(np.minimum.reduceat(duration_ns[order], first), np.diff(np.append(first, len(order))))
+    waited = duration_ns[order] > WAITED * fastest
+    excess_ns = float((duration_ns[order] - fastest)[waited].sum())
+    streams = [t.kind == ThreadKind.STREAM for t in graph.threads]
+    on_gpu = np.array(streams, dtype=np.bool_)[graph.thread]
+    span_ns = int((graph.start_ns + graph.duration_ns)[on_gpu].max() - graph.start_ns[on_gpu].min())
+    share = excess_ns / max(span_ns, 1)
+    if waited.any() and share > DOUBT_SHARE:
+        count = int(waited.sum())
+        yield (
+            Severity.DOUBT if share > WAIT_SHARE else Severity.NOTE, count,
+            f"{_s(count, 'collective', ('lasts', 'last'))} {WAITED} times as long as the fastest of the same kind and "
+            f"size or longer, {100 * share:.0f} % of the time: waiting for other ranks counts as transfer",
+            remedy,
+        )  # fmt: skip
+
+
+CUT, UNIT, OVERLAP, CROSSED = "end of the file", "unit of durations", "overlap on a stream", "nesting of operators"
+CLOCKS, BEYOND, TRANSFERS = "clocks of host and GPU", "durations beyond the recording", "waits in collectives"
+# By the name under which `whatif info` lists it.
+CHECKS: dict[str, Callable[[Parts, TaskGraph], Iterator[What]]] = {
+    CUT: _cut,
+    "unreadable events": _unreadable,
+    "GPU events of the named GPU": _no_gpu_events,
+    UNIT: _unit,
+    "missing durations": _zero,
+    "doubled events": _doubled,
+    BEYOND: _beyond,
+    "launches without kernels": _launches,
+    "kernels without launches": _kernels,
+    CLOCKS: _clocks,
+    OVERLAP: _overlapping,
+    CROSSED: _crossed,
+    "lost operators and marks": _lost,
+    "pauses in the recording": _hole,
+    "cold start": _cold,
+    TRANSFERS: _transfers,
+}

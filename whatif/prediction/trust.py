@@ -1,0 +1,135 @@
+"""How far answers from a recording can be trusted: what was found in it, and how well its replay meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whatif.graph.types import Finding, Severity
+from whatif.prediction.baseline import Baseline
+from whatif.simulation.steps import CLOCK_NOUNS
+
+# Above this share of the span, time that no dependency explains makes every prediction doubtful.
+DOUBTFUL_WAIT_PCT = 2.0
+# The largest replay error that recordings should have (docs/accuracy.md), and the one from which on the simulated
+# program is another than the recorded one: a change of a third is what most what-ifs promise.
+DOUBTFUL_REPLAY_PCT, VOID_REPLAY_PCT = 3.0, 25.0
+# The recorded over the untraced step from which on the recording is of a slower program than the user's.
+DOUBTFUL_SLOWDOWN = 1.2
+# A correction of the CPU's pace by more than this is no correction but another program.
+DOUBTFUL_PACE = 1.2
+
+REPLAY, WAIT, PROFILER = "replay against the recording", "unexplained wait", "cost of the profiler"
+LEVELS = {Severity.NOTE: "good", Severity.DOUBT: "doubtful", Severity.VOIDS: "void"}
+
+
+@dataclass(frozen=True)
+class Trust:
+    """One value for a recording, and the findings that it comes from, the file's early end first."""
+
+    findings: tuple[Finding, ...]
+    checks: tuple[str, ...]  # all that were made
+    meets: str  # how well the replay meets the recording
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of the findings'."""
+        return max((finding.severity for finding in self.findings), default=Severity.NOTE)
+
+    @property
+    def level(self) -> str:
+        """Return "good", "doubtful" or "void"."""
+        return LEVELS[self.severity]
+
+    @property
+    def worst(self) -> Finding | None:
+        """The first of the worst findings; None if none is worse than a note."""
+        if self.severity == Severity.NOTE:
+            return None
+        return next(finding for finding in self.findings if finding.severity == self.severity)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The sentences of all findings that are worse than a note."""
+        return tuple(finding.sentence for finding in self.findings if finding.severity > Severity.NOTE)
+
+    def __str__(self) -> str:
+        """Return the value in one sentence."""
+        worst = self.worst
+        if worst is None:
+            return f"No problems found in the checks below: {self.meets}."
+        others = len(self.doubts) - 1
+        more = f" (and {others} more, below)" if others else ""
+        start = "Answers are void" if self.severity == Severity.VOIDS else "Handle with care"
+        return f"{start}: {worst.sentence}{more}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value as a JSON object."""
+        return {
+            "level": self.level,
+            "sentence": str(self),
+            "findings": [
+                {
+                    "check": finding.check,
+                    "severity": finding.severity.name.lower(),
+                    "count": finding.count,
+                    "sentence": finding.sentence,
+                    "remedy": finding.remedy,
+                }
+                for finding in self.findings
+            ],
+            "checks": list(self.checks),
+        }
+
+    @staticmethod
+    def together(trusts: Sequence[Trust], names: Sequence[str]) -> Trust:
+        """Return the value of an answer from several recordings; ``names`` says which one a finding is of."""
+        found = [
+            replace(finding, sentence=f"{name}: {finding.sentence}")
+            for name, trust in zip(names, trusts, strict=True)
+            for finding in trust.findings
+        ]
+        checks = dict.fromkeys(check for trust in trusts for check in trust.checks)
+        meets = "; ".join(f"{name}: {trust.meets}" for name, trust in zip(names, trusts, strict=True))
+        return Trust(tuple(found), tuple(checks), meets)
+
+
+def trust_of(baseline: Baseline) -> Trust:
+    """Return how far answers from a baseline's recording can be trusted."""
+    info, noun = baseline.graph.info, CLOCK_NOUNS[baseline.clock]
+    error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
+    found = list(info.findings)
+    if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
+        severity = Severity.VOIDS if abs(error_pct) > VOID_REPLAY_PCT else Severity.DOUBT
+        missed = f"the replay misses the recorded {noun} by {error_pct:+.1f} %"
+        found.append(Finding(REPLAY, severity, 1, missed, "see the other findings, and `whatif info`"))
+    if wait_pct > DOUBTFUL_WAIT_PCT:
+        # What is damaged explains it before other programs do.
+        damaged = any(finding.severity > Severity.NOTE for finding in info.findings)
+        why = "" if damaged else " (other ranks, other processes)"
+        found.append(
+            Finding(
+                WAIT, Severity.DOUBT, 1,
+                f"{wait_pct:.0f} % of the span is waiting that nothing in the recording explains{why}; the range "
+                "allows for its absence",
+                "record all ranks, and all threads",
+            )
+        )  # fmt: skip
+    found += _profiler(baseline)
+    meets = f"the replay matches the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
+    return Trust(tuple(found), (*info.checks, REPLAY, WAIT, PROFILER), meets)
+
+
+def _profiler(baseline: Baseline) -> list[Finding]:
+    """What the replay cannot show, because it meets what was recorded and not what happened."""
+    info, calibration = baseline.graph.info, baseline.calibration
+    told, severity = "", Severity.NOTE  # a correction that is made, and that ranges allow for
+    if calibration and calibration.met:
+        if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
+            told = f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}"
+    elif info.untraced_step_ns and baseline.clock != "span":
+        times = baseline.measured_ns / info.untraced_step_ns
+        if times > DOUBTFUL_SLOWDOWN:
+            told, severity = f"the profiler made the step {times:.1f} times as long", Severity.DOUBT
+    return [Finding(PROFILER, severity, 1, told, "record with fewer options of the profiler")] if told else []
