@@ -106,9 +106,15 @@ def _failed(error: BaseException, *, interrupted: bool) -> int:
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()
         return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
+    if isinstance(error, OSError):
+        return _fail(
+            f"{str(error.filename)[:200]!r}: expected a file that can be read or written, got "
+            f"'{error.strerror or error}'; check the path.",
+            COULD_NOT,
+        )
     if isinstance(error, MemoryError):
         return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
-    if interrupted and not isinstance(error, OSError):
+    if interrupted:
         return _fail("interrupted.", INTERRUPTED)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import StepRule
@@ -27,8 +29,10 @@ def read(
     operators begin them (both only for a single trace). Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
+    if not str(path):  # as a path it would be this folder
+        raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
     path, rule = Path(path), StepRule(step_count, step_mark)
-    if path.is_dir():
+    if os.path.isdir(path):
         return read_ranks([path]).graph
     if is_exported(path):
         return read_exported(path, progress)

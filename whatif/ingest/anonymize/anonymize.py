@@ -83,6 +83,8 @@ def anonymize(
     every text. ``output`` is a file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz"
     beside the input. Raises WhatifError where the input is no such file, or the output is the input.
     """
+    if not str(path):
+        raise WhatifError("expected the path of a trace, got an empty text; name a file.")
     source = Path(path)
     target = _target(source, output)
     if source.exists() and not (source.is_file() or source.is_dir()):
