@@ -43,6 +43,8 @@ COMMANDS = {
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
+# Characters of an error that are shown: a long one ends in what to do.
+MOST_SHOWN = 1000
 # Flags allowed before and after any command.
 FLAGS = ("--debug", "--quiet")
 
@@ -206,6 +208,8 @@ def _sentence(summary: str) -> str:
 def _fail(sentence: str, status: int) -> int:
     from whatif.report.printable import printable
 
+    if len(sentence) > MOST_SHOWN:  # a path of thousands of characters
+        sentence = f"{sentence[: MOST_SHOWN // 2]} … {sentence[-MOST_SHOWN // 2 :]}"
     # Either stream may be closed; a message that cannot be written is no reason for another failure.
     try:
         if sys.stdout is not None:

@@ -45,7 +45,7 @@ class Words:
 
     def _token(self, token: str, kernel: bool) -> str:
         """A stand-in for what looks like a key: letters and digits in turns, with no known word in it."""
-        if _LONG_NUMBER.search(token):
+        if _LONG_NUMBER.search(token) and not (kernel and token.isdecimal()):  # a kernel's may be a compiler's hash
             return self._instead(token)
         least = 4 if kernel else 3 if len(token) < 12 else 2
         is_format = _FORMAT.fullmatch(token) or (kernel and _KERNEL_FORMAT.fullmatch(token))
