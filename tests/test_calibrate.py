@@ -255,6 +255,8 @@ def test_a_gpu_bound_step_is_left_to_the_gpu_and_the_difference_is_told(untraced
     assert "the GPU's work bounds it" in found.reason
     assert found.event_cost_ns == 100
     assert found.missed == pytest.approx(0.005 / untraced_ms - 1)
+    # Without quartiles nothing else widens a GPU's range: what is missed does, both ways.
+    assert found.spread == pytest.approx((abs(found.missed), abs(found.missed)))
     prediction = whatif.apply(graph, "scale:kind=all,factor=0.5")
     assert found.reason in prediction.warnings
     assert prediction.low_ms <= prediction.predicted_ms * (1 - abs(found.missed)) + 1e-9

@@ -132,6 +132,19 @@ def test_removing_a_task_never_makes_a_lag_that_it_had_hold_back_others() -> Non
     assert call == 0
 
 
+def test_what_waited_with_a_lag_waits_for_the_task_before_without_it() -> None:
+    """x ends at 23 and "end" starts 50 later; without x it waits for k alone, whose end says nothing of that lag."""
+    build = Build(CPU, STREAM)
+    _, k = build.launch(3, 10, "k")
+    _, x = build.launch(3, 10, "x")
+    end = build.task(0, 4, "end")
+    build.edge(x, end, 50)
+    graph = build.graph()
+    assert starts(simulate(graph))["end"] == 73
+    left = simulate(graph.remove(np.array([x])).check())
+    assert starts(left)["end"] == left.end_ns[k] == 13
+
+
 # -- insert --------------------------------------------------------------------------------------------------------
 
 

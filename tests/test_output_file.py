@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from whatif.errors import WhatifError
-from whatif.output_file import output_file
+from whatif.output_file import output_file, replacing
 
 
 def test_a_link_stands_for_what_it_leads_to(tmp_path: Path) -> None:
@@ -38,3 +40,32 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
             output_file(tmp_path / name)
     with pytest.raises(WhatifError, match="expected a folder to write into, got none"):
         output_file(tmp_path / "nowhere" / "out.json")
+
+
+def test_what_a_killed_program_left_is_swept_and_a_running_ones_stays(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write = (
+        "import sys, os, signal; from whatif.output_file import replacing\n"
+        "with replacing(sys.argv[1]) as part:\n"
+        "    part.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", write, str(path)], check=False)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".part"]
+    with replacing(tmp_path / "slow.json") as slow:
+        slow.write_text("still written")
+        (tmp_path / ".mine.part").write_text("no file of ours")
+        with replacing(path) as part:
+            part.write_text("whole")
+        assert {file.name for file in tmp_path.iterdir()} == {"out.json", slow.name, ".mine.part"}
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (done.append(str(os.path.isdir(descriptor))), fsync(descriptor))
+    )
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replaced"), replace(*paths)))
+    with replacing(tmp_path / "out.json") as part:
+        part.write_text("x")
+    assert done == ["False", "replaced", "True"]

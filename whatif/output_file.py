@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whatif.errors import WhatifError, expecting
@@ -23,6 +23,8 @@ MOST_LINKS = 40
 # By so much every file that this program writes can be told from others.
 START_BYTES = 4096
 _GZIP_MAGIC = b"\x1f\x8b"
+# What an unfinished file ends in behind the writer's process id; on a shared disk other machines have ids of their own.
+_PART = f".{os.uname().nodename.partition('.')[0][:20] if hasattr(os, 'uname') else 'here'}.part"
 
 
 def output_file(path: str | Path) -> Path:
@@ -93,17 +95,51 @@ def _start(path: Path) -> bytes | None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Return the path of a file to write, which takes the place of ``path`` when the block ends well and else vanishes.
 
-    Raises WhatifError as ``output_file`` does, and where the file cannot be written.
+    Its bytes are on the disk before it takes that place. What killed programs left in the folder is removed. Raises
+    WhatifError as ``output_file`` does, and where the file cannot be written.
     """
     target = output_file(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    _sweep(target.parent)
+    part = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
     another = "; free some space or name another"
     try:
         with expecting(f"{path}: expected to write the file", OSError, hint=another):
             yield part
+            _onto_disk(part)
             os.replace(part, target)
+            _onto_disk(target.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove unfinished files whose writer, a process of this machine, is gone."""
+    with suppress(OSError):
+        for left in folder.glob(f".*{_PART}"):
+            pid = left.name.removesuffix(_PART).rpartition(".")[2]
+            if pid.isascii() and pid.isdecimal() and not _is_running(int(pid)):
+                left.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _onto_disk(path: Path) -> None:
+    """Wait until what was written to a file, or renamed in a folder, lies on the disk."""
+    if path.is_dir() and os.name == "nt":  # a folder cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _followed(path: Path) -> Path | None:

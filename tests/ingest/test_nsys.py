@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 import whatif
 from tests.ingest.nsys_report import COLUMNS, PID, Report, from_kineto, global_id
-from whatif import Phase, TaskGraph
+from whatif import Phase, TaskGraph, WhatifError
+from whatif.cli.main import main
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.nsys import read_nsys
@@ -161,17 +163,47 @@ def test_a_synchronisation_without_a_stream_says_so(tmp_path: Path) -> None:
         assert events.stream[row] == events.wait_stream[row] == events.wait_correlation[row] == MISSING
 
 
-def test_the_busiest_process_is_read_and_the_others_are_counted(tmp_path: Path) -> None:
-    """Correlation ids of two ranks are the same; only one rank's calls and kernels may meet."""
+def test_the_busiest_process_is_read_and_helpers_are_counted(tmp_path: Path) -> None:
+    """Correlation ids of two processes are the same; only one's calls and kernels may meet."""
     report = Report()
-    launch(report, 1_000, 1, "mine")
-    launch(report, 5_000, 2, "mine")
+    for number in range(1, 21):
+        launch(report, 4_000 * number, number, "mine")
     launch(report, 1_000, 1, "other", pid=77)
     report.range(0, 10_000, "whatif::layer::other", pid=77)
     events = read_nsys(report.write(tmp_path / "r.sqlite"))
     assert set(names(events, EventCategory.KERNEL)) == {"mine"}
     assert not rows(events, EventCategory.ANNOTATION)
     assert dict(events.dropped) == {f"of another process than {PID}, which keeps the GPU busiest": 2}
+
+
+def two_ranks(*, meet: bool) -> Report:
+    """Two processes of four steps each; they meet in an all-reduce a step, or never."""
+    report = Report()
+    for rank, pid in enumerate((PID, 77)):
+        for step in range(6):
+            begin = 100_000 * step
+            report.range(begin, begin + 90_000, f"ProfilerStep#{step}", pid=pid)
+            launch(report, begin + 1_000, 2 * step + 1, "gemm", pid=pid)
+            second = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if meet else "add"
+            launch(report, begin + 20_000 + 5_000 * rank, 2 * step + 2, second, pid=pid)
+    return report
+
+
+def test_processes_of_one_report_are_read_as_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = two_ranks(meet=True).write(tmp_path / "r.sqlite")
+    graph = whatif.read(path)
+    assert graph.info.workers == 2
+    assert sorted({thread.rank for thread in graph.threads}) == [-1, 0, 1]  # -1: they meet
+    assert main(["info", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in told["ranks"]["ranks"]] == [0, 1]
+    with pytest.raises(WhatifError, match=rf"2 that keep GPUs busy \(77 and {PID}\)"):
+        read_nsys(path)
+
+
+def test_processes_that_never_meet_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(WhatifError, match=r"r\.sqlite \(process 77\).*expected collectives in which the ranks meet"):
+        whatif.read(two_ranks(meet=False).write(tmp_path / "r.sqlite"))
 
 
 def test_an_older_version_without_processes_and_full_names_is_read(tmp_path: Path) -> None:

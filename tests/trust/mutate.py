@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         "ed1",
         "edit",
-        "duration_ns=duration_ns, low_ns=np.minimum(low_ns, duration_ns), high_ns=np.maximum(high_ns, duration_ns)",
-        "duration_ns=duration_ns, low_ns=low_ns, high_ns=high_ns",
+        "duration_ns=duration, low_ns=np.minimum(low, duration), high_ns=np.maximum(high, duration)",
+        "duration_ns=duration, low_ns=low, high_ns=high",
     ),
     Mutant("ed2", "edit", "whole // of + (part < whole % of)", "whole // of"),
     Mutant(
@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "ed5",
         "edit",
-        "waits = Waits(place[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
+        "waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
         "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
     ),
     Mutant("in1", "insert", "rank.append(place_in_turn + 2)", "rank.append(-(place_in_turn + 2))"),
@@ -299,7 +299,7 @@ MUTANTS = [
         "for rank, number in sorted(able.get(key, [])):",
         "for rank, number in sorted(able.get(key, []), reverse=True):",
     ),
-    Mutant("rm1", "remove", "np.minimum(out.lag_ns[on_thread], 0)", "out.lag_ns[on_thread]"),
+    Mutant("rm1", "remove", "lag_ns=np.minimum(out.lag_ns, 0)", "lag_ns=out.lag_ns"),
     Mutant(
         "rm2",
         "remove",
@@ -310,8 +310,8 @@ MUTANTS = [
     Mutant(
         "comp1",
         "simulator",
-        "        free_ns[t] = max(end_ns + thread_lag_ns[t], 0)\n\n\n@jit\ndef group_by_target",
-        "        free_ns[t] = end_ns + thread_lag_ns[t]\n\n\n@jit\ndef group_by_target",
+        "        free_ns[t] = max(end_ns + thread_lag_ns[t], 0)\n\n\n@jit\ndef live_rows",
+        "        free_ns[t] = end_ns + thread_lag_ns[t]\n\n\n@jit\ndef live_rows",
     ),
     Mutant(
         "comp2",

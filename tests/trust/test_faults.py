@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,25 @@ def test_an_answer_does_not_depend_on_the_hash_seed() -> None:
 
 def _html(path: Path) -> None:
     assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_it_starts_is_one_sentence() -> None:
+    """Python itself may be interrupted before any line of this program runs: what its own start prints is not ours."""
+    seen = set()
+    for delay_ms in range(20, 400, 20):
+        started = subprocess.Popen(
+            [*WHATIF, "apply", "amp", str(CPU_RECORDING)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(delay_ms / 1e3)
+        started.send_signal(signal.SIGINT)
+        said = started.communicate()[1]
+        if "Traceback" in said and "__main__.py" not in said:
+            continue
+        seen.add(said.strip().splitlines()[-1] if said.strip() else "")
+        assert "Traceback" not in said
+        assert "unexpected error" not in said
+    assert "whatif: interrupted." in seen
 
 
 # What a command writes, its arguments before the file, and a check that fails on a broken file.

@@ -43,6 +43,8 @@ COMMANDS = {
 }
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
+# Characters of an error that are shown: a long one ends in what to do.
+MOST_SHOWN = 1000
 # Flags allowed before and after any command.
 FLAGS = ("--debug", "--quiet")
 
@@ -108,9 +110,15 @@ def _failed(error: BaseException, *, interrupted: bool) -> int:
         # Without a file's name it is the output: a full disk behind `> file`.
         _drop_stdout()
         return _fail(f"expected to write the output, got '{error.strerror or error}'.", COULD_NOT)
+    if isinstance(error, OSError):
+        return _fail(
+            f"{str(error.filename)[:200]!r}: expected a file that can be read or written, got "
+            f"'{error.strerror or error}'; check the path.",
+            COULD_NOT,
+        )
     if isinstance(error, MemoryError):
         return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
-    if interrupted and not isinstance(error, OSError):
+    if interrupted:
         return _fail("interrupted.", INTERRUPTED)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
@@ -202,6 +210,8 @@ def _sentence(summary: str) -> str:
 def _fail(sentence: str, status: int) -> int:
     from whatif.report.printable import printable
 
+    if len(sentence) > MOST_SHOWN:  # a path of thousands of characters
+        sentence = f"{sentence[: MOST_SHOWN // 2]} … {sentence[-MOST_SHOWN // 2 :]}"
     # Either stream may be closed; a message that cannot be written is no reason for another failure.
     try:
         if sys.stdout is not None:

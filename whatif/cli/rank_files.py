@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
@@ -70,7 +71,11 @@ def _is_name(word: str) -> bool:
 def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGraph, Ranks | None]:
     """Return the graph of a recording, or that of several ranks with the findings about them."""
     if len(paths) == 1 and not os.path.isdir(paths[0]):
-        return read_trace(paths[0], args), None
+        graph = read_trace(paths[0], args)
+        from whatif.ingest.read_events import is_sqlite
+
+        if not (graph.info.ranks and is_sqlite(Path(paths[0]))):
+            return graph, None
     from whatif.ingest.ranks.read import read_ranks
 
     with progress_bar("reading ranks") as progress:

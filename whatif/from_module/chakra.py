@@ -7,6 +7,7 @@ benchmarking and co-design using standardized execution traces", 2023.
 from __future__ import annotations
 
 import gzip
+import io
 import re
 from collections.abc import Iterator
 from operator import itemgetter
@@ -20,9 +21,11 @@ from whatif.from_module.gpu_work import has_rule
 from whatif.from_module.moved_bytes import moves_once
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
+from whatif.input_file import read_at_most
 
 _SCHEMA = re.compile(r"\d+\.\d+\.\d+-chakra\.")
 _MOST_NODES = 5_000_000
+_MOST_BYTES = 2_000_000_000
 _EVALUATE = "autograd::engine::evaluate_function: "
 _TENSOR = re.compile(r"Tensor\((.+)\)")
 _STEP = re.compile(r"Optimizer\.step#")
@@ -52,10 +55,21 @@ def read_chakra(path: Path) -> OperatorGraph:
     return OperatorGraph(str(path), [operation for _, operation in operations], notes=notes)
 
 
+def _content(path: Path) -> bytes:
+    """The text of the file, unpacked; no more of it than can hold the nodes that are read."""
+    data = read_at_most(path, _MOST_BYTES)
+    if data[:2] != b"\x1f\x8b":
+        return data
+    with gzip.open(io.BytesIO(data)) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise WhatifError(f"{path}: expected an execution trace of at most 2 GB, got a larger one; record one step.")
+    return data
+
+
 def _nodes(path: Path) -> list[dict[str, Any]]:
     try:
-        data = path.read_bytes()
-        told = msgspec.json.decode(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        told = msgspec.json.decode(_content(path))
     except OSError as error:
         said = error.strerror or str(error)
         raise WhatifError(f"{path}: expected an execution trace to read, got '{said}'.") from error

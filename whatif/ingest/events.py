@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph.types import Array, Int8, Int32, Int64
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1
+
+
+class SeveralProcessesError(WhatifError):
+    """A report of several processes that keep GPUs busy: ranks of a run, to be read one by one.
+
+    ``processes`` are those that the report tells, with the number that the system gave each.
+    """
+
+    def __init__(self, path: Path, processes: dict[int, int]) -> None:
+        """Name the processes in the sentence."""
+        self.processes = processes
+        pids = [str(pid) for pid in processes.values()]
+        some = " and ".join(pids[:4]) + (" and more" if len(pids) > 4 else "")
+        super().__init__(
+            f"{path}: expected a report of one process, got {len(pids)} that keep GPUs busy ({some}); record each rank "
+            "into a report of its own."
+        )
 
 
 class EventCategory(IntEnum):

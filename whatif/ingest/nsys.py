@@ -17,7 +17,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
-from whatif.ingest.events import COLUMN_DTYPES, MISSING, Events, Flows, put_in_order
+from whatif.ingest.events import COLUMN_DTYPES, MISSING, Events, Flows, SeveralProcessesError, put_in_order
 from whatif.ingest.nsys_database import ABSENT, Database
 from whatif.ingest.nsys_ranges import read_ranges
 from whatif.ingest.nsys_tables import (
@@ -35,12 +35,20 @@ from whatif.ingest.nsys_tables import (
 
 _GPU_READERS = (read_kernels, read_copies, read_memsets, read_graphs)
 _THREAD_BITS = 24
+# A process with less than this share of the busiest one's GPU time is a helper, no rank.
+BUSY_SHARE = 0.1
 
 
-def read_nsys(path: Path, *, progress: Callable[[int, int], None] | None = None) -> Events:
+def pid_of(process: int) -> int:
+    """Return the number that the system gave a process of a report."""
+    return process & ((1 << _THREAD_BITS) - 1)
+
+
+def read_nsys(path: Path, *, process: int | None = None, progress: Callable[[int, int], None] | None = None) -> Events:
     """Return the duration events of one process of a report, sorted by (start_ns, -duration_ns).
 
-    The process is the one that keeps the GPU busiest. Times are nanoseconds from the start of the session. Damage
+    Without ``process`` it is the only one that keeps a GPU busy; SeveralProcessesError names them where there are more.
+    Times are nanoseconds from the start of the session. Damage
     costs the rows it touches, counted by reason in ``Events.dropped``. ``progress`` is called with (bytes, bytes in
     all), as if all tables were of one size.
 
@@ -63,7 +71,11 @@ def read_nsys(path: Path, *, progress: Callable[[int, int], None] | None = None)
         calls = read_calls(database, dropped)
         if not any(len(block) for block in gpu):
             raise WhatifError(_no_gpu_work(path, calls, database, dropped))
-        process = _busiest_process(gpu, calls)
+        if process is None:
+            busy = _busy_processes(gpu, calls)
+            if len(busy) > 1:
+                raise SeveralProcessesError(path, {process: pid_of(process) for process in busy})
+            process = busy[0]
 
         def mine(processes: Int64) -> Bool:
             one: Bool = (processes == process) | (processes == ABSENT) | (process == ABSENT)
@@ -90,25 +102,24 @@ def _no_gpu_work(path: Path, calls: Block, database: Database, dropped: Counter[
     )
 
 
-def _busiest_process(gpu: list[Block], calls: Block) -> int:
-    """The process whose GPU tasks last longest in all; of reports that do not tell, the one that calls most."""
+def _busy_processes(gpu: list[Block], calls: Block) -> list[int]:
+    """The processes whose GPU tasks last long, ascending; of reports that do not tell, the one that calls most."""
     process = np.concatenate([block.process for block in gpu])
     weight = np.concatenate([block.duration_ns for block in gpu]).astype(np.float64) + 1.0
     if (process == ABSENT).all():
-        process, weight = calls.process, np.ones(len(calls))
-    process, weight = process[process != ABSENT], weight[process != ABSENT]
-    if not len(process):
-        return ABSENT
-    processes, place = distinct(process)
-    return int(processes[np.bincount(place, weights=weight).argmax()])
+        known = calls.process[calls.process != ABSENT]
+        processes, count = np.unique(known, return_counts=True)
+        return [int(processes[count.argmax()])] if len(known) else [ABSENT]
+    processes, place = distinct(process[process != ABSENT])
+    time_ns = np.bincount(place, weights=weight[process != ABSENT])
+    return sorted(processes[time_ns >= BUSY_SHARE * time_ns.max()].tolist())
 
 
 def _of_process(block: Block, mine: Callable[[Int64], Bool], process: int, dropped: Counter[str]) -> Block:
     chosen = mine(block.process)
     if chosen.all():
         return block
-    pid = process & ((1 << _THREAD_BITS) - 1)
-    dropped[f"of another process than {pid}, which keeps the GPU busiest"] += int((~chosen).sum())
+    dropped[f"of another process than {pid_of(process)}, which keeps the GPU busiest"] += int((~chosen).sum())
     return block.take(chosen)
 
 

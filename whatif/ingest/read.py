@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
+from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import StepRule
 from whatif.ingest.graph_of_events import graph_of_events
@@ -22,14 +24,17 @@ def read(
     """Return the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
     For a timeline that ``whatif export`` wrote, return the graph of its prediction, or of its baseline without one.
-    For a folder with the recordings of a run's ranks, return one graph of all ranks (``whatif.ingest.ranks``).
+    For a folder with the recordings of a run's ranks, or an nsys report of several processes, return one graph of all
+    ranks (``whatif.ingest.ranks``).
     ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
     ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
     operators begin them (both only for a single trace). Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
+    if not str(path):  # as a path it would be this folder
+        raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
     path, rule = Path(path), StepRule(step_count, step_mark)
-    several = path.is_dir()
+    several = os.path.isdir(path)
     if rule != StepRule() and (several or is_exported(path)):
         what = "a folder of ranks" if several else "a timeline that whatif exported"
         raise WhatifError(f"{path}: expected a trace for --step-count and --step-mark, got {what}; leave them out.")
@@ -37,4 +42,7 @@ def read(
         return read_ranks([path]).graph
     if is_exported(path):
         return read_exported(path, progress)
-    return graph_of_events(read_events(path, progress), str(path), rule)
+    try:
+        return graph_of_events(read_events(path, progress), str(path), rule)
+    except SeveralProcessesError:
+        return read_ranks([path]).graph

@@ -16,18 +16,20 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
-def read_events(path: Path, progress: Callable[[int, int], None] | None = None) -> Events:
-    """Return the events of a Kineto / Chrome trace or of an nsys report (SQLite).
+def read_events(
+    path: Path, progress: Callable[[int, int], None] | None = None, *, process: int | None = None
+) -> Events:
+    """Return the events of a Kineto / Chrome trace or of an nsys report (SQLite), of that its ``process``.
 
     Raises WhatifError, one sentence, where the file cannot be read.
     """
-    if _is_sqlite(path):
+    if is_sqlite(path):
         from whatif.ingest.nsys import read_nsys  # loads sqlite3
         from whatif.ingest.nsys_database import cut_at
 
         size_bytes = cut_at(path)
         try:
-            return replace(read_nsys(path, progress=progress), ends_early_at=size_bytes)
+            return replace(read_nsys(path, process=process, progress=progress), ends_early_at=size_bytes)
         except WhatifError as error:
             if size_bytes is None:
                 raise
@@ -43,7 +45,7 @@ def read_events(path: Path, progress: Callable[[int, int], None] | None = None) 
         raise
 
 
-def _is_sqlite(path: Path) -> bool:
+def is_sqlite(path: Path) -> bool:
     """Say whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
     try:
         if not path.is_file():

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from whatif.errors import WhatifError
+from whatif.input_file import read_at_most
+
 # A record holds times, a table of layers and no events; what is larger is another file.
 MAX_RECORD_BYTES = 64 << 20
 
@@ -14,10 +17,8 @@ MAX_RECORD_BYTES = 64 << 20
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
     try:
-        if path.stat().st_size > MAX_RECORD_BYTES:
-            return None
-        found = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(read_at_most(path, MAX_RECORD_BYTES))
+    except (WhatifError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return found if isinstance(found, dict) and "traceEvents" not in found else None
 

@@ -287,6 +287,8 @@ def _check_codes(graph: TaskGraph, path: str) -> None:
             raise _damaged(path, f"a dependency's {name} is outside {low}..{high}")
     if any(abs(thread.lag_ns) > MOST_LAG_NS for thread in graph.threads):
         raise _damaged(path, "a thread's lag is longer than thirteen days")
+    if any(not -1 <= number < 2**31 for each in graph.threads for number in (each.device, each.stream, each.rank)):
+        raise _damaged(path, "a thread's device, stream or rank has more than 31 bits")
 
 
 def _damaged(path: str, why: str) -> WhatifError:

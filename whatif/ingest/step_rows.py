@@ -85,6 +85,8 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     forward = forward[events.start_ns[forward] < backward_ns]
     if len(passes) > 1:
         forward = forward[events.start_ns[forward] >= first]
+    if not len(forward):  # another thread than the main one runs it
+        return None
     names, row = _rows(parts, forward)
     backward, backward_row = _backward_rows(parts, names, forward, row, backward, again)
     return StepRows(

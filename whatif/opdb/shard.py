@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,8 +53,6 @@ def write_shard(path: Path, rows: Rows) -> None:
             arrays.append(pa.array(rows.ops.integers[name], pa.int64()))
     table = pa.Table.from_arrays(arrays, names=list(columns_of(rows.family)))
     file_format.write_table(table, path, compression="zstd", store_schema=False, write_page_checksum=True)
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
 
 
 def read_shard(path: Path, family: str) -> Rows:

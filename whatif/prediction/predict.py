@@ -26,6 +26,7 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
+from whatif.prediction.unfinished import unfinished_work
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
@@ -123,7 +124,8 @@ class Prediction:
         uneven = self.baseline.mean_over_median
         if uneven > UNEVEN_STEPS:
             found.append(f"the steps differ (their mean is {uneven:.2f} times the median); reported is the median step")
-        return tuple(found)
+        found.append(unfinished_work(self.timeline, self.baseline.clock))
+        return tuple(filter(None, found))
 
     @property
     def verdict(self) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import (
     Bool,
@@ -24,7 +22,7 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_text
-from whatif.output_file import VERSION, output_file
+from whatif.output_file import VERSION, replacing
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
@@ -219,18 +217,10 @@ def _us(time_ns: int) -> str:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
     """Return a function that writes to a file that replaces ``path`` only if all is written."""
-    target = output_file(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as raw:
-            if path.name.endswith(".gz"):
-                # No name and no time inside: the same timelines give the same bytes.
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=GZIP_LEVEL, mtime=0) as packed:
-                    yield lambda text: packed.write(text.encode("utf-8", "replace"))
-            else:
-                yield lambda text: raw.write(text.encode("utf-8", "replace"))
-        os.replace(part, target)
-    except OSError as error:
-        raise WhatifError(f"{path}: expected to write the timeline, got '{error.strerror or error}'.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("wb") as raw:
+        if path.name.endswith(".gz"):
+            # No name and no time inside: the same timelines give the same bytes.
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=GZIP_LEVEL, mtime=0) as packed:
+                yield lambda text: packed.write(text.encode("utf-8", "replace"))
+        else:
+            yield lambda text: raw.write(text.encode("utf-8", "replace"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from whatif.ingest.anonymize.anonymize import Anonymized
 from whatif.report.layout import report
 
+# Texts of a kind that are shown; ``Anonymized.kept`` has all.
+MOST_SHOWN = 12
+
 
 def print_anonymized(result: Anonymized) -> None:
     """Print where the copy is, how much of each kind is no longer in it, and what to look at before sharing it."""
@@ -19,9 +22,15 @@ def print_anonymized(result: Anonymized) -> None:
                 ["", ""],
                 [(reason, f"{count:,}") for reason, count in result.lost.items()],
             )
+        if result.kept:
+            rows = [(kind, f"{len(texts):,}", _some(texts)) for kind, texts in result.kept.items()]
+            out.table("Free text that stays: look at it before sharing", ["", "", ""], rows)
         out.say()
-        kept = "Names of kernels, operators, layers and annotations are the content and stay."
+        kept = "Names of kernels, operators, layers and annotations stay; words that not every trace has got stand-ins."
         if result.renamed_words is not None:
-            kept = "Names of kernels, operators and annotations are the content and stay."
             kept += f" Words of layer names numbered: {result.renamed_words}."
         out.note(kept, "dim")
+
+
+def _some(texts: tuple[str, ...]) -> str:
+    return ", ".join(text[:60] for text in texts[:MOST_SHOWN]) + (", …" if len(texts) > MOST_SHOWN else "")

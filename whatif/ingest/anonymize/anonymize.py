@@ -43,6 +43,21 @@ _MOST_CACHED = 200_000
 _TRACK_LABEL = re.compile(r"(?:stream|thread) -?\d+(?: \(pt_\w+\))?|CPU|GPU \d+|python")
 _TRACK_NUMBER = re.compile(r"(?:stream|thread) -?\d+")
 
+# The values of an operator's arguments that stay: numbers, lists of them, what is true or none, and einsum's equations.
+_VALUE = r"(?:-?(?:\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|inf|nan)|True|False|None)"
+_PLAIN_VALUE = re.compile(rf"|{_VALUE}|\[(?:{_VALUE}(?:, ?{_VALUE})*)?\]|[a-z]{{1,6}}(?:,[a-z]{{1,6}})*->[a-z]{{0,6}}")
+_VALUES = "Concrete Inputs"
+DROPPED_VALUES = "values of arguments that are no numbers"
+# Annotations of torch's and our own, and operators of libraries that everybody has: nobody has to look at them.
+_OWN_ANNOTATION = re.compile(
+    r"(?:ProfilerStep#\d+|Optimizer\.(?:step|zero_grad)#\w+\.\w+|enumerate\(DataLoader\)#\S+"
+    r"|whatif::(?!layer)\w+.*|Torch-Compiled Region.*"
+    r"|nccl:\w+|## Call CompiledFxGraph .*|PyTorch Profiler \(\d+\))"
+)
+_OWN_OPERATOR = re.compile(
+    r"(?:aten|prims?|c10d|nccl|autograd|cuda|cudnn|mkldnn|quantized|torch|profiler|inductor|triton)::"
+)
+
 _NOTHING = msgspec.Raw(b"")
 _Scalar = str | int | float | bool | None | msgspec.UnsetType
 
@@ -71,6 +86,7 @@ class Anonymized:
     removed: dict[str, int]
     lost: dict[str, int]  # events that could not be read, by reason
     renamed_words: int | None
+    kept: dict[str, tuple[str, ...]]  # by kind: the texts of known words that somebody chose
 
 
 def anonymize(
@@ -79,10 +95,13 @@ def anonymize(
     """Write a copy of a Kineto recording, or of a campaign's record, that does not say where and by whom it was made.
 
     Paths, stacks, command lines and the names of hosts, users and processes go. Events, times, shapes, annotations and
-    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), with paths cut out of
-    every text. ``output`` is a file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz"
-    beside the input. Raises WhatifError where the input is no such file, or the output is the input.
+    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), as far as they are made
+    of words that every trace has: paths and addresses are cut out, and any other word gets a stand-in. ``output`` is a
+    file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz" beside the input. Raises
+    WhatifError where the input is no such file, or the output is the input.
     """
+    if not str(path):
+        raise WhatifError("expected the path of a trace, got an empty text; name a file.")
     source = Path(path)
     target = _target(source, output)
     if source.exists() and not (source.is_file() or source.is_dir()):
@@ -100,21 +119,24 @@ def anonymize(
             f"{path}: expected a recording, got a timeline of `whatif export`, of which nothing would be left to read; "
             "anonymize its recording and export that."
         )
-    scrubber = Scrubber(find_secrets(start), rename_layers=rename_layers)
     lost: Counter[str] = Counter()
     record = read_record(source) if not source.name.endswith(".gz") else None
+    # The campaign names the runs of a record and their files.
+    scrubber = Scrubber(find_secrets(start), rename_layers=rename_layers, known_words=record is None)
+    kept: dict[str, tuple[str, ...]] = {}
     with replacing(target) as part, _writing(part, target.name.endswith(".gz")) as out:
         try:
             if record is not None:
                 out.write(msgspec.json.format(msgspec.json.encode(_clean_record(record, scrubber)), indent=1))
             else:
-                _copy(EventArray(FileBytes(source, progress), _Event, lost), scrubber, out)
+                kept = _copy(EventArray(FileBytes(source, progress), _Event, lost), scrubber, out)
         except RecursionError:
             raise WhatifError(
                 f"{path}: expected values nested a few levels deep, got hundreds; this is no trace of a profiler."
             ) from None
     renamed = len(scrubber.layers) if scrubber.layers is not None else None
-    return Anonymized(target, {what: n for what, n in sorted(scrubber.removed.items()) if n}, dict(lost), renamed)
+    removed = {what: n for what, n in sorted(scrubber.removed.items()) if n}
+    return Anonymized(target, removed, dict(lost), renamed, kept)
 
 
 def _target(source: Path, output: str | Path | None) -> Path:
@@ -150,8 +172,8 @@ def _clean_record(record: dict[str, Any], scrubber: Scrubber) -> Any:
     return scrubber.value(record)
 
 
-def _copy(events: EventArray[_Event], scrubber: Scrubber, out: IO[bytes]) -> None:
-    """Write the events as they are read, then the header, which is known only behind them."""
+def _copy(events: EventArray[_Event], scrubber: Scrubber, out: IO[bytes]) -> dict[str, tuple[str, ...]]:
+    """Write the events as they are read, then the header, which is known only behind them; return what was kept."""
     cleaner = _EventCleaner(scrubber)
     encoder = msgspec.json.Encoder()
     separator = b""
@@ -163,11 +185,12 @@ def _copy(events: EventArray[_Event], scrubber: Scrubber, out: IO[bytes]) -> Non
             separator = b","
     out.write(b"]")
     for key, value in events.header.items():
-        if key not in TEXT_HEADERS and _has_text(encoder.encode(value)):
+        if key not in TEXT_HEADERS and (_has_text(encoder.encode(value)) or scrubber.words(scrubber.text(key)) != key):
             scrubber.removed[dropped_field(key)] += 1
             continue
         out.write(b"," + encoder.encode(key) + b":" + encoder.encode(scrubber.value(value, key)))
     out.write(b"}\n")
+    return {kind: tuple(sorted(texts)) for kind, texts in cleaner.kept.items() if texts}
 
 
 def _has_text(encoded: bytes) -> bool:
@@ -185,7 +208,9 @@ class _EventCleaner:
         self._scrubber = scrubber
         cached = lru_cache(maxsize=_MOST_CACHED)
         self._name, self._value = cached(scrubber.name), cached(self._clean_value)
+        self._plain = cached(self._plain_values)
         self._sound_keys: set[str] = set()
+        self.kept: dict[str, set[str]] = {kind: set() for kind in ("annotations", "operators", "layers and classes")}
 
     def clean(self, event: _Event) -> bool:
         """Clean an event; False where nothing of it is to stay."""
@@ -198,13 +223,28 @@ class _EventCleaner:
         if event.ph == "M":
             return self._clean_label(event)
         if isinstance(name, str):
-            event.name = self._name(name, is_annotation=event.cat in ("user_annotation", "gpu_user_annotation"))
+            annotates = event.cat in ("user_annotation", "gpu_user_annotation")
+            event.name = clean = self._name(name, is_annotation=annotates, kernel=event.cat in ("kernel", "Kernel"))
+            self._note(clean, event.cat, annotates=annotates)
+        for part in ("ts", "dur"):
+            told = bytes(getattr(event, part))
+            if told[:1] in (b'"', b"[", b"{") and not _NUMBERS.fullmatch(told):
+                setattr(event, part, _NOTHING)
         for part in ("ph", "cat", "pid", "tid", "id", "s", "bp"):
             value = getattr(event, part)
-            if isinstance(value, str):
+            if isinstance(value, str) and not value.isdecimal():
                 setattr(event, part, self._name(value, is_annotation=False))
         event.args = self._arguments(event.args) if isinstance(event.args, dict) else msgspec.UNSET
         return True
+
+    def _note(self, name: str, category: object, *, annotates: bool) -> None:
+        """Keep in mind which names people chose."""
+        if name.startswith(("whatif::layer::", "nn.Module: ")):
+            self.kept["layers and classes"].add(name.partition("::layer::")[2] or name.removeprefix("nn.Module: "))
+        elif annotates and not _OWN_ANNOTATION.fullmatch(name):
+            self.kept["annotations"].add(name)
+        elif category == "cpu_op" and "::" in name and not _OWN_OPERATOR.match(name):
+            self.kept["operators"].add(name)
 
     def _arguments(self, arguments: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         kept = {}
@@ -215,6 +255,8 @@ class _EventCleaner:
                 self._scrubber.removed[dropped_field(key)] += 1
                 if key == "Call stack":
                     kept[key] = msgspec.Raw(b'"' + b";".join([b"-"] * (encoded.count(b";") + 1)) + b'"')
+            elif key == _VALUES:
+                kept[key] = self._plain(encoded) if is_text else raw
             else:
                 kept[key] = self._value(encoded) if is_text else raw
         return kept
@@ -222,7 +264,7 @@ class _EventCleaner:
     def _is_sound(self, key: str) -> bool:
         """Whether the name of an argument tells nothing itself."""
         if key not in self._sound_keys:
-            if self._scrubber.text(key) != key:
+            if self._scrubber.words(self._scrubber.text(key)) != key:
                 return False
             self._sound_keys.add(key)
         return True
@@ -231,6 +273,21 @@ class _EventCleaner:
         value = msgspec.json.decode(encoded)
         clean = self._scrubber.value(value)
         # The very text where nothing had to go: numbers in it keep their last digit.
+        return msgspec.Raw(encoded if clean == value else msgspec.json.encode(clean))
+
+    def _plain_values(self, encoded: bytes) -> msgspec.Raw:
+        """The values of an operator's arguments that may stay; any other becomes "", which says nothing."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, list):
+                return [plain(item) for item in value]
+            if not isinstance(value, str):
+                return None if isinstance(value, dict) else value
+            return value if _PLAIN_VALUE.fullmatch(value) else ""
+
+        value = msgspec.json.decode(encoded)
+        clean = plain(value)
+        self._scrubber.removed[DROPPED_VALUES] += clean != value
         return msgspec.Raw(encoded if clean == value else msgspec.json.encode(clean))
 
     def _clean_label(self, event: _Event) -> bool:
@@ -246,4 +303,4 @@ class _EventCleaner:
                 sound = number[0] if number else "python" if event.name == "process_name" else ""
                 self._scrubber.removed[PROCESS_NAMES] += 1
             event.args[label] = msgspec.Raw(msgspec.json.encode(sound))
-        return isinstance(event.name, str) and self._scrubber.text(event.name) == event.name
+        return isinstance(event.name, str) and self._scrubber.words(self._scrubber.text(event.name)) == event.name

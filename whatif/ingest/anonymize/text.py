@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from whatif.ingest.anonymize.words import Words
+
 # From here to its end a text may belong to a path: folders have spaces in their names. A slash behind a word is a
 # relative name ("encoder/attention") or a fraction ("0/0", as torch.compile counts its regions), and stays. A file is
 # looked for from the start of a word only, so that a text of one long word is read once.
@@ -19,7 +21,23 @@ _PATH = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ADDRESS = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
-_IP_ADDRESS = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
+_IP_ADDRESS = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?!\d|\.\d)")
+# Any scheme: https, s3, gs, ssh.
+_URL = re.compile(r"(?<![\w+.-])(?!file:)[A-Za-z][\w+.-]*+://\S*")
+# Eight groups, or fewer around two colons, three colons at least; with a digit, which "a::b::c" has none of.
+_IPV6_ADDRESS = re.compile(r"(?<![0-9A-Za-z])(?=[:A-Fa-f]*\d)(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{0,4}")
+_DOMAIN = re.compile(
+    r"(?<![\w.-])(?:[\w-]++\.)+"
+    r"(?:com|org|net|edu|gov|io|ai|dev|cloud|internal|local|lan|corp|intra|home|svc|test|example)(?![A-Za-z0-9-])",
+    re.IGNORECASE,
+)
+# Names as clusters give them: "gpu-node-07", "ip-10-0-0-1", and numbers that name a thing in the whole world.
+_HOST_NAME = re.compile(
+    r"(?<![A-Za-z0-9-])(?:ip(?:-\d+){4}"
+    r"|(?:[a-z]+-)*(?:node|host|gpu|worker|server|box|login|compute|rack|pod|dgx|vm)s?-?\d+(?:-\d+)*)(?!\d)"
+    r"|(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    re.IGNORECASE,
+)
 _HOME = re.compile(rb"(?:/home|/Users|\\\\Users)[/\\]+([^/\\\"\s]+)")
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]+)"')
 
@@ -31,6 +49,7 @@ _COMMON = frozenset((
 _SHORTEST_SECRET = 4
 
 PATH, ADDRESS, SECRET = "texts with a path", "texts with an address", "texts with a host or user name"
+UNKNOWN = "texts with unknown words, which got stand-ins"
 
 # Fields that say who and where, wherever they stand in what a recorder wrote beside the events.
 _PRIVATE_FIELD = re.compile(
@@ -74,10 +93,14 @@ class LayerNames:
 
 
 class Scrubber:
-    """Takes what is private out of texts and JSON values; ``removed`` counts it by what it was."""
+    """Takes what is private out of texts and JSON values; ``removed`` counts it by what it was.
 
-    def __init__(self, secrets: Iterable[str] = (), *, rename_layers: bool = False) -> None:
+    Where ``known_words`` says so, every word that names in traces are not made of gets a stand-in, too.
+    """
+
+    def __init__(self, secrets: Iterable[str] = (), *, rename_layers: bool = False, known_words: bool = False) -> None:
         self.removed: Counter[str] = Counter()
+        self._words = Words() if known_words else None
         self.layers = LayerNames() if rename_layers else None
         words = sorted({re.escape(secret) for secret in secrets}, key=len, reverse=True)
         self._secret = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
@@ -86,16 +109,28 @@ class Scrubber:
         """Return ``text`` without paths and addresses, and without host and user names where ``secrets`` says so."""
         if secrets and self._secret is not None:
             text = self._without(self._secret, "(name)", SECRET, text)
+        text = self._without(_URL, "(address)", ADDRESS, text)
         text = self._without(_PATH, "(path)", PATH, text)
         text = self._without(_ADDRESS, "(address)", ADDRESS, text)
-        return self._without(_IP_ADDRESS, "(address)", ADDRESS, text)
+        text = self._without(_IP_ADDRESS, "(address)", ADDRESS, text)
+        text = self._without(_DOMAIN, "(address)", ADDRESS, text)
+        text = self._without(_IPV6_ADDRESS, "(address)", ADDRESS, text)
+        return self._without(_HOST_NAME, "(name)", SECRET, text)
+
+    def words(self, text: str, *, kernel: bool = False) -> str:
+        """Return a text without its unknown words."""
+        if self._words is None:
+            return text
+        clean = self._words(text, kernel=kernel)
+        self.removed[UNKNOWN] += clean != text
+        return clean
 
     def _without(self, pattern: re.Pattern[str], instead: str, what: str, text: str) -> str:
         text, found = pattern.subn(instead, text)
         self.removed[what] += bool(found)
         return text
 
-    def name(self, name: str, *, is_annotation: bool) -> str:
+    def name(self, name: str, *, is_annotation: bool, kernel: bool = False) -> str:
         """Return an event's name; of what torch and libraries name themselves no word is taken for a person's."""
         if self.layers is not None:
             if mark := _LAYER_MARK.fullmatch(name):
@@ -103,12 +138,12 @@ class Scrubber:
             if mark := _MODULE_MARK.fullmatch(name):
                 return mark[1] + self.layers(mark[2]) + (mark[3] or "")
         own = is_annotation and not name.startswith(("Optimizer.", "ProfilerStep#", "enumerate(DataLoader)#"))
-        return self.text(name, secrets=own)
+        return self.words(self.text(name, secrets=own), kernel=kernel)
 
     def value(self, value: Any, field: str = "") -> Any:
         """Return a JSON value with every text in it clean, and without the fields that say who and where."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.words(self.text(value))
         if isinstance(value, list):
             return [self._item(item, field) for item in value]
         if not isinstance(value, dict):
@@ -118,7 +153,9 @@ class Scrubber:
             if _PRIVATE_FIELD.fullmatch(key):
                 self.removed[dropped_field(key)] += 1
                 continue
-            renamed = self.layers(key) if self.layers is not None and field in _KEYED_BY_LAYER else self.text(key)
+            renamed = (
+                self.layers(key) if self.layers is not None and field in _KEYED_BY_LAYER else self.words(self.text(key))
+            )
             result[renamed] = self.value(item, key)
         return result
 

@@ -13,6 +13,7 @@ from whatif.errors import WhatifError
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
+from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.integrity import CUT, TRANSFERS
 from whatif.ingest.ranks.clocks import Clock, find_clocks
@@ -68,23 +69,38 @@ def read_ranks(paths: Sequence[str | Path], *, progress: Progress | None = None)
     ``progress(done, total)`` is called for each file. Raises WhatifError, one sentence, if a file cannot be read,
     if two are the same rank, or if they do not belong to one run.
     """
-    files = find_recordings(paths)
-    read = []
-    for done, file in enumerate(files):
-        read.append(_read(file))
+    files: list[Path] = []
+    named, read = [], []
+    found = find_recordings(paths)
+    for done, file in enumerate(found):
+        for name, rank in _ranks_of(file):
+            files.append(file)
+            named.append(name)
+            read.append(rank)
         if progress is not None:
-            progress(done + 1, len(files))
+            progress(done + 1, len(found))
     told = [t for _, _, t in read]
     places = place(files, told)
     by_rank = sorted(range(len(files)), key=lambda i: places.ranks[i])
     graphs, collectives = [read[i][0] for i in by_rank], [read[i][1] for i in by_rank]
-    paths_told = [str(files[i]) for i in by_rank]
+    paths_told = [named[i] for i in by_rank]
     _check_alike(graphs, paths_told)
     return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), paths_told)
 
 
-def _read(file: Path) -> tuple[TaskGraph, Collectives, RankFacts]:
-    events = read_events(file)
+_Rank = tuple[TaskGraph, Collectives, RankFacts]
+
+
+def _ranks_of(file: Path) -> list[tuple[str, _Rank]]:
+    """The rank of a file by the file's name, or each process of an nsys report with its number behind the name."""
+    try:
+        return [(str(file), _read(file))]
+    except SeveralProcessesError as several:
+        return [(f"{file} (process {pid})", _read(file, process)) for process, pid in several.processes.items()]
+
+
+def _read(file: Path, process: int | None = None) -> _Rank:
+    events = read_events(file, process=process)
     graph = graph_of_events(events, str(file))
     found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
     return (*found, rank_facts(events.header))

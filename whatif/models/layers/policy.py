@@ -20,8 +20,11 @@ import numpy as np
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool
+from whatif.input_file import check_file_pattern, read_at_most
 
 MOST_FACTOR = 1e6
+# A policy names layers; a thousand times those of a large model.
+_MOST_BYTES = 16 << 20
 FORM = (
     'a policy with lists "remove" (layers), "scale" ({layers, factor}) and "merge" ({layers, factor}), '
     "as docs/metaflow.md shows"
@@ -69,7 +72,7 @@ class Policy:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_at_most(path, _MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise WhatifError(f"metaflow: {path}: the policy cannot be read: {error}.") from None
     if path.suffix not in (".json", ".toml"):
@@ -184,7 +187,10 @@ class Resolved:
 def _named(graph: TaskGraph, name: str) -> Bool:
     """The layers of exactly that name, else those whose whole name the expression matches."""
     exact = np.array([layer == name for layer in graph.layers], dtype=np.bool_)
-    found = exact if exact.any() else matching(graph.layers, rf"^(?:{name})$")
+    if exact.any():
+        return exact
+    check_file_pattern(name, "metaflow: the policy", max(map(len, graph.layers)))
+    found = matching(graph.layers, rf"^(?:{name})$")
     found[0] = False  # no layer
     if not found.any():
         close = difflib.get_close_matches(name, graph.layers, 1)

@@ -16,6 +16,7 @@ import pandas as pd
 from whatif.errors import WhatifError, expecting
 from whatif.graph.described import LARGEST_ATTRIBUTE
 from whatif.graph.types import Int64
+from whatif.input_file import read_at_most
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
 
@@ -75,9 +76,7 @@ def integers(table: pd.DataFrame, column: str) -> Int64:
 def read_text(path: Path) -> str:
     """Read a text file; bytes that are no text become question marks. Raises WhatifError where it cannot be read."""
     with expecting(f"{path}: expected a readable file", OSError):
-        if path.stat().st_size > LARGEST_TEXT_BYTES:
-            raise WhatifError(f"{path}: expected a file of measurements, got one of over two gigabytes; cut it.")
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_at_most(path, LARGEST_TEXT_BYTES).decode("utf-8", "replace")
 
 
 def file_sha256(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from whatif.errors import WhatifError
 from whatif.ingest.record_file import read_json
+from whatif.input_file import check_file_pattern, read_at_most
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
 from whatif.questions.validate.validate_records import (
     DEFAULT_OPTIONS,
@@ -30,6 +31,7 @@ from whatif.questions.validate.validate_what_ifs import (
 )
 
 PAIRS_FILE = "pairs.toml"
+_MOST_PAIRS_BYTES = 16 << 20
 SHOWN_CHARACTERS = 40
 _PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark", "scored"}
 _RUN_KEYS = {"name", "remark", "scored"}
@@ -275,7 +277,7 @@ def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], na
 def _read_pairs_file(path: Path) -> tuple[list[Pair], dict[tuple[Path, str], dict[str, Any]]]:
     """The pairs that a file names, and what it remarks on runs of its folder, by (folder, name of the record)."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_at_most(path, _MOST_PAIRS_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise WhatifError(f"{path}: expected a TOML file of pairs, got '{error}'; correct it.") from error
     pairs = []
@@ -315,10 +317,15 @@ def _rows(
 
 
 def _check_names(where: str, specs: tuple[Any, ...]) -> None:
-    """A folder of pairs is data, perhaps somebody else's: it may name a what-if, but no script, which would be run."""
+    """A folder of pairs is data, perhaps somebody else's: it may name a what-if, but no script, which would be run.
+
+    And no pattern that a matcher never comes back from.
+    """
     known = {*built_in_names(), *plug_in_names()}
     for spec in specs:
         if not isinstance(spec, str) or parse_spec(spec)[0] not in known:
             raise WhatifError(
                 f"{where}: expected what_if to name an installed what-if, got {spec!r}; see `whatif transforms`."
             )
+        for value in parse_spec(spec)[1].values():
+            check_file_pattern(value, f"{where}: {spec[:60]!r}")
