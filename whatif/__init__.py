@@ -76,7 +76,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from whatif.output_file import VERSION
+        from whatif.files import VERSION
 
         return VERSION
     if name not in _HOME:

@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from whatif.output_file import replacing
+from whatif.files import replacing
 
 MB = 1_000_000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.output_file import replacing
+from whatif.files import replacing
 
 from .variants import Job
 

@@ -15,7 +15,7 @@ import torch
 from whatif.instrumentation.metadata import describe_environment
 from whatif.instrumentation.recorder import record
 
-from whatif.output_file import replacing
+from whatif.files import replacing
 
 from .memory import measure_memory
 from .timing import time_steps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.output_file import output_file
+from whatif.files import output_file
 
 from ..recording_file import read_recording, rewrite_recording
 from .measure import Measured, measure_operators

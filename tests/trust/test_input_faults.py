@@ -10,7 +10,7 @@ import pytest
 from tests.trust.common import CPU_RECORDING, Outcome, call, small_traces, written
 from tests.trust.crashes import TRACE
 from whatif.errors import WhatifError
-from whatif.input_file import check_file_pattern, read_at_most
+from whatif.files import check_file_pattern, read_at_most
 
 
 def refused(outcome: Outcome, why: str) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 
 from whatif.cli.interrupts import remembered
 from whatif.errors import WhatifError
-from whatif.output_file import VERSION
+from whatif.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {

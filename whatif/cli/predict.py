@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     device, gpu = _device(args.device)
     if args.save is not None:
+        from whatif.files import replaceable_file
         from whatif.from_module.recording import is_predicted
-        from whatif.output_file import replaceable_file
 
         replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])

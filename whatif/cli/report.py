@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     paths, names = traces_then_names(args.words, "report")
-    from whatif.output_file import file_beside, replaceable_file
+    from whatif.files import file_beside, replaceable_file
     from whatif.prediction.transform import load_transform
     from whatif.report.printable import printable
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison."""
     from whatif.errors import WhatifError
-    from whatif.output_file import replaceable_file, replacing
+    from whatif.files import replaceable_file, replacing
     from whatif.questions.validate.validate import validate
 
     if args.markdown:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from whatif.files import replacing
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.schedule import (
     COPY_NAME,
@@ -17,7 +18,6 @@ from whatif.from_module.schedule import (
 )
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import Gpu
-from whatif.output_file import replacing
 
 _PROCESS, _STREAM = 1, 7
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError, expecting
+from whatif.files import replacing
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
@@ -32,7 +33,6 @@ from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
 from whatif.opdb.stand_ins import stand_ins
 from whatif.opdb.trees import Forest, forest_of
-from whatif.output_file import replacing
 
 MODEL_VERSION = 1
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000

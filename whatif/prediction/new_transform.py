@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from whatif.errors import WhatifError
-from whatif.output_file import output_file
+from whatif.files import output_file
 from whatif.prediction.transform import built_in_names
 
 # In a folder with a file of such a name Python takes it for the real one.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from whatif.files import VERSION, replacing
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import (
     Bool,
@@ -22,7 +23,6 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_text
-from whatif.output_file import VERSION, replacing
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes

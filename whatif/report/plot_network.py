@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import networkx
 
 from whatif.errors import WhatifError
+from whatif.files import replacing
 from whatif.models.dts.estimate import Estimate
-from whatif.output_file import replacing
 from whatif.report.plots import COLORS, ENDINGS, new_figure, save
 from whatif.report.printable import printable
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from whatif.errors import WhatifError
-from whatif.output_file import file_beside, replacing
+from whatif.files import file_beside, replacing
 from whatif.report.printable import drawn
 
 if TYPE_CHECKING:

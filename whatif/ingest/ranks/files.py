@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.output_file import RECORDING_SUFFIXES
+from whatif.files import RECORDING_SUFFIXES
 
 # rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
 IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))

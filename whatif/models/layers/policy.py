@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.files import check_file_pattern, read_at_most
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool
-from whatif.input_file import check_file_pattern, read_at_most
 
 MOST_FACTOR = 1e6
 # A policy names layers; a thousand times those of a large model.

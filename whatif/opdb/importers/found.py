@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from whatif.errors import WhatifError, expecting
+from whatif.files import read_at_most
 from whatif.graph.described import LARGEST_ATTRIBUTE
 from whatif.graph.types import Int64
-from whatif.input_file import read_at_most
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
 

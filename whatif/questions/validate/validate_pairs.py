@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whatif.errors import WhatifError
+from whatif.files import check_file_pattern, read_at_most
 from whatif.ingest.record_file import read_json
-from whatif.input_file import check_file_pattern, read_at_most
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
 from whatif.questions.validate.validate_records import (
     DEFAULT_OPTIONS,

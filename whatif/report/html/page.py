@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from whatif.output_file import VERSION, replacing
+from whatif.files import VERSION, replacing
 from whatif.report.as_json import finite
 from whatif.report.html import memory, network, overview, ranks, sensitive, step, what_ifs
 from whatif.report.html.charts import Chart
