@@ -160,7 +160,7 @@ def _followed(path: Path) -> Path | None:
     return None
 
 
-# -- what files of people hold ------------------------------------------------------------------------------------------
+# -- what files of people hold -----------------------------------------------------------------------------------------
 
 # An atom, a bracket of a group, an alternative or a quantifier; anything else (look-around, a reference) is refused.
 _TOKEN = re.compile(
