@@ -259,6 +259,7 @@ def test_launching_the_copy_of_a_batch_costs_what_it_costs(tmp_path: Path) -> No
         at = 1000 * i
         events += [
             mark(f"ProfilerStep#{i}", at, 1000), mark("enumerate(DataLoader)#mine", at, 50),
+            mark("Optimizer.step#SGD.step", at + 900, 20),
             *launched("normalize", at + 20, 10, at + 32, 60, 10 * i + 1), copy("HtoD", at + 100, 40, 10 * i + 2),
             call("cudaMemcpyAsync", at + 60, 5, 10 * i + 2),
             op("aten::mm", at + 200, 30), *launched("sgemm", at + 210, 5, at + 220, 300, 10 * i + 3),

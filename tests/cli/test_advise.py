@@ -71,7 +71,9 @@ def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_top_limits_the_rows_and_the_ranges(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_limits_the_rows_and_the_ranges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [*training(), mark("Optimizer.step#SGD.step", 990, 5)]
+    trace = str(write_trace(tmp_path / "trained.json", events, deviceProperties=V100))
     everything, one = report(capsys, "advise", trace), report(capsys, "advise", trace, "--top", "1")
     assert [item["what_ifs"] for item in everything["advice"]] == [item["what_ifs"] for item in one["advice"]]
     assert len(everything["advice"]) > 1

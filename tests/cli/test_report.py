@@ -16,7 +16,7 @@ import pytest
 import whatif
 from tests.cli.test_commands import V100, training
 from tests.cli.test_report_commands import commands_of
-from tests.helpers import CPU, STREAM, Build, write_trace
+from tests.helpers import CPU, STREAM, Build, mark, write_trace
 from tests.report_page import Page, resources, unpacked
 from whatif import WhatifError
 from whatif.cli.main import main
@@ -441,8 +441,9 @@ def test_a_what_if_that_does_not_apply_is_refused_before_anything_is_written(tmp
         gather(baseline, [load_transform("bandwidth")])
 
 
-def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path, trace: Path) -> None:
+def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path) -> None:
     """The step is longer, its samples are quicker: verdict, card and prediction speak of the same ones."""
+    trace = write_trace(tmp_path / "trained.json", [*training(), mark("Optimizer.step#SGD.step", 990, 5)])
     shown = written(tmp_path, trace, "batch_size:factor=2").source
     facts = gather(Baseline.of(whatif.read(trace)), [whatif.load_transform("batch_size", factor=2.0)])
     assert facts.trial is not None
