@@ -41,8 +41,12 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    info, explained = report(capsys, "info", path), report(capsys, "explain", path)
-    applied = report(capsys, "apply", "scale:factor=0.5", path)
+    # One of them lost a third of its kernels: it is answered where its user insists.
+    info = report(capsys, "info", path)
+    force = ["--force"] if info["trust"]["level"] == "void" else []
+    assert bool(force) == ("edls" in path)
+    explained = report(capsys, "explain", path, *force)
+    applied = report(capsys, "apply", "scale:factor=0.5", path, *force)
     assert info.keys() >= INFO_KEYS
     assert explained.keys() >= EXPLAIN_KEYS
     assert applied.keys() >= APPLY_KEYS
@@ -52,14 +56,14 @@ def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sum(explained["breakdown"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
     assert sum(explained["critical_path_ms"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
     assert sum(part["critical_ms"] for part in explained["phases"]) <= step_ms * 1.001 + 1e-3
-    for words in (["info"], ["explain"], ["apply", "scale:factor=0.5"]):
+    for words in (["info"], ["explain", *force], ["apply", "scale:factor=0.5", *force]):
         assert main([*words, path]) == 0
         out = capsys.readouterr().out
         assert "Traceback" not in out
         assert "nan" not in out.split()
         assert max(map(len, out.splitlines())) <= 100
     output = folder / "out.json.gz"
-    assert main(["export", path, "scale:factor=0.5", "-o", str(output)]) == 0
+    assert main(["export", path, "scale:factor=0.5", "-o", str(output), *force]) == 0
     capsys.readouterr()
     events = json.loads(gzip.decompress(output.read_bytes()))["traceEvents"]
     for pid in (1, 2):

@@ -395,7 +395,7 @@ def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) 
 
 def test_waiting_that_nothing_explains_is_not_laid_to_the_cpu(tmp_path: Path, shared_traces: Path) -> None:
     """98 % of that recording; nothing helps, and no range is spoken of."""
-    held = written(tmp_path, shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz")
+    held = written(tmp_path, shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz", "--force")
     assert held.data("facts")["advise"]["verdict"][0].startswith("Waiting: the span is idle")
     assert "host-bound" not in held.text.lower()
     assert "in the rest most is waiting that nothing in the recording explains" in held.text

@@ -166,7 +166,7 @@ def _without_stubs(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
 
 
 def _first_is_whole(first_ns: int, edges_ns: Int64) -> bool:
-    return bool(edges_ns[0] - first_ns >= 0.5 * np.median(np.diff(edges_ns)))
+    return len(edges_ns) > 1 and bool(edges_ns[0] - first_ns >= 0.5 * np.median(np.diff(edges_ns)))
 
 
 def _repetition(launched: Launched, graph_launch: Bool) -> Steps:

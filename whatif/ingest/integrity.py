@@ -62,6 +62,9 @@ def find_damage(parts: Parts, graph: TaskGraph) -> tuple[tuple[Finding, ...], tu
     return tuple(found), tuple(CHECKS)
 
 
+# A step with less than this share of the fullest step's tasks is not whole.
+LEFT_SHARE = 0.5
+
 What = tuple[Severity, int, str, str]
 
 
@@ -77,11 +80,18 @@ def _s(count: int, noun: str, verb: tuple[str, str]) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'} {verb[count != 1]}"
 
 
-def _cut(parts: Parts, _: TaskGraph) -> Iterator[What]:
+def _cut(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     size_bytes = parts.events.ends_early_at
-    if size_bytes is not None:
-        told = f"{ends_early(size_bytes)}: of what lies behind it nothing is in these numbers"
-        yield Severity.DOUBT, 1, told, "copy or record the file again"
+    if size_bytes is None:
+        return
+    told, severity = f"{ends_early(size_bytes)}: of what lies behind it nothing is in these numbers", Severity.DOUBT
+    # A file need not be in the order of time: steps before the last can lack the work that was written last.
+    works = (graph.on_gpu if graph.on_gpu.any() else graph.on_cpu) & (graph.step >= 0)
+    counts = np.bincount(graph.step[works], minlength=graph.info.n_steps)
+    emptied = int((counts[:-1] < LEFT_SHARE * counts.max(initial=0)).sum())
+    if emptied:
+        told, severity = f"{told}, and {_s(emptied, 'step', ('lacks', 'lack'))} most of the work", Severity.VOIDS
+    yield severity, 1, told, "copy or record the file again"
 
 
 def _unreadable(parts: Parts, _: TaskGraph) -> Iterator[What]:
