@@ -167,7 +167,7 @@ def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> 
     sparse = whatif.apply(before, "dgc")
     exchange = sparse.graph.select(name="^sparse all-gather$")
     assert sparse.graph.high_ns[exchange].tolist() == recorded_ns.tolist()
-    assert sparse.predicted_ms < 0.7 * before.step_ns / 1e6 < before.step_ns / 1e6 <= sparse.high_ms
+    assert sparse.predicted_ms < 0.7 * before.step_ns / 1e6 < 0.9 * before.step_ns / 1e6 < sparse.high_ms
     on_gpu = sparse.graph.on_gpu[sparse.graph.select(name="compress gradients$")]
     assert on_gpu.all()
     assert len(on_gpu) == 12
