@@ -93,15 +93,19 @@ def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> Profi
     if not n_operators:
         return None
     stacks = (events.frames > 0) & is_operator if not len(events.python) else np.zeros(len(events), dtype=np.bool_)
-    wrapped_ns = {track: wrapper_ns(events, track, stacks) for track in tracks if len(operators[track])}
+    rows_of = Grouped(np.arange(len(events)), events.track)
+    wrapped_ns = {track: wrapper_ns(events, rows_of[track]) for track in tracks if len(operators[track])}
     by_wrappers = _by_thread(wrapped_ns, events, stacks, operators)
     if not by_wrappers and not any(key in events.header for key in KNOWN_VERSIONS):
         return None
     before_ns, inside_ns = np.zeros(len(events)), np.zeros(len(events))
     kappa = (KAPPA_GPU if n_calls else KAPPA_CPU) if by_wrappers else CONSTANT_RANGE
-    for track in wrapped_ns:
-        rows = operators[track]
-        before_ns[rows] = kappa.mid * (by_wrappers[track] if by_wrappers else _constant_ns(events, rows))
+    if by_wrappers:
+        for track, each_ns in by_wrappers.items():
+            before_ns[operators[track]] = kappa.mid * each_ns
+    else:
+        rows = np.concatenate([operators[track] for track in wrapped_ns])
+        before_ns[rows] = kappa.mid * _constant_ns(events, rows)
     own_ns = float(before_ns.sum())
     n_memory = len(events.allocations) if events.allocations is not None else 0
     memory_ns = MEMORY_US.mid * 1e3 * n_memory
@@ -152,9 +156,10 @@ def _mean_ns(times_ns: Float64) -> float:
     return float(kept.mean())
 
 
-def wrapper_ns(events: Events, track: int, stacks: Bool) -> Float64:
-    """Return the exclusive times of a thread's operators whose only child is another operator, ns."""
-    rows = np.flatnonzero(events.track == track)
+def wrapper_ns(events: Events, rows: Int64) -> Float64:
+    """Return the exclusive times of the operators among a thread's events whose only child is an operator, ns."""
+    if len(rows) < 2:
+        return np.empty(0)
     start_ns = events.start_ns[rows]
     # An event without a duration is inside of what it lies in, and has an inside of its own.
     end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
