@@ -94,7 +94,12 @@ def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> Profi
         return None
     stacks = (events.frames > 0) & is_operator if not len(events.python) else np.zeros(len(events), dtype=np.bool_)
     rows_of = Grouped(np.arange(len(events)), events.track)
-    wrapped_ns = {track: wrapper_ns(events, rows_of[track]) for track in tracks if len(operators[track])}
+    # One operator alone wraps none.
+    wrapped_ns = {
+        track: wrapper_ns(events, rows_of[track]) if len(operators[track]) > 1 else np.empty(0)
+        for track in tracks
+        if len(operators[track])
+    }
     by_wrappers = _by_thread(wrapped_ns, events, stacks, operators)
     if not by_wrappers and not any(key in events.header for key in KNOWN_VERSIONS):
         return None
@@ -158,8 +163,6 @@ def _mean_ns(times_ns: Float64) -> float:
 
 def wrapper_ns(events: Events, rows: Int64) -> Float64:
     """Return the exclusive times of the operators among a thread's events whose only child is an operator, ns."""
-    if len(rows) < 2:
-        return np.empty(0)
     start_ns = events.start_ns[rows]
     # An event without a duration is inside of what it lies in, and has an inside of its own.
     end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
