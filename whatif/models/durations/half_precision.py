@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from whatif.graph.kernels import (
     DTYPES,
-    KERNEL_FLOOR_NS,
     MATRIX_FAMILIES,
     KernelFamily,
 )
 from whatif.graph.recorded import Rates
 from whatif.graph.types import Bool, Float64, among
 from whatif.hardware.gpu import Gpu
+from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_gbyte_s
 
 # Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", said of Volta and Turing, whose fp16 and
 # fp32 peaks have the ratios 8 (V100) and 4 (RTX 2080 Ti with fp32 accumulation; Daydream's own device).
@@ -31,19 +31,16 @@ SPEEDUP_EXPONENT = float(np.log(DAYDREAM_MATRIX_SPEEDUP) / np.log(np.sqrt(4 * 8)
 # (6.5x of 8).
 SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
 
-# Share of the half-precision peak that the best shapes reach. Products: 0.80-0.87 on A100 and H100 (MAMF table of
-# stas00/ml-engineering). Attention: FlashAttention-2 and -3 report 0.5-0.75 on A100 and H100. Convolutions and
-# recurrent layers: our estimate, not measured.
-CEILING = {KernelFamily.GEMM: 0.8, KernelFamily.CONVOLUTION: 0.4, KernelFamily.ATTENTION: 0.6, KernelFamily.RNN: 0.4}
+# What the best shapes of a family reach at the most: the slower pass of those that have two.
+_WORK: dict[KernelFamily, MatrixWork] = {
+    KernelFamily.GEMM: "matmul", KernelFamily.CONVOLUTION: "conv_backward", KernelFamily.ATTENTION: "attention",
+    KernelFamily.RNN: "rnn",
+}  # fmt: skip
 # Our estimate, not measured (centre, fast end, slow end): a kernel that reaches a share e of the fp32 peak reaches
 # this share of e on tensor cores, because tiles are larger and operands arrive no faster. A TF32 kernel has them
 # already, and fp16 halves its operands.
 FEED_FROM_FP32 = (0.7, 0.95, 0.45)
 FEED_FROM_TENSOR_CORES = (0.9, 1.0, 0.6)
-# aiconfigurator's speed-of-light model: t = max(flops / peak, bytes / bandwidth) / 0.8 + 3 us; 11-22 % MAPE on bf16
-# products of A100-B200.
-BANDWIDTH_SHARE = 0.8
-_MATRIX_FLOOR_NS = 3000.0
 
 
 class _Shrink(NamedTuple):
@@ -111,7 +108,7 @@ def half_precision_ratio(
     """
     duration = duration_ns.astype(np.float64)
     changes = _runs_in_fp32(family, dtype, duration)
-    centre, low, high = (_above_floor(duration, np.where(changes, by[family], 1.0)) for by in _SHRINK_BY_FAMILY)
+    centre, low, high = (_above_floor(duration, np.where(changes, by[family], 1.0), gpu) for by in _SHRINK_BY_FAMILY)
     for member in MATRIX_FAMILIES:
         of_member = changes & (family == member)
         if not of_member.any():
@@ -163,9 +160,9 @@ def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamil
     return named
 
 
-def _above_floor(duration: Float64, factor: Float64) -> Float64:
+def _above_floor(duration: Float64, factor: Float64, gpu: Gpu | None) -> Float64:
     """Shrink only the time above the floor: a kernel that is all latency gains nothing."""
-    fixed = np.minimum(duration, KERNEL_FLOOR_NS)
+    fixed = np.minimum(duration, kernel_floor_ns(gpu))
     shrunk = (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0)
     return np.where(factor == 1, 1.0, shrunk)
 
@@ -206,7 +203,7 @@ def matrix_ratios(
     )
     gain = max(gain, 1.0)
     ratios = [
-        _matrix_floor(duration, duration * gain**-exponent)
+        _matrix_floor(duration, duration * gain**-exponent, gpu)
         for exponent in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW if gpu is not None else 0.0)
     ]
     known = work_is_known(flops, duration, gpu)
@@ -218,13 +215,13 @@ def matrix_ratios(
     fast = gpu.matrix_tflops(switch.after) * 1e3
     efficiency = work / recorded / slow
     bytes_left = np.maximum(size_bytes[known], 0) * switch.bytes_left
-    memory_ns = bytes_left / (gpu.memory_gbyte_s * BANDWIDTH_SHARE)  # 1 GB/s is 1 byte/ns
+    memory_ns = bytes_left / memory_gbyte_s(gpu)  # 1 GB/s is 1 byte/ns
     for position, feed in enumerate(switch.feed):
         # Fast algorithms (Winograd) do fewer operations than counted: their efficiency passes 1, and the ceiling
         # holds it.
-        reached = np.minimum(efficiency * feed, CEILING[family])
+        reached = np.minimum(efficiency * feed, compute_share(gpu, switch.after, _WORK[family]).centre)
         compute_ns = work / (fast * reached)
-        ratios[position][known] = _matrix_floor(recorded, np.maximum(compute_ns, memory_ns))
+        ratios[position][known] = _matrix_floor(recorded, np.maximum(compute_ns, memory_ns), gpu)
     return ratios[0], ratios[1], ratios[2]
 
 
@@ -233,9 +230,9 @@ def work_is_known(flops: npt.NDArray[np.integer[Any]], duration: npt.NDArray[Any
     return np.asarray((flops > 0) & (duration > 0) & (gpu is not None), dtype=np.bool_)
 
 
-def _matrix_floor(recorded: Float64, predicted: Float64) -> Float64:
+def _matrix_floor(recorded: Float64, predicted: Float64, gpu: Gpu | None) -> Float64:
     """Predicted over recorded, where predicted is at least the time to start and drain and at most the recorded one."""
-    floor = np.minimum(recorded, _MATRIX_FLOOR_NS)
+    floor = np.minimum(recorded, kernel_floor_ns(gpu))
     return np.clip(predicted, floor, recorded) / np.maximum(recorded, 1.0)
 
 
