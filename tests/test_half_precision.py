@@ -106,14 +106,14 @@ def test_known_work_is_bound_by_the_kernels_own_efficiency() -> None:
 
 
 def test_known_work_is_bound_by_memory() -> None:
-    """A matrix-vector product moves 4 GB in fp32: at 900 GB/s and 80 % of it, half of them take 2.78 ms."""
+    """A matrix-vector product moves 4 GB in fp32: at 900 GB/s and 88 % of it, half of them take 2.53 ms."""
     centre, _, _ = ratio(F.GEMM, duration_ns=5 * MS, gpu=V100, flops=2 * 10**9, size_bytes=4 * 10**9)
-    assert centre == pytest.approx(2e9 / (900 * 0.8) / (5 * MS), rel=0.01)
+    assert centre == pytest.approx(2e9 / (900 * 0.88) / (5 * MS), rel=0.01)
 
 
 def test_a_small_matrix_kernel_keeps_its_latency() -> None:
-    assert ratio(F.GEMM, duration_ns=2_500, gpu=H100, flops=10**6)[0] == 1.0
-    assert ratio(F.GEMM, duration_ns=6_000, gpu=H100, flops=10**8)[0] >= 0.5
+    assert ratio(F.GEMM, duration_ns=2_000, gpu=H100, flops=10**6)[0] == 1.0
+    assert ratio(F.GEMM, duration_ns=6_000, gpu=H100, flops=10**8)[0] >= 1 / 3
 
 
 def test_a_step_that_is_half_already_keeps_its_unnamed_and_fp32_kernels() -> None:

@@ -25,6 +25,16 @@ RECORDED = [
     ("Tesla V100-SXM2-16GB", 16945512448, "V100-SXM2-16"),
     ("NVIDIA H100 80GB HBM3", 84929347584, "H100-SXM-80"),
     ("NVIDIA H100 PCIe", None, "H100-PCIE-80"),
+    ("NVIDIA H100", 102085492736, "H100-SXM-96"),
+    ("NVIDIA H100", None, "H100-SXM-80"),
+    ("NVIDIA H100 NVL", 99857989632, "H100-NVL-94"),
+    ("NVIDIA GeForce RTX 3060", 12622168064, "RTX3060"),
+    ("NVIDIA GeForce RTX 3080", None, "RTX3080"),
+    ("NVIDIA GeForce RTX 4060 Ti", 8585216000, "RTX4060Ti-8"),
+    ("NVIDIA GeForce RTX 4060 Ti", 16710107136, "RTX4060Ti-16"),
+    ("NVIDIA GeForce RTX 5080", None, "RTX5080"),
+    ("NVIDIA A10G", 23834263552, "A10G"),
+    ("AMD Instinct MI325X", None, "MI325X"),
     ("NVIDIA H200", 150754820096, "H200-SXM-141"),
     ("NVIDIA A100-SXM4-80GB", 84990623744, "A100-SXM-80"),
     ("NVIDIA A100-PG509-200", 42297524224, "A100-SXM-40"),
@@ -111,8 +121,10 @@ def test_names_are_forgiving_and_mistakes_are_helped() -> None:
     assert load_gpu("v100 sxm2 32").name == "V100-SXM2-32"
     assert load_gpu("Tesla V100-SXM2-32GB").name == "V100-SXM2-32"
     assert load_gpu("MI250").name == "MI250"
-    with pytest.raises(WhatifError, match=r"got 'H100'.*H100-PCIE-80, H100-SXM-80"):
-        load_gpu("H100")
+    assert load_gpu("NVIDIA H100").name == "H100-SXM-80"
+    assert load_gpu("RTX 3060").name == "RTX3060"
+    with pytest.raises(WhatifError, match=r"got 'A100'.*A100-PCIE-40"):
+        load_gpu("A100")
 
 
 @pytest.mark.parametrize(

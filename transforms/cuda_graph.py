@@ -3,8 +3,9 @@
 Source: PyTorch, "Accelerating PyTorch with CUDA Graphs" (2021); NVIDIA, "Getting Started with CUDA Graphs" (2019) and
         "Constant Time Launch for Straight-Line CUDA Graphs" (2024).
 Model:  the launches of a step and the CPU's work between them become one call that takes 10 us and 100 ns a node (2.5
-        us and 1 ns to 20 us and 200 ns). Kernels, their order and the gaps between them stay (0.5 to 2 us in the
-        range): what is gained is the GPU's waiting for the CPU. Data loading and the copy of the batch stay outside.
+        us and 1 ns to 20 us and 200 ns). Kernels and their order stay, with a graph's gap between them
+        (whatif/hardware/architectures.toml: 0.3 us on Hopper, 0.5 on others of NVIDIA's): what is gained is the GPU's
+        waiting for the CPU. Data loading and the copy of the batch stay outside.
         Where the CPU waits for the GPU in between (loss.item(), a GradScaler, a blocking copy) the graph ends and
         another one begins behind it; the prediction says how often. `capture=passes` leaves the update out. The step
         has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says

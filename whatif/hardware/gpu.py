@@ -164,12 +164,12 @@ def load_gpu(name: str) -> Gpu:
 
 
 def gpu_asked_for(name: str) -> Gpu:
-    """Return the GPU that a person means: as ``load_gpu``, and "H100" is its SXM board, the one that trains.
+    """Return the GPU that a person means: as ``load_gpu``, and "V100" is its SXM board, the one that trains.
 
     Where there are several such boards ("A100") it is the one with the most memory.
     """
     boards = [known for known in gpu_names() if known.lower().startswith(f"{name.strip().lower()}-sxm")]
-    exact = _squeeze(name) in map(_squeeze, gpu_names())
+    exact = any(_squeeze(name) in map(_squeeze, (known, *gpu.aliases)) for known, gpu in _gpus().items())
     return load_gpu(name if exact or not boards else max(boards, key=lambda board: _gpus()[board].memory_gibyte))
 
 

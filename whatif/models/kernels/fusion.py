@@ -42,6 +42,9 @@ FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wra
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _REDUCTIONS = (KernelFamily.REDUCTION, KernelFamily.SOFTMAX, KernelFamily.LAYER_NORM, KernelFamily.NORMALIZATION)
 _FUSED_FAMILIES = (KernelFamily.ELEMENTWISE, KernelFamily.CAST, *_REDUCTIONS)
+# The first reduction of a softmax that is written out: Inductor finds maximum and sum in one loop over a row
+# (torch/_inductor/config.py, online_softmax).
+_MAXIMUM = r"reduce_kernel.*MaxOps"
 # Kernels of other what-ifs that share no loop with their neighbours: a weight has a shape of its own, and Transformer
 # Engine's casts belong to layers that the compiler calls as they are.
 _ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
@@ -211,9 +214,10 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
     begins = np.append(True, ~joined)
     first = np.flatnonzero(begins)
     run = np.cumsum(begins) - 1
-    # A second reduction needs the first one's result: it begins a kernel of its own.
-    reductions = np.cumsum(reduces)
-    ahead: Int64 = (reductions - reduces)[first][run]
+    # A second reduction needs the first one's result: it begins a kernel of its own, but for the sum of a softmax.
+    counted = reduces & ~graph.select(name=_MAXIMUM).mask[order]
+    reductions = np.cumsum(counted)
+    ahead: Int64 = (reductions - counted)[first][run]
     part = np.maximum(reductions - ahead - 1, 0) + (np.arange(len(order)) - first[run]) // LONGEST_CHAIN
     begins[1:] |= (part[1:] != part[:-1]) & (run[1:] == run[:-1])
     return np.flatnonzero(begins)

@@ -27,7 +27,8 @@ from whatif.graph.types import (
     ThreadKind,
     among,
 )
-from whatif.models.durations.estimator import Estimates, Source, put
+from whatif.hardware.roofline import graph_gap_ns
+from whatif.models.durations.estimator import Estimates, Source, device, put
 from whatif.models.layers.columns import named, with_values
 from whatif.simulation.steps import MIN_STEPS
 
@@ -38,9 +39,6 @@ CALL_NS = (10_000, 2_500, 20_000)
 # A node more: 200 ns before CUDA 12.6, 1 ns for a straight line since (NVIDIA, "Constant Time Launch ..."). Which one a
 # recording's driver takes is not known: the middle.
 NODE_NS = (100, 1, 200)
-# Between two kernels of a graph: 0.5 us on a V100 (NVIDIA, "Getting Started with CUDA Graphs": 3.4 us for kernels of
-# 2.9), up to 2 us with a dependency between two streams, our estimate. The prediction keeps the stream's own gap.
-GAP_NS = (500, 2_000)
 # An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a
 # library that is loaded, a first allocation, a tuner's search, another program. In warm recordings by others it takes
 # up to a quarter of the CPU's time in both passes, in cold ones three quarters and more. The limits are our estimate.
@@ -197,7 +195,7 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     heads = np.unique(head[chosen & (head < len(graph))])
     fate[heads] = STAYS
     graph = with_doubt_in_start_up(_as_graph_launches(graph, heads, n_nodes[segment[heads]]), staying)
-    graph = _with_doubt_in_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
+    graph = _with_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
     steps = np.unique(graph.step[heads])
     told = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
@@ -240,10 +238,18 @@ def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGr
     return put(graph, heads, graph_launches(n_nodes))
 
 
-def _with_doubt_in_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
-    """Let the range of each task hold what its gap to the next one may be in a graph."""
+def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
+    """Let streams wait between tasks as a graph does where most are its nodes, and ranges hold what gaps may be."""
+    centre, least, most = graph_gap_ns(device(graph))
+    count = np.bincount(graph.thread, minlength=len(graph.threads))
+    mostly = 2 * np.bincount(graph.thread[nodes], minlength=len(graph.threads)) > count
+    graph = graph.replace(
+        threads=tuple(
+            replace(thread, lag_ns=min(thread.lag_ns, int(centre))) if captured else thread
+            for thread, captured in zip(graph.threads, mostly.tolist(), strict=True)
+        )
+    )
     gap_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[nodes]]
-    least, most = GAP_NS
     return graph.with_duration(
         nodes, graph.duration_ns[nodes],
         low_ns=np.maximum(graph.low_ns[nodes] - np.maximum(gap_ns - least, 0), 0),
