@@ -14,13 +14,12 @@ import numpy.typing as npt
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64
 from whatif.opdb.chain import AnswerSource, Estimator
-from whatif.opdb.features import FEATURES_VERSION
+from whatif.opdb.features import FEATURES_VERSION, FLOOR_S
 from whatif.opdb.index import index_of
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import held_out
 from whatif.opdb.law import fit_law
 from whatif.opdb.learned import MODEL_VERSION, ModelFacts, Source
-from whatif.opdb.roofline import FLOOR_S
 from whatif.opdb.rows import joined, measurements
 from whatif.opdb.trees import Forest, forest_of
 from whatif.opdb.work import work

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
 from whatif.opdb import neighbours
 from whatif.opdb.chain import METHOD_ORDER, Answers, AnswerSource, Estimator
+from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.index import Index
 from whatif.opdb.law import fit_law
 from whatif.opdb.neighbours import nearest
 from whatif.opdb.provenance import Environment
-from whatif.opdb.roofline import bound_s
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.schema import METHODS
 from whatif.opdb.work import work

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from whatif.graph.described import FAMILIES
 from whatif.hardware.gpu import load_gpu
+from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.features import LEARNABLE, Sheet, features, reference_s, sheet_of
-from whatif.opdb.roofline import bound_s
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.stand_ins import stand_ins
 from whatif.opdb.work import work

@@ -17,6 +17,7 @@ from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.anchors import fit_anchors
 from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.opdb.data_sheet import analytic_s, bound_s
 from whatif.opdb.default import estimator, opened
 from whatif.opdb.features import FEATURES_VERSION, features, reference_s, sheet_of
 from whatif.opdb.index import Index
@@ -31,7 +32,6 @@ from whatif.opdb.learned import (
     write_model,
 )
 from whatif.opdb.provenance import Basis
-from whatif.opdb.roofline import analytic_s, bound_s
 from whatif.opdb.rows import Operators, measurements, operators
 
 __all__ = ["own_cache"]

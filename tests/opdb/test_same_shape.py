@@ -11,9 +11,9 @@ from tests.opdb.builders import T4, V100, database, indexed, origin, products, t
 from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.opdb.data_sheet import analytic_s, bound_s
 from whatif.opdb.evaluate import evaluate_unseen_devices
 from whatif.opdb.provenance import Origin
-from whatif.opdb.roofline import analytic_s, bound_s
 from whatif.opdb.rows import Operators, Rows, measurements
 from whatif.opdb.store import Store
 

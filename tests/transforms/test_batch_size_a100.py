@@ -15,7 +15,7 @@ import pytest
 import whatif
 from whatif import Prediction
 from whatif.models.durations.estimator import device
-from whatif.models.durations.roofline import filled, latency_ns
+from whatif.models.durations.occupancy import filled, latency_ns
 from whatif.prediction.predict import Baseline
 
 RUNS = (0, 1, 2)

@@ -39,10 +39,6 @@ class KernelFamily(IntEnum):
     OTHER = 18
 
 
-# The shortest kernels of the recordings in docs/accuracy.md take 1 to 2.5 us whatever they do; so does a graph-replayed
-# minimum in aiconfigurator's data (1.65 to 2.5 us).
-KERNEL_FLOOR_NS = 2_000
-
 # The compute-bound families: they use the matrix units where the number format has them.
 MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATTENTION, KernelFamily.RNN)
 

@@ -6,7 +6,7 @@
 - convolutions in the formats of a device's tensor cores: ``whatif.opdb.tensor_convolutions``.
 - collectives: NCCL's own tuner (``whatif.opdb.collective_law``).
 - all others, and convolutions on devices or in formats that the queue does not know: the roofline law
-  (``whatif.opdb.roofline``).
+  (``whatif.opdb.data_sheet``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
-from whatif.opdb import roofline
+from whatif.opdb import data_sheet
 from whatif.opdb.collective_law import answers_collective, collective_analytic
 from whatif.opdb.queue_layers import queue_s
 from whatif.opdb.rows import Operators
@@ -34,7 +34,7 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
     """Return a mask, shape (n,), of the operators that a data sheet has a law for."""
     if gpu is not None and ops.family == "collective":
         return answers_collective(gpu, ops)
-    return roofline.answers_analytically(gpu, ops)
+    return data_sheet.answers_analytically(gpu, ops)
 
 
 def analytic_answers(
@@ -46,12 +46,12 @@ def analytic_answers(
     """
     if ops.family == "collective":
         return collective_analytic(gpu, ops)
-    t, low, high = roofline.analytic_s(gpu, ops, launch=launch)
+    t, low, high = data_sheet.analytic_s(gpu, ops, launch=launch)
     if ops.family == "conv" and conv_law == "queue":
-        queue = queue_s(gpu, ops) + (roofline.LAUNCH_FLOOR_S if launch else roofline.FLOOR_S)
+        queue = queue_s(gpu, ops) + (data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu))
         known = np.isfinite(queue)
         # What no kernel undercuts holds for the estimate's range as well.
-        least = np.maximum(queue / QUEUE_LOW_FACTOR, roofline.bound_s(gpu, ops, cold=False))
+        least = np.maximum(queue / QUEUE_LOW_FACTOR, data_sheet.bound_s(gpu, ops, cold=False))
         t = np.where(known, queue, t)
         low = np.where(known, np.minimum(least, queue), low)
         high = np.where(known, queue * QUEUE_HIGH_FACTOR, high)
@@ -59,6 +59,6 @@ def analytic_answers(
         # In the formats of the device's tensor cores: what the queue does not know.
         units = tensor_convolutions(gpu, ops)
         known = np.isfinite(units[0])
-        floor = roofline.LAUNCH_FLOOR_S if launch else roofline.FLOOR_S
+        floor = data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu)
         t, low, high = (np.where(known, of + floor, old) for of, old in zip(units, (t, low, high), strict=True))
     return t, low, high

@@ -25,6 +25,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
+from whatif.opdb.data_sheet import answers_analytically
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
@@ -35,7 +36,6 @@ from whatif.opdb.learned import LearnedModel, ModelFacts
 from whatif.opdb.model_answers import Estimates, anchors_of, ask_model
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
-from whatif.opdb.roofline import answers_analytically
 from whatif.opdb.rows import Operators
 from whatif.opdb.same_shape import Transfer, fit_transfer, of_sizes
 from whatif.opdb.work import work

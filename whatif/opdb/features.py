@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whatif.graph.described import DTYPES, FAMILIES
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import Gpu
-from whatif.opdb.roofline import reached_tflops
+from whatif.opdb.data_sheet import rate_tflops, runs_at
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import output_size, work
 
@@ -25,9 +25,9 @@ _Columns = dict[str, Float64]
 FEATURES_VERSION = 1
 # Families that can be learned: the others have no work that a device's facts say anything of.
 LEARNABLE = ("matmul", "conv", "elementwise", "normalization", "attention")
-# What one kernel takes at the least, and with its launch inside: as ``whatif.opdb.roofline`` had it when models were
+# What one kernel takes at the least, and with its launch inside: as the data sheet's law had it when models were
 # fitted, and theirs for as long as ``FEATURES_VERSION`` stays.
-_FLOOR_S, _LAUNCH_FLOOR_S = 3e-6, 20e-6
+FLOOR_S, _LAUNCH_FLOOR_S = 3e-6, 20e-6
 # Output tiles that libraries cut products into (NVIDIA, "Matrix Multiplication Background User's Guide").
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 32))
 # Threads of one SM times what one of them handles: a wave of an elementwise kernel (ATen's vectorized kernels).
@@ -48,7 +48,9 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def sheet_of(gpu: Gpu, family: str) -> Sheet:
     """Return a GPU's facts for a family; fp32 means fp32: NeuSight's convolutions on an A100 ran no tf32 kernel."""
-    rates = {dtype: reached_tflops(gpu, dtype, family) for dtype in DTYPES}
+    rates = {dtype: rate_tflops(gpu, dtype, family, tf32=False) for dtype in DTYPES}
+    if family == "matmul" and gpu.fp32_sustained_tflops is not None:
+        rates |= {dtype: gpu.fp32_sustained_tflops for dtype in DTYPES if runs_at(dtype) == "fp32"}
     return Sheet(
         sm_count=float(gpu.sm_count), tflops=rates, memory_gbyte_s=float(gpu.memory_gbyte_s),
         l2_mbyte=float(gpu.l2_mbyte),
@@ -60,7 +62,7 @@ def reference_s(ops: Operators, sheet: Sheet, *, launch: bool) -> Float64:
     compute, memory = _roof(ops, sheet)
     if ops.family == "matmul":
         compute = compute * _best_share(_product(ops), sheet)
-    return np.asarray(np.maximum(compute, memory) + (_LAUNCH_FLOOR_S if launch else _FLOOR_S))
+    return np.asarray(np.maximum(compute, memory) + (_LAUNCH_FLOOR_S if launch else FLOOR_S))
 
 
 def features(ops: Operators, sheet: Sheet, names: Sequence[str], *, across: bool) -> tuple[Float64, tuple[str, ...]]:

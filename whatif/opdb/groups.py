@@ -6,10 +6,10 @@ import numpy as np
 
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.opdb.data_sheet import analytic_s, answers_analytically, bound_s, compute_s, memory_s
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import Group, Measured
 from whatif.opdb.quarantine import Aside
-from whatif.opdb.roofline import analytic_s, answers_analytically, bound_s, compute_s, memory_s
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
+from whatif.hardware.roofline import kernel_floor_ns
 from whatif.opdb.anchors import Anchors, fit_anchors
+from whatif.opdb.data_sheet import analytic_s, answers_analytically, bound_s
 from whatif.opdb.features import reference_s, sheet_of
 from whatif.opdb.learned import LearnedModel
-from whatif.opdb.roofline import FLOOR_S, analytic_s, answers_analytically, bound_s
 from whatif.opdb.rows import Operators
 
 
@@ -83,7 +84,8 @@ def ask_model(
         held = model.of_name(ops, facts.launch_s, 0.0)
         # What is left of a time that was mostly launch is the difference of two that are known roughly.
         certain &= t - held > held
-        t, low, high = (np.maximum(c - held, FLOOR_S) for c in (t, low, high))
+        least = kernel_floor_ns(gpu) / 1e9
+        t, low, high = (np.maximum(c - held, least) for c in (t, low, high))
         launch = False
     near = np.ones(len(ops), dtype=np.bool_)
     if gpu is not None:

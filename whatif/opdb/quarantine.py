@@ -13,9 +13,9 @@ import numpy.typing as npt
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64, Int8, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.interpolate import left_out
 from whatif.opdb.law import fit_law
-from whatif.opdb.roofline import bound_s
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 

@@ -1,7 +1,7 @@
 """The same operator on other devices: how it compares with the data sheet's law there, taken over to this device.
 
 A shape that a library runs at half of what one device can do seldom runs at all of it on the next one. So the ratio of
-measured time to the analytic law (``whatif.opdb.roofline``: it holds the floor, which a bare roofline misses) is found
+measured time to the analytic law (``whatif.opdb.data_sheet``: it holds the floor, which a bare one misses) is found
 on every other device, and the median of the ratios times this device's law is the estimate. How far that misses is
 learned by leaving out one of the other devices at a time.
 """
@@ -16,11 +16,11 @@ import numpy as np
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.opdb.data_sheet import analytic_s, bound_s
 from whatif.opdb.exact import lower_medians
 from whatif.opdb.family_index import FamilyIndex
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
-from whatif.opdb.roofline import analytic_s, bound_s
 from whatif.opdb.rows import Operators
 
 # One device alone says as much of itself as of the operator.

@@ -1,7 +1,6 @@
 """How long a new kernel takes that computes: the estimator's answer for products that a what-if adds.
 
-Sources: ``whatif/models/durations/roofline.py``; ``whatif/models/durations/half_precision.py`` for the share of the
-peak that the best shapes reach.
+Source: ``whatif/hardware/roofline.py``.
 """
 
 from __future__ import annotations
@@ -12,28 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
-from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.models.durations.estimator import (
-    MEMORY_SHARE,
-    MEMORY_SHARE_HIGH,
-    MEMORY_SHARE_LOW,
-    UNKNOWN_MEMORY_GBYTE_S,
-    Estimates,
-    Source,
-    device,
-)
-from whatif.models.durations.half_precision import CEILING
+from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
+from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
 
 # Volta's peaks stand for an unknown device (V100 data sheet), FLOP/ns; either way by this much.
 _UNKNOWN_FLOPS_PER_NS = {"fp32": 15.7e3, "fp64": 7.8e3}
 _UNKNOWN_HALF_FLOPS_PER_NS, _UNKNOWN_SPREAD = 125e3, 3.0
 # Kernels of a family from which on their own share of the peak is taken, and the percentiles of its range.
 _ENOUGH, _LOW_PERCENTILE, _HIGH_PERCENTILE = 3, 10, 90
-# Without such kernels: the best shapes reach the ceiling of the family, most of them half of that. Our estimate.
+# Without such kernels: the best shapes reach what the device sustains, most of them half of that. Our estimate.
 _USUAL, _SLOW = 0.5, 0.2
 # What is more than the peak is Winograd or damage.
 _MOST = 1.0
+_WORK: dict[KernelFamily, MatrixWork] = {
+    KernelFamily.CONVOLUTION: "conv_backward", KernelFamily.ATTENTION: "attention", KernelFamily.RNN: "rnn",
+}  # fmt: skip
 
 
 class Share(NamedTuple):
@@ -59,20 +54,21 @@ def computing(
     gpu = device(graph)
     own = None if share else recorded_share(graph, family, dtype)
     source = Source.ROOFLINE if own else Source.PAPER
-    ceiling = CEILING.get(family, CEILING[KernelFamily.GEMM])
+    ceiling = compute_share(gpu, dtype, _WORK.get(family, "matmul")).centre
     reached = share or own or Share(ceiling * _USUAL, ceiling * _SLOW, ceiling)
     if gpu is None:
         peak, memory = _UNKNOWN_FLOPS_PER_NS.get(dtype, _UNKNOWN_HALF_FLOPS_PER_NS), UNKNOWN_MEMORY_GBYTE_S
         spread, source = _UNKNOWN_SPREAD, Source.ASSUMED
     else:
         peak, memory, spread = gpu.matrix_tflops(dtype) * 1e3, gpu.memory_gbyte_s, 1.0
+    bandwidth, floor_ns = memory_share(gpu), kernel_floor_ns(gpu)
     work, moved = (np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in (flops, size_bytes))
     centre, slow, fast = (
-        np.maximum(np.maximum(work / (peak * np.asarray(of) * by), moved / (memory * at * by)), KERNEL_FLOOR_NS)
+        np.maximum(np.maximum(work / (peak * np.asarray(of) * by), moved / (memory * at * by)), floor_ns)
         for of, at, by in (
-            (reached.centre, MEMORY_SHARE, 1.0),
-            (reached.low, MEMORY_SHARE_LOW, 1 / spread),
-            (reached.high, MEMORY_SHARE_HIGH, spread),
+            (reached.centre, bandwidth.centre, 1.0),
+            (reached.low, bandwidth.low, 1 / spread),
+            (reached.high, bandwidth.high, spread),
         )
     )
     return Estimates.of(centre, source, fast, slow)

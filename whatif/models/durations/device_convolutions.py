@@ -15,30 +15,17 @@ import numpy as np
 
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.device_law import memory_bytes_per_ns, reached_tflops
+from whatif.hardware.roofline import compute_share, memory_gbyte_s, on_tensor_cores, sustained_tflops
 from whatif.opdb.rows import Operators, Texts
 from whatif.opdb.work import output_size, work
 
-# Share of the peak of tensor cores: forward 0.79 to 0.94 for 128 channels or more, both gradients 0.49 to 0.60.
-_FORWARD_SHARE, _GRADIENT_SHARE = 0.85, 0.55
-# With 64 channels about half of that (forward 0.39 and 0.43, gradients 0.27 and 0.37).
+# With 64 channels about half of what 128 reach (forward 0.39 and 0.43, gradients 0.27 and 0.37).
 _WIDE_CHANNELS, _NARROW_EXPONENT, _NARROWEST_SHARE = 128, 0.85, 0.1
-# Without tensor cores, by the algorithms that save multiplications where there are such: the V100's convolutions reach
-# 12.0 TFLOP/s in all, and its products count for 0.8 of 15.7.
-_VECTOR_SHARE = 0.96
-# A depthwise or grouped one loads nearly as much as it multiplies: our estimate.
-_GROUPED_SHARE = 0.3
 # Tensor cores want channels last: every tensor of the call is read and written once more, 1.47 TB/s of 3.35 in either
 # direction. With so few channels (images) none is.
 _IMAGE_CHANNELS = 4
 # Rows and columns of the tiles of its product. Our estimate: the usual ones.
 _TILE = 128
-_TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8")
-
-
-def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
-    """Say whether a device has tensor cores for the format."""
-    return dtype in _TENSOR_DTYPES and getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
 
 
 def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool = False) -> Float64:
@@ -47,16 +34,16 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool 
     ``dtype`` counts, and not the format that the operators were recorded in.
     """
     flops, moved = work(replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}))
-    memory = moved / memory_bytes_per_ns(gpu)
+    memory = moved / memory_gbyte_s(gpu)
     c = ops.integers
     grouped = c["groups"] > 1
-    # Of what products reach: clocks that sag under load slow convolutions as well.
-    vector = flops / (reached_tflops(gpu, "fp32") * 1e3 * np.where(grouped, _GROUPED_SHARE, _VECTOR_SHARE))
+    rates = sustained_tflops(gpu, "fp32", "grouped"), sustained_tflops(gpu, "fp32", "conv")
+    vector = flops / (np.where(grouped, *rates) * 1e3)
     if not on_tensor_cores(gpu, dtype):
         return np.asarray(np.maximum(vector, memory), dtype=np.float64)
     forward = np.array([phase == "fwd" for phase in ops.texts["phase"].table] or [True])[ops.texts["phase"].codes]
     narrow = np.minimum(c["in_channels"], c["out_channels"]) / _WIDE_CHANNELS
-    share = np.where(forward, _FORWARD_SHARE, _GRADIENT_SHARE)
+    share = np.where(forward, *(compute_share(gpu, dtype, what).centre for what in ("conv", "conv_backward")))
     share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
     product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
     changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & (not channels_last)

@@ -14,21 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whatif.graph.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int8, Int64, among
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.roofline import RATE_DTYPES, filled
+from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s
+from whatif.models.durations.occupancy import filled, rates_tflops
+from whatif.opdb.data_sheet import executed_over_asked
+from whatif.opdb.importers.described import operators_of
 
-# The shortest kernels on AMD devices: 3.4 us in a recording of ResNet training on MI300X (normalizations; elementwise
-# kernels of a few bytes: 3.6), where NVIDIA's take 1 to 3.
-AMD_FLOOR_NS = 3_400.0
-# Of the bandwidth, what large elementwise kernels reach: 0.91 on V100, 0.86 on A100-SXM-80, 0.91 on H100 (medians over
-# the public recordings of docs/device.md); on MI300X a quarter of them reach 0.74.
-MEMORY_SHARE = {"nvidia": 0.89, "amd": 0.74}
-# Of the peak of matrix products, where no best product was ever measured: our estimate for either vendor, between
-# MAMF's 0.80 to 0.87 on A100 and H100, and its 0.51 on MI300X.
-MATRIX_SHARE = {"nvidia": 0.8, "amd": 0.51}
 # So much of the places for warps has to be filled for memory to be busy: our estimate.
 _BUSY_MEMORY_FILL = 0.5
 # A nominal 90 % range of a ratio of two laws: between boards of one architecture, between a vendor's architectures,
@@ -54,62 +48,55 @@ class Ratio:
         self.centre[at], self.low[at], self.high[at] = other.centre, other.low, other.high
 
 
-def floor_ns(gpu: Gpu) -> float:
-    """Return what the shortest kernels take on a device, ns."""
-    return AMD_FLOOR_NS if gpu.vendor == "amd" else float(KERNEL_FLOOR_NS)
-
-
-def reached_tflops(gpu: Gpu, dtype: str) -> float:
-    """Return the rate that good matrix products in ``dtype`` reach, TFLOP/s: measured, or a usual share of the peak."""
-    peak = gpu.matrix_tflops(dtype)
-    measured = {"fp8": gpu.fp8_sustained_tflops, "fp32": gpu.fp32_sustained_tflops}.get(dtype)
-    if dtype in ("fp16", "bf16", "tf32") and gpu.bf16_sustained_tflops and gpu.bf16_tensor_tflops:
-        # TF32 and fp16 run on the same units as bf16.
-        measured = gpu.bf16_sustained_tflops / gpu.bf16_tensor_tflops * peak
-    return measured or MATRIX_SHARE.get(gpu.vendor, MATRIX_SHARE["nvidia"]) * peak
-
-
-def memory_bytes_per_ns(gpu: Gpu) -> float:
-    """Return the rate at which large kernels move bytes on a device; 1 GB/s is 1 byte/ns."""
-    return gpu.memory_gbyte_s * MEMORY_SHARE.get(gpu.vendor, MEMORY_SHARE["nvidia"])
-
-
 def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
     """Return new over recorded time of kernels ``tasks`` (ids), computing in ``dtype`` and then in ``new_dtype``.
 
     Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. What a kernel computes and moves counts where
-    the recording tells it; else its family says what bounds it.
+    the recording tells it; else its family says what bounds it. What a product takes beyond its floor and ``FAR_ABOVE``
+    times its law is latency, which another device does not shorten.
     """
     family, recorded = graph.family[tasks], graph.duration_ns[tasks].astype(np.float64)
     flops, moved = graph.flops[tasks].astype(np.float64), graph.size_bytes[tasks].astype(np.float64)
     matrix = among(family, MATRIX_FAMILIES)
+    tiled = among(family, (KernelFamily.GEMM, KernelFamily.CONVOLUTION))
+    known = np.where(matrix, flops > 0, moved > 0)
     laws = []
     for gpu, form in ((old, dtype), (new, new_dtype)):
         share = filled(graph, gpu, tasks)
         # A library chooses the tiles of products by the device; other kernels start as many threads on any.
-        share = np.where(among(family, (KernelFamily.GEMM, KernelFamily.CONVOLUTION)), np.nan, share)
-        rates = np.array([reached_tflops(gpu, name) * 1e3 for name in RATE_DTYPES])
-        rate, bandwidth = rates[form] * _waves(share), memory_bytes_per_ns(gpu) * _busy(share)
+        share = np.where(tiled, np.nan, share)
+        rates = rates_tflops(gpu) * 1e3
+        rate, bandwidth = rates[form] * _waves(share), memory_gbyte_s(gpu) * _busy(share)
         # Where the work is not known any amount does: it cancels in the ratio.
-        compute = np.where(matrix, np.where(flops > 0, flops, 1.0), 0.0) / rate
+        compute = np.where(matrix, np.where(flops > 0, flops, 1.0), 0.0) * _in_tiles(graph, gpu, tasks) / rate
         memory = np.where(moved > 0, moved, ~matrix) / bandwidth
         laws.append(np.where(matrix & (flops <= 0), compute, np.maximum(compute, memory)))
     ratio = laws[1] / laws[0]
-    known = np.where(matrix, flops > 0, moved > 0)
     spread = spread_between(old, new) * np.where(known, 1.0, UNKNOWN_SPREAD)
-    found = with_range(recorded, ratio, spread, old, new)
-    # Far above its own law a kernel waits for something else, which clocks and multiprocessors shorten at best.
+    far_above = np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * laws[0], 0.0)
+    found = with_range(recorded, ratio, spread, old, new, latency_ns=np.where(known & tiled, far_above, 0.0))
+    # What a kernel waits for beside its work clocks and multiprocessors shorten at best.
     other = old.sm_count * old.boost_mhz / (new.sm_count * new.boost_mhz)
     ends = (
         with_range(recorded, np.minimum(ratio, other), spread, old, new),
         with_range(recorded, np.maximum(ratio, other), spread, old, new),
     )
-    slow = known & (recorded > _FAR_ABOVE * laws[0])
-    return Ratio(found.centre, np.where(slow, ends[0].low, found.low), np.where(slow, ends[1].high, found.high))
+    low, high = np.minimum(found.low, ends[0].low), np.maximum(found.high, ends[1].high)
+    slow = known & (far_above > 0)
+    return Ratio(found.centre, np.where(slow, low, found.low), np.where(slow, high, found.high))
 
 
-# What a kernel's law has to be exceeded by before it counts as bound by something else: our estimate.
-_FAR_ABOVE = 3.0
+# What a kernel's law has to be exceeded by before the rest counts as bound by something else: our estimate.
+FAR_ABOVE = 3.0
+
+
+def _in_tiles(graph: TaskGraph, gpu: Gpu, tasks: Int64) -> Float64:
+    """Executed over useful work of products whose sizes are known, in whole tiles and waves of a device; else 1."""
+    by_operator = np.ones(len(graph.info.operators) + 1)  # -1 is the last entry
+    for place, ops in operators_of(graph.info.operators):
+        if ops.family == "matmul":
+            by_operator[place] = executed_over_asked(gpu, ops)
+    return np.where(graph.family[tasks] == KernelFamily.GEMM, by_operator[graph.called[tasks]], 1.0)
 
 
 def _tier(old: Gpu, new: Gpu) -> int:
@@ -121,24 +108,31 @@ def spread_between(old: Gpu, new: Gpu) -> float:
     return SPREADS[_tier(old, new)]
 
 
-def with_range(recorded_ns: Float64, ratio: npt.ArrayLike, spread: npt.ArrayLike, old: Gpu, new: Gpu) -> Ratio:
-    """Return new over recorded time where ``ratio``, within ``spread`` either way, holds above the floor."""
+def with_range(
+    recorded_ns: Float64, ratio: npt.ArrayLike, spread: npt.ArrayLike, old: Gpu, new: Gpu,
+    *, latency_ns: npt.ArrayLike = 0.0,
+) -> Ratio:  # fmt: skip
+    """Return new over recorded time where ``ratio``, within ``spread`` either way, holds above floor and latency."""
     floor = FLOOR_SPREADS[_tier(old, new)]
     by = np.asarray(ratio)
-    return Ratio(
-        above_floor(recorded_ns, by, old, new),
-        above_floor(recorded_ns, by / np.asarray(spread), old, new, floor_by=1 / floor),
-        above_floor(recorded_ns, by * np.asarray(spread), old, new, floor_by=floor),
-    )
+    ways = ((by, 1.0), (by / np.asarray(spread), 1 / floor), (by * np.asarray(spread), floor))
+    return Ratio(*(above_floor(recorded_ns, r, old, new, floor_by=f, latency_ns=latency_ns) for r, f in ways))
 
 
-def above_floor(recorded_ns: Float64, ratio: npt.ArrayLike, old: Gpu, new: Gpu, *, floor_by: float = 1.0) -> Float64:
+def above_floor(
+    recorded_ns: Float64, ratio: npt.ArrayLike, old: Gpu, new: Gpu,
+    *, floor_by: float = 1.0, latency_ns: npt.ArrayLike = 0.0,
+) -> Float64:  # fmt: skip
     """Return new over recorded time where only what is above the floor follows ``ratio``; shape of ``recorded_ns``.
 
     A kernel at half of the floor stays at half of the new one, which is ``floor_by`` times what it is known as.
+    ``latency_ns`` of what is above stays, and hides as much of a change of the floor as it is longer than that.
     """
-    fixed = np.minimum(recorded_ns, floor_ns(old))
-    new_ns = fixed * (floor_ns(new) / floor_ns(old) * floor_by) + (recorded_ns - fixed) * np.asarray(ratio)
+    floors, stays = (kernel_floor_ns(old), kernel_floor_ns(new)), np.asarray(latency_ns)
+    seen = 1 / (1 + stays / np.sqrt(floors[0] * floors[1]))
+    fixed = np.minimum(recorded_ns, floors[0])
+    new_ns = fixed * (floors[1] / floors[0] * floor_by) ** seen + stays
+    new_ns = new_ns + (recorded_ns - fixed - stays) * np.asarray(ratio)
     return np.asarray(np.where(recorded_ns > 0, new_ns / np.maximum(recorded_ns, 1.0), 1.0))
 
 

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.graph.types import Int64
-from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.hardware.gpu import Gpu
 from whatif.models.durations.database import Ratios, estimator_of, same_source_ratio
-from whatif.models.durations.device_law import (
-    MATRIX_SHARE,
-    has_units,
-    reached_tflops,
-    spread_between,
-)
-from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.models.durations.device_law import has_units
+from whatif.opdb.chain import Estimator
 from whatif.opdb.importers.described import operators_of
-from whatif.opdb.roofline import compute_s, memory_s
 from whatif.opdb.rows import Operators, Texts
 
 if TYPE_CHECKING:
@@ -28,8 +22,7 @@ if TYPE_CHECKING:
 def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tuple[Int64, Operators, Ratios]]:
     """Give, by family, places in a table of operators, the operators there, and their time on ``new`` over ``old``.
 
-    Only operators in a format for which both devices have units, or neither. Down to what other devices measured;
-    products down to the data sheets, which know their tiles.
+    Only operators in a format for which both devices have units, or neither. Down to what other devices measured.
     """
     sides = estimator_of(old.name), estimator_of(new.name)
     for place, ops in operators_of(table):
@@ -38,13 +31,7 @@ def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tupl
         if not len(rows):
             continue
         asked = ops.take(rows)
-        if ops.family == "conv":
-            ratios = _gradients_apart(asked, sides)
-        elif ops.family == "matmul":
-            ratios = same_source_ratio(asked, asked, *sides, worst=AnswerSource.ANALYTIC)
-            ratios = _reached(ratios, asked, old, new)
-        else:
-            ratios = same_source_ratio(asked, asked, *sides)
+        ratios = _gradients_apart(asked, sides) if ops.family == "conv" else same_source_ratio(asked, asked, *sides)
         yield place[rows], asked, ratios
 
 
@@ -61,19 +48,3 @@ def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Rati
     first, second = parts
     ratio, low, high = (np.sqrt(getattr(first, name) * getattr(second, name)) for name in ("ratio", "low", "high"))
     return Ratios(ratio, low, high, np.maximum(first.answered_by, second.answered_by))
-
-
-def _reached(ratios: Ratios, ops: Operators, old: Gpu, new: Gpu) -> Ratios:
-    """Ratios of products: where two data sheets answered, by what the best measured products reach on each device."""
-    factor = np.ones(len(ops))
-    for gpu, sign in ((new, -1), (old, 1)):
-        names = [d if d in MATRIX_DTYPES else "fp32" for d in ops.texts["dtype"].table]
-        share = np.array([reached_tflops(gpu, d) / gpu.matrix_tflops(d) for d in names] or [1.0])
-        bound = compute_s(gpu, ops) > memory_s(gpu, ops)
-        usual = MATRIX_SHARE["nvidia"]
-        factor *= np.where(bound, (share[ops.texts["dtype"].codes] / usual) ** sign, 1.0)
-    sheets = ratios.answered_by == AnswerSource.ANALYTIC
-    ratio, spread = ratios.ratio * np.where(sheets, factor, 1.0), spread_between(old, new)
-    # What one law misses on both devices cancels: the ratio's range is narrower than those of its two ends together.
-    low, high = np.where(sheets, ratio / spread, ratios.low), np.where(sheets, ratio * spread, ratios.high)
-    return Ratios(ratio, low, high, ratios.answered_by)

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph.edit import as_index
-from whatif.graph.kernels import KERNEL_FLOOR_NS
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Float64, Int8, TaskKind
 from whatif.hardware.gpu import Gpu, find_gpu
-from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.hardware.roofline import kernel_floor_ns, memory_share
+from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD, memory_gbyte_s
 
 # The attached column that holds the source of each task's duration.
 ESTIMATED = "estimated by"
@@ -65,6 +65,11 @@ class Estimates:
 def device(graph: TaskGraph) -> Gpu | None:
     """Return the facts of the recorded GPU; None on a CPU, and where the device is not in ``whatif/hardware/gpus``."""
     return find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+
+
+def shortest_kernel_ns(graph: TaskGraph) -> int:
+    """Return what the shortest kernels of the recorded GPU take, ns."""
+    return kernel_floor_ns(device(graph))
 
 
 def scaled(
@@ -114,11 +119,10 @@ def sources(graph: TaskGraph) -> Int8:
     return np.zeros(len(graph), dtype=np.int8) if found is None else np.asarray(found, dtype=np.int8)
 
 
-# A kernel that only moves data reaches 0.7 to 0.95 of the peak where it is large (copies in the recordings of
-# aiconfigurator and ours reach 0.75 to 0.93), and far less where it is small: the floor stands for that.
-MEMORY_SHARE, MEMORY_SHARE_LOW, MEMORY_SHARE_HIGH = 0.8, 0.5, 0.95
-# An unknown device: the bandwidth of a V100, and a range from a T4's third to an H100's fourfold.
-UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD = 900.0, 3.0
+# A call that waits for nothing: our estimate.
+SYNC_CALL_NS = 2_000
+# What a copy of a CPU takes beside its bytes: our estimate.
+CPU_COPY_NS = 2_000
 
 
 def moving(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
@@ -132,13 +136,14 @@ def moving(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
         gpu = device(graph)
         peak, spread = (gpu.memory_gbyte_s, 1.0) if gpu else (UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD)
         source = Source.ROOFLINE if gpu else Source.ASSUMED
+        reached = memory_share(gpu)
         centre, low, high = (
-            np.maximum(wanted / (peak * share), KERNEL_FLOOR_NS)  # 1 GB/s is 1 byte/ns
-            for share in (MEMORY_SHARE, MEMORY_SHARE_HIGH * spread, MEMORY_SHARE_LOW / spread)
+            np.maximum(wanted / (peak * share), kernel_floor_ns(gpu))  # 1 GB/s is 1 byte/ns
+            for share in (reached.centre, reached.high * spread, reached.low / spread)
         )
         return Estimates.of(centre, source, low, high)
     measured = graph.info.recorded.rates is not None
-    centre = wanted / 3 / memory_gbyte_s(graph, None) + KERNEL_FLOOR_NS
+    centre = wanted / 3 / memory_gbyte_s(graph, None) + CPU_COPY_NS
     spread = 1.5 if measured else 3.0
     return Estimates.of(centre, Source.MEASURED if measured else Source.ASSUMED, centre / spread, centre * spread)
 
@@ -158,7 +163,7 @@ def host_copies(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
     """
     wanted = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     rate, source, low, high = _link_gbyte_s(graph)
-    centre, fast, slow = (np.maximum(wanted / by, KERNEL_FLOOR_NS) for by in (rate, high, low))
+    centre, fast, slow = (np.maximum(wanted / by, shortest_kernel_ns(graph)) for by in (rate, high, low))
     return Estimates.of(centre, source, fast, slow)
 
 

@@ -17,10 +17,6 @@ from whatif.graph.recorded import Rates
 from whatif.graph.types import Bool, Float64, among
 
 
-BANDWIDTH_SHARE = 0.8
-CEILING = {KernelFamily.GEMM: 0.8, KernelFamily.CONVOLUTION: 0.4, KernelFamily.ATTENTION: 0.6, KernelFamily.RNN: 0.4}
-
-
 class _Shrink(NamedTuple):
     """What remains of the time above the floor when a family's operands become half: centre and nominal 90 % range."""
 

@@ -20,8 +20,9 @@ from whatif.graph.types import (
     among,
 )
 from whatif.hardware.gpu import Gpu
+from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores
 from whatif.models.durations.database import SOURCE_OF_ANSWER
-from whatif.models.durations.device_convolutions import convolution_ns, on_tensor_cores
+from whatif.models.durations.device_convolutions import convolution_ns
 from whatif.models.durations.device_law import (
     Ratio,
     above_floor,
@@ -39,8 +40,8 @@ from whatif.models.durations.estimator import (
     scaled,
 )
 from whatif.models.durations.half_precision import SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW
+from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.models.durations.precision import matrix_dtype
-from whatif.models.durations.roofline import peaks_tflops
 from whatif.models.durations.work_done import work_times
 from whatif.opdb.importers.described import operators_of
 
@@ -158,7 +159,8 @@ def _tasks_of(graph: TaskGraph, tasks: Int64, place: Int64) -> tuple[Int64, Int6
 def _other_units(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
     """Matrix kernels that change their format and whose call is not known: Daydream's speedup, by the peaks."""
     recorded = graph.duration_ns[tasks].astype(np.float64)
-    gain = peaks_tflops(new)[new_dtype] / peaks_tflops(old)[dtype]
+    peaks = [np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES]) for gpu in (old, new)]
+    gain = peaks[1][new_dtype] / peaks[0][dtype]
     centre, one, other = (
         above_floor(recorded, gain**-by, old, new)
         for by in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW)
@@ -174,7 +176,7 @@ def _copies(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu) -> Ratio:
     hosts = ("htod", "dtoh", "hosttodevice", "devicetohost")
     between = np.array([any(way in name for way in hosts) for name in names], dtype=np.bool_)[which]
     pageable = np.array(["pageable" in name for name in names], dtype=np.bool_)[which]
-    link, memory = old.pcie_gbyte_s / new.pcie_gbyte_s, old.memory_gbyte_s / new.memory_gbyte_s
+    link, memory = old.pcie_gbyte_s / new.pcie_gbyte_s, memory_gbyte_s(old) / memory_gbyte_s(new)
     inside = with_range(recorded, np.full(len(tasks), memory), spread_between(old, new), old, new)
     # A host that does not keep up makes a faster link worth nothing.
     ends = min(link, 1.0), max(link, 1.0)

@@ -31,15 +31,14 @@ from whatif.graph.types import (
     ThreadKind,
     among,
 )
+from whatif.hardware.roofline import memory_share
 from whatif.models.durations.estimator import (
-    MEMORY_SHARE,
-    MEMORY_SHARE_HIGH,
-    UNKNOWN_MEMORY_GBYTE_S,
     Source,
     device,
     mark,
 )
-from whatif.models.durations.roofline import filled, matrix_flops_per_ns
+from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
+from whatif.models.durations.occupancy import filled, matrix_flops_per_ns
 from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, recorded_workers
 from whatif.models.exchange.recorded_overlap import set_to_alone
 from whatif.simulation.sharing import USES, Role, uses_of
@@ -52,8 +51,6 @@ UNKNOWN_SM_COUNT = 80
 # What a device reads and writes of its memory for each byte that it sends: the byte and, in a reduction, what it is
 # added to, and the sum. Our estimate.
 MEMORY_BYTES_PER_SENT = 2.0
-# What a kernel that is bound by memory uses of the bandwidth that the best ones reach, which is what is shared here.
-MOVER = MEMORY_SHARE / MEMORY_SHARE_HIGH
 # Kernels of these families compute; the others are bound by memory where a recording does not tell both. What nobody
 # knows counts as computing, as all work does in the papers.
 _COMPUTING = (*MATRIX_FAMILIES, KernelFamily.OTHER)
@@ -308,20 +305,22 @@ def _kernel_shares(graph: TaskGraph, kernels: Int64, held: float) -> tuple[Array
     memory = np.zeros(len(kernels))
     if gpu is not None:
         compute_ns = np.maximum(graph.flops[kernels], 0) / matrix_flops_per_ns(graph.dtype[kernels], gpu)
-        memory_ns = size / (gpu.memory_gbyte_s * MEMORY_SHARE_HIGH)  # 1 GB/s is 1 byte/ns
+        memory_ns = size / (gpu.memory_gbyte_s * memory_share(gpu).high)  # 1 GB/s is 1 byte/ns
         known = (compute_ns > 0) & (memory_ns > 0)
         moves = np.where(known, memory_ns > compute_ns, moves)
         memory = np.minimum(memory_ns / duration, 1.0)
     # What fills the GPU with one wave of blocks needs a second one, once a collective holds the place of some.
     wave = (fills > 1.0 - held) & (fills <= 1.0)
     compute = np.where(wave, 2.0 * (1.0 - held), 1.0)
-    return np.where(moves, 0.0, compute), np.where(moves, MOVER, memory)
+    # What a kernel that is bound by memory uses of the bandwidth that the best ones reach, which is what is shared.
+    mover = memory_share(gpu).centre / memory_share(gpu).high
+    return np.where(moves, 0.0, compute), np.where(moves, mover, memory)
 
 
 def _memory_of_collectives(graph: TaskGraph, tasks: Bool) -> Array:
     """The share of the memory bandwidth that collectives use alone; 0 where their size is not known."""
     gpu = device(graph)
-    peak = (gpu.memory_gbyte_s if gpu else UNKNOWN_MEMORY_GBYTE_S) * MEMORY_SHARE_HIGH
+    peak = (gpu.memory_gbyte_s if gpu else UNKNOWN_MEMORY_GBYTE_S) * memory_share(gpu).high
     known = workers_of(graph)[tasks]
     workers = np.where(known > 1, known, recorded_workers(graph) or 2)
     sent = np.maximum(graph.size_bytes[tasks], 0) * (workers - 1) / workers

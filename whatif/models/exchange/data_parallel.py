@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from whatif.graph.edit import add_dependencies
 from whatif.graph.insert import NewTasks
-from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.memory import Memory
 from whatif.graph.selection import Selection
 from whatif.graph.task_graph import TaskGraph
@@ -32,14 +32,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
-from whatif.models.durations.estimator import (
-    Estimates,
-    Source,
-    combined,
-    later,
-    mark,
-    moving,
-)
+from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, combined, later, mark, moving
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import (
@@ -339,4 +332,4 @@ def _synchronised(graph: TaskGraph) -> TaskGraph:
     calls = np.flatnonzero(graph.select(name=f"^{CALL}$") & (graph.start_ns < 0))
     stream = int(graph.thread[np.flatnonzero(graph.select(name=f"^{COPY_IN}$"))[0]])
     before = graph.neighbours[0][calls]
-    return graph.synchronize(before[before >= 0], call_ns=KERNEL_FLOOR_NS, stream=stream)
+    return graph.synchronize(before[before >= 0], call_ns=SYNC_CALL_NS, stream=stream)

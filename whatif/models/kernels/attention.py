@@ -14,6 +14,7 @@ import numpy as np
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, TaskKind, among
+from whatif.hardware.roofline import MatrixWork, compute_share
 from whatif.models.durations.computing import Share, computing
 from whatif.models.durations.estimator import (
     Estimates,
@@ -31,9 +32,6 @@ _BACKWARD_SOFTMAX = r"(?i)soft_?max.*(backward|bwd|grad)"
 # Sums up the parts of the product before it.
 _REDUCES_PRODUCT = r"(?i)split_?k_?reduce"
 
-# Shares of the half-precision peak: centre, slow end, fast end (sources above; the slow ends are our estimate).
-FLASH_SHARE = {False: (0.6, 0.4, 0.73), True: (0.5, 0.3, 0.63)}  # by backward; FlashAttention-2, figures 4 to 6
-FLASH_SHARE_HOPPER = (0.35, 0.25, 0.75)
 # The fused kernels of the H100 recordings by others (16 to 96 thread blocks, sequences of 94 and 197) take 9 to 11 us,
 # whatever their work: one block goes through the whole sequence. Centre, and the ends of its range.
 FLASH_FLOOR_NS = (9_000.0, 5_000.0, 12_000.0)
@@ -115,10 +113,11 @@ def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = 
     centre, low, high = own_ns.copy(), own_ns / _UNKNOWN_SPREAD, own_ns * _UNKNOWN_SPREAD
     source = np.full(len(found), Source.ASSUMED)
     if gpu is not None and known.any():
-        # Shape (3, 1) or (3, n_known): centre, slow end, fast end.
-        shares = np.array([FLASH_SHARE_HOPPER] if gpu.arch == "hopper" else [FLASH_SHARE[b] for b in backward[known]]).T
-        moved = [_tensor_bytes(graph, attention) for attention, told in zip(found, known, strict=True) if told]
+        # Shape (3, n_known): centre, slow end, fast end.
+        ways: list[MatrixWork] = ["attention_backward" if way else "attention" for way in backward[known]]
         dtype = DTYPES[graph.dtype[found[int(known.argmax())].products[0]]]
+        shares = np.array([compute_share(gpu, dtype, way) for way in ways]).T
+        moved = [_tensor_bytes(graph, attention) for attention, told in zip(found, known, strict=True) if told]
         flash = computing(graph, work[known], moved, KernelFamily.ATTENTION, dtype, Share(*shares))
         ends = (flash.duration_ns, flash.low_ns, flash.high_ns)
         at_best, fastest, slowest = (np.maximum(*pair) for pair in zip(ends, FLASH_FLOOR_NS, strict=True))

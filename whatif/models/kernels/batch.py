@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -18,9 +18,9 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.estimator import Estimates, Source, device, shortest_kernel_ns
 from whatif.models.durations.measured import task_batch_ratio
-from whatif.models.durations.roofline import filled, latency_ns, roofline_ns
+from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
 from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import launches_of
@@ -102,7 +102,7 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
     ratio = _ratio_of_reading(graph, factor, cut_weights=cut_weights)[ids]
     reads = np.isfinite(ratio) & (cut_weights | ~known)
     if reads.any():
-        beyond_ns = np.maximum(now_ns - KERNEL_FLOOR_NS, 0)
+        beyond_ns = np.maximum(now_ns - shortest_kernel_ns(graph), 0)
         duration_ns = np.where(reads, now_ns - beyond_ns + beyond_ns * ratio, duration_ns)
         spread = WEIGHTS_SPREAD * np.abs(duration_ns - now_ns) + WEIGHTS_KERNEL_SPREAD * duration_ns
         spread_ns, scale = np.where(reads, spread, spread_ns), duration_ns / np.maximum(now_ns, 1)
@@ -138,8 +138,8 @@ def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
     told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
-    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), KERNEL_FLOOR_NS), 0)
-    most_ns = np.maximum(duration_ns - KERNEL_FLOOR_NS, 0)
+    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), shortest_kernel_ns(graph)), 0)
+    most_ns = np.maximum(duration_ns - shortest_kernel_ns(graph), 0)
     grows_ns = np.maximum(np.where(told, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
     centre_ns = np.where(kernel, np.minimum(grows_ns, most_ns), most_ns)
     hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Int64, Phase
-from whatif.models.durations.estimator import Estimates, Source, moving
+from whatif.models.durations.estimator import Estimates, Source, moving, shortest_kernel_ns
 from whatif.models.kernels.attention import unfused_attention
 from whatif.models.kernels.mixed_precision import before_each, first_of_operator
 from whatif.models.kernels.stored_weights import stored_weights
@@ -80,10 +80,10 @@ def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
     estimates = moving(graph, np.where(known, size / 3 * (1 + _BYTES_WRITTEN / read[around]), 0))
     casts = Estimates.of(
         estimates.duration_ns, np.where(known, estimates.source, Source.ASSUMED), estimates.low_ns * _CAST_LOW,
-        np.where(known, estimates.high_ns * _CAST_HIGH, KERNEL_FLOOR_NS * _UNKNOWN_HIGH),
+        np.where(known, estimates.high_ns * _CAST_HIGH, shortest_kernel_ns(graph) * _UNKNOWN_HIGH),
     )  # fmt: skip
     first = np.concatenate([_first_of_step(graph, passes) for passes in (forward, backward)])
-    floor_ns = np.full(len(first), KERNEL_FLOOR_NS)
+    floor_ns = np.full(len(first), shortest_kernel_ns(graph))
     scales = Estimates.of(floor_ns, Source.ASSUMED, floor_ns, 3 * floor_ns)
     call_ns = operator_cost_ns(graph)
     lots = ((around, casts, CAST_NAME), (first, scales, SCALE_NAME))

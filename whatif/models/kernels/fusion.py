@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.remove import STAYS, contract
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -23,7 +23,7 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.estimator import Source, mark
+from whatif.models.durations.estimator import Source, mark, shortest_kernel_ns
 from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.kernels.fp8 import CAST_NAME, SCALE_NAME
 from whatif.models.kernels.launches import (
@@ -227,7 +227,7 @@ def _with_fused_times(
     longer = sizes > 1
     if not longer.any():
         return begins, sizes, graph
-    floor_ns = KERNEL_FLOOR_NS if on_gpu else CPU_OPERATOR_NS
+    floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
     members = order[np.repeat(longer, sizes)]
     starts = np.cumsum(sizes[longer]) - sizes[longer]
     centre, low, high = (

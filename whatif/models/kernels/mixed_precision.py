@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from whatif.graph.insert import NewTasks, synchronizing
-from whatif.graph.kernels import KERNEL_FLOOR_NS, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -23,7 +23,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.estimator import Estimates, Source
+from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
@@ -109,7 +109,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])
     high_ns = cast_ns
     if graph.on_gpu.any():
-        cast_ns = np.maximum(cast_ns, KERNEL_FLOOR_NS)
+        cast_ns = np.maximum(cast_ns, shortest_kernel_ns(graph))
         high_ns = cast_ns * (2 if count else 10)
     source = Source.ROOFLINE if count else Source.ASSUMED
     return [
@@ -173,7 +173,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
     if not len(begins) or not graph.on_gpu.any():
         return []
     count = parameters(graph)
-    unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), KERNEL_FLOOR_NS)
+    unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
     before = task_before(graph, begins)
     last_kernel = last_gpu_before(graph, begins)
     unscale = NewTasks(
@@ -182,7 +182,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
         launch_ns=call_ns,
     )  # fmt: skip
     # The CPU reads the result on the stream that computes it.
-    reads = synchronizing(before, call_ns=KERNEL_FLOOR_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))
+    reads = synchronizing(before, call_ns=SYNC_CALL_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))
     return [(unscale, Source.ROOFLINE if count and gpu else Source.ASSUMED), (reads, Source.RECORDED)]
 
 

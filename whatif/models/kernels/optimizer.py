@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.graph.kernels import KERNEL_FLOOR_NS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int64
-from whatif.models.durations.estimator import (
-    Estimates,
-    Source,
-    put,
-    scaled,
-)
+from whatif.models.durations.estimator import Estimates, Source, put, scaled, shortest_kernel_ns
 from whatif.models.durations.measured import LARGEST_RATIO, SMALLEST_RATIO
 from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory, updated_as
@@ -122,10 +116,11 @@ def _with_one_kernel_each(
     first = np.array([tasks[0] for tasks in groups])
     starts = np.cumsum([0, *map(len, groups[:-1])])
     each_ns = graph.duration_ns[np.concatenate(groups)]
+    floor_ns = shortest_kernel_ns(graph)
     above_floor_ns, whole_ns = (
-        np.add.reduceat(time_ns, starts) for time_ns in (np.maximum(each_ns - KERNEL_FLOOR_NS, 0), each_ns)
+        np.add.reduceat(time_ns, starts) for time_ns in (np.maximum(each_ns - floor_ns, 0), each_ns)
     )
-    centre_ns, low_ns, high_ns = (np.minimum(np.rint(KERNEL_FLOOR_NS + above_floor_ns * by), whole_ns) for by in ratios)
+    centre_ns, low_ns, high_ns = (np.minimum(np.rint(floor_ns + above_floor_ns * by), whole_ns) for by in ratios)
     graph = put(graph, first, Estimates.of(centre_ns, source, low_ns, high_ns))
     graph = _renamed(graph, first, new_name)
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))

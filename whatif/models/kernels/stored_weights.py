@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from whatif.graph.described import DTYPE_BYTES
-from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Phase, among
-from whatif.models.durations.estimator import device
-from whatif.models.durations.roofline import matrix_flops_per_ns
+from whatif.hardware.roofline import memory_gbyte_s
+from whatif.models.durations.estimator import device, shortest_kernel_ns
+from whatif.models.durations.occupancy import matrix_flops_per_ns
 
 # Products of activations with weights, as recordings describe them; a batched one multiplies two activations.
 _OF_WEIGHTS = ("mm", "linear")
@@ -99,7 +100,7 @@ def stored_weights(graph: TaskGraph) -> StoredWeights | None:
         gpu = device(graph)
         flops_per_byte[:] = _UNKNOWN_FLOPS_PER_BYTE
         if gpu is not None:
-            flops_per_byte = matrix_flops_per_ns(graph.dtype[tasks], gpu) / gpu.memory_gbyte_s
+            flops_per_byte = matrix_flops_per_ns(graph.dtype[tasks], gpu) / memory_gbyte_s(gpu)
     found = StoredWeights(tasks, rows, inputs, outputs, value_bytes, flops_per_byte)
     time_ns = graph.duration_ns[tasks]
     bound_ns = float(time_ns[found.bound_by_weights].sum())
@@ -110,5 +111,5 @@ def sizes_missing(graph: TaskGraph) -> bool:
     """Whether a GPU's forward passes have products whose sizes the recording does not tell: are they of few rows?"""
     if not forward_only(graph):
         return False
-    products = graph.on_gpu.mask & (graph.family == KernelFamily.GEMM) & (graph.duration_ns > KERNEL_FLOOR_NS)
+    products = graph.on_gpu.mask & (graph.family == KernelFamily.GEMM) & (graph.duration_ns > shortest_kernel_ns(graph))
     return bool(products.any()) and not bool((products & ((graph.called >= 0) | (graph.flops > 0))).any())

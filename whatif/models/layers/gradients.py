@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.graph.insert import NewTasks
-from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
-from whatif.models.durations.estimator import Source, device
+from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.layers.calls import last_gpu_before, operator_cost_ns, put_in
 
@@ -92,9 +92,9 @@ def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
     calls, gpu, on_gpu = times * found.tensors, device(graph), bool(graph.on_gpu.any())
     rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
-    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * KERNEL_FLOOR_NS
+    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * shortest_kernel_ns(graph)
     if on_gpu:
-        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, KERNEL_FLOOR_NS)
+        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(graph))
     tasks = NewTasks(
         last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,

@@ -13,11 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from whatif.graph.kernels import KERNEL_FLOOR_NS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
-from whatif.models.durations.estimator import Estimates, Source, put
+from whatif.models.durations.estimator import Estimates, Source, put, shortest_kernel_ns
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS
 from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
@@ -278,7 +277,7 @@ def update_share(graph: TaskGraph, share: float) -> TaskGraph:
     update = np.flatnonzero(step_kernels(graph))
     if not len(update):
         return graph
-    floor_ns = KERNEL_FLOOR_NS if graph.on_gpu.any() else CPU_OPERATOR_NS
+    floor_ns = shortest_kernel_ns(graph) if graph.on_gpu.any() else CPU_OPERATOR_NS
 
     def left(column: Int64, floor: float) -> Int64:
         kept = np.minimum(column[update], floor)

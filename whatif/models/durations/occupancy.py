@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.graph.kernels import DTYPES, KERNEL_FLOOR_NS, MATRIX_FAMILIES
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Float64, TaskKind, among
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
-from whatif.models.durations.half_precision import BANDWIDTH_SHARE
+from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, sustained_tflops
 
 # A kernel that fills less of the device than this spends its time on latency, whatever it computes: our estimate. A
 # quarter of such kernels are shorter than the latency that `latency_ns` gives.
@@ -30,27 +30,27 @@ THREADS_PER_WARP = 32
 RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
 
 
-def peaks_tflops(gpu: Gpu) -> Float64:
-    """Return the peak of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
-    return np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES])
+def rates_tflops(gpu: Gpu) -> Float64:
+    """Return the sustained rate of matrix products in each format, by position in `kernels.DTYPES`, TFLOP/s."""
+    return np.array([sustained_tflops(gpu, name) for name in RATE_DTYPES])
 
 
 def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float64:
-    """Return peak matrix-product rates, FLOP/ns, in the shape of ``dtype`` (positions in `kernels.DTYPES`)."""
-    return np.asarray(peaks_tflops(gpu)[dtype] * 1e3, dtype=np.float64)
+    """Return sustained matrix-product rates, FLOP/ns, in the shape of ``dtype`` (positions in `kernels.DTYPES`)."""
+    return np.asarray(rates_tflops(gpu)[dtype] * 1e3, dtype=np.float64)
 
 
 def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
     """Return the least time of the known operations and bytes of ``tasks`` (ids), ns, same shape; 0 if none is known.
 
-    At ``BANDWIDTH_SHARE`` of the peaks, which is what the best kernels reach.
+    At the rates that the device sustains.
     """
     if gpu is None:
         return np.zeros(len(tasks))
     flops = np.where(among(graph.family[tasks], MATRIX_FAMILIES), np.maximum(graph.flops[tasks], 0), 0)
     compute_ns = flops / matrix_flops_per_ns(graph.dtype[tasks], gpu)
-    memory_ns = np.maximum(graph.size_bytes[tasks], 0) / gpu.memory_gbyte_s  # 1 GB/s is 1 byte/ns
-    return np.asarray(np.maximum(compute_ns, memory_ns) / BANDWIDTH_SHARE, dtype=np.float64)
+    memory_ns = np.maximum(graph.size_bytes[tasks], 0) / memory_gbyte_s(gpu)  # 1 GB/s is 1 byte/ns
+    return np.asarray(np.maximum(compute_ns, memory_ns), dtype=np.float64)
 
 
 def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
@@ -76,7 +76,8 @@ def latency_ns(graph: TaskGraph, gpu: Gpu | None) -> float:
     ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
     """
     kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
+    floor_ns = kernel_floor_ns(gpu)
     idle = graph.duration_ns[kernels[np.nan_to_num(filled(graph, gpu, kernels), nan=1.0) < IDLE_SHARE]]
     if len(idle) < IDLE_KERNELS:
-        return float(KERNEL_FLOOR_NS)
-    return max(float(np.percentile(idle, IDLE_PERCENTILE)), float(KERNEL_FLOOR_NS))
+        return float(floor_ns)
+    return max(float(np.percentile(idle, IDLE_PERCENTILE)), float(floor_ns))
