@@ -40,6 +40,9 @@ GROUPED = {
     "nhwc": {"fast": 2.0, "thin": 21.0, "middle": 30.0, "wide": 75.0, "unequal": 31.0},
 }
 _FAST_WIDTHS, _FAST_GROUPS, _THIN, _MIDDLE = (4, 8, 16, 32), 32, 8, 32
+# What has no kernel for NHWC, over its time in NCHW: group norm (it copies), and operators of other libraries (that of
+# in-place activated batch norm strides through the image).
+GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 12.0
 # Either way of the estimate, nominal 90 %: dense ones by what models differ by, the others by what their classes do.
 DENSE_SPREAD, OTHER_SPREAD = 1.4, 2.0
 

@@ -56,7 +56,7 @@ class Changed(NamedTuple):
 
     def take(self, rows: Array) -> Changed:
         """The answers ``rows``: places or a mask."""
-        return Changed(*(column[rows] for column in self))
+        return Changed(self.ratio[rows], self.low[rows], self.high[rows], self.source[rows])
 
 
 def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:

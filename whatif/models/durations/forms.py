@@ -31,29 +31,39 @@ from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
 FORM = "channels_last"
 # Families whose operators multiply matrices.
 _MATRIX = ("matmul", "conv", "attention")
-# What stands for operators of which a recording tells no shapes: convolutions of ResNet-50 for 64 images, and products
-# of a transformer layer of 1,024 and of 4,096 channels for 4,096 rows.
+# What stands for operators of which a recording tells no shapes: convolutions of ResNet-50, and square products. Each
+# in several sizes, of which that counts whose time is a kernel's own.
 _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
-_USUAL: tuple[tuple[Described, ...], ...] = (
-    tuple(
-        Described("matmul", "linear", "fp32", (("batch", 1), ("m", 4096), ("n", n), ("k", k)))
-        for n, k in ((1024, 1024), (4096, 1024), (4096, 4096))
-    ),
+_BATCHES = (4, 32, 256)
+_SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> Described:
+    channels, outputs, side, kernel = sizes
+    integers = {
+        "batch": batch, "in_channels": channels, "out_channels": outputs, "in_h": side, "in_w": side,
+        **dict.fromkeys(("kernel_h", "kernel_w"), kernel), **dict.fromkeys(("padding_h", "padding_w"), kernel // 2),
+        **dict.fromkeys(("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"), 1),
+    }  # fmt: skip
+    return Described("conv", "conv2d", "fp32", tuple(integers.items()), phase)
+
+
+def _product(side: int) -> Described:
+    return Described("matmul", "linear", "fp32", (("batch", 1), ("m", side), ("n", side), ("k", side)))
+
+
+# Series of growing size: products, then convolutions of the forward and of the backward pass.
+_USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = (
+    (tuple(map(_product, _SIDES)),),
     *(
         tuple(
-            Described(
-                "conv", "conv2d", "fp32",
-                (("batch", 64), ("in_channels", channels), ("out_channels", outputs), ("in_h", side), ("in_w", side),
-                 ("kernel_h", kernel), ("kernel_w", kernel), ("stride_h", 1), ("stride_w", 1),
-                 ("padding_h", kernel // 2), ("padding_w", kernel // 2), ("dilation_h", 1), ("dilation_w", 1),
-                 ("groups", 1)), phase,
-            )
+            tuple(_convolution(batch, sizes, phase) for batch in _BATCHES)
             for phase in phases
-            for channels, outputs, side, kernel in _CONVOLUTIONS
+            for sizes in _CONVOLUTIONS
         )
         for phases in (("fwd",), ("dgrad", "wgrad"))
     ),
-)  # fmt: skip
+)
 # Daydream, section 5.1: "up to 3x on the most compute-intensive workloads". The range is our estimate: from nothing to
 # the ratio of Volta's peaks.
 _DAYDREAM = (1 / 3, 1 / 8, 1.0)
@@ -70,7 +80,7 @@ def in_form(
     """
     ids = as_ids(graph, tasks)
     side = side_of(graph)
-    nothing = Changed(*(np.full(len(ids), np.nan) for _ in range(3)), np.zeros(len(ids), dtype=np.int8))
+    nothing = _same(len(ids), np.nan, Source.RECORDED)
     able = graph.on_gpu.mask[ids] & among(graph.family[ids], (*MATRIX_FAMILIES, KernelFamily.LAYOUT))
     of_matrix = np.array([what.family in _MATRIX for what in graph.info.operators] + [False])
     places = np.flatnonzero(able & of_matrix[graph.called[ids]])
@@ -95,21 +105,28 @@ def in_form(
         after.append(converted(what, dtype or before[-1].dtype, now if layout is None else layout))
     whole, product, changes = _priced(side, before, after, told=graph.info.recorded.predicted is not None)
     # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
-    own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), np.unique(graph.called[asked[of_layout]]))
+    transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
+    own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
         for column, values in zip(nothing, part, strict=True):
             column[places[mask]] = values[which[mask]]
     return nothing
 
 
-def usual(graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None) -> Changed:
+def usual(
+    graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None,
+    changes_apart: bool = False,
+) -> Changed:  # fmt: skip
     """Return what matrix kernels ``tasks`` (ids) of unknown shapes take in another format or layout, as ``in_form``.
 
     Usual operators of the recorded device stand in, by the name of the operator that called, else by the kernel's own;
-    the range holds each of them. On a device that is not known, and of attentions, Daydream's speedup of a format.
+    the range holds each of them. ``changes_apart``: without what changing the layout takes, which other kernels do. On
+    a device that is not known, and of attentions, Daydream's speedup of a format.
     """
-    ratio, low, high = (np.full(len(tasks), end) for end in _DAYDREAM) if dtype else (np.ones(len(tasks)),) * 3
-    found = Changed(ratio.copy(), low.copy(), high.copy(), np.full(len(tasks), Source.PAPER, dtype=np.int8))
+    found = _same(len(tasks), 1.0, Source.PAPER if dtype else Source.RECORDED)
+    if dtype:
+        for column, end in zip((found.ratio, found.low, found.high), _DAYDREAM, strict=True):
+            column[:] = end
     side = side_of(graph)
     if side is None or side.gpu is None:
         return found
@@ -121,13 +138,21 @@ def usual(graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", lay
         of_code = key == code
         old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
         now = NHWC if code % 2 else ""
-        rows = _USUAL[code // (2 * len(DTYPES))]
-        before = [converted(what, old, now) for what in rows]
-        after = [converted(what, dtype or old, now if layout is None else layout) for what in rows]
-        whole, _, _ = _priced(side, before, after, told=False)
-        found.ratio[of_code] = np.exp(np.mean(np.log(whole.ratio)))
-        found.low[of_code], found.high[of_code] = whole.low.min(), whole.high.max()
-        found.source[of_code] = whole.source.max()
+        own_s = graph.duration_ns[tasks[of_code]] / 1e9
+        logs, ends = [], []
+        for series in _USUAL[code // (2 * len(DTYPES))]:
+            before = [converted(what, old, now) for what in series]
+            after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
+            whole, product, _ = _priced(side, before, after, told=False)
+            answer = product if changes_apart else whole
+            # A size's own time grows with it.
+            old_s = np.maximum.accumulate(side_times(side, before))
+            logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
+            ends.append((answer.low.min(), answer.high.max()))
+            found.source[of_code] = np.maximum(found.source[of_code], answer.source.max())
+        found.ratio[of_code] = np.exp(np.mean(logs, axis=0))
+        found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
+        found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
     return found
 
 
@@ -162,18 +187,20 @@ def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
     duration_ns = graph.duration_ns[tasks].astype(np.float64)
     floor_ns = np.minimum(duration_ns, kernel_floor_ns(gpu))
     ratio, low, high = ((floor_ns + (duration_ns - floor_ns) * part) / np.maximum(duration_ns, 1.0) for part in left)
-    low, high = np.minimum(low / ratio, 1.0), np.maximum(high / ratio, 1.0)  # what the operands' formats leave open
+    # What the operands' formats leave open.
+    low, high = (np.where(ratio > 0, end / np.maximum(ratio, 1e-9), 1.0) for end in (low, high))
     source = np.full(len(tasks), Source.PAPER, dtype=np.int8)
     known = np.flatnonzero(graph.size_bytes[tasks] > 0)
     if side is not None and side.gpu is not None and len(known):
         sizes = graph.size_bytes[tasks[known]].astype(np.float64)
         distinct, which = np.unique(_rounded(np.stack([sizes, sizes * left[0][known]])), axis=1, return_inverse=True)
-        told = same_source_ratio(*map(elementwise_of, distinct), side, side, worst=AnswerSource.ANALYTIC)
+        old, new = (elementwise_of(row) for row in distinct)
+        told = same_source_ratio(old, new, side, side, worst=AnswerSource.ANALYTIC)
         at = which.reshape(-1)
         good = np.isfinite(told.ratio)[at]
         ratio[known[good]] = told.ratio[at[good]]
         source[known[good]] = SOURCE_OF_ANSWER[told.answered_by[at[good]]]
-    return Changed(ratio, ratio * low, ratio * high, source)
+    return Changed(ratio, ratio * np.minimum(low, 1.0), ratio * np.maximum(high, 1.0), source)
 
 
 def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Changed]]) -> Estimates:
@@ -195,6 +222,11 @@ def elementwise_of(size_bytes: Float64) -> Operators:
     elements = np.maximum(np.rint(size_bytes / (2 * DTYPE_BYTES["fp32"])), 1).astype(np.int64)
     return operators("elementwise", {"elements": elements, "tensors": np.ones_like(elements)}, name="relu",
                      dtype="fp32")  # fmt: skip
+
+
+def _same(n: int, ratio: float, source: Source) -> Changed:
+    ratios = [np.full(n, ratio) for _ in range(3)]
+    return Changed(ratios[0], ratios[1], ratios[2], np.full(n, source, dtype=np.int8))
 
 
 def _rounded(sizes: Float64) -> Float64:
@@ -228,10 +260,18 @@ def _priced(
         source[places] = SOURCE_OF_ANSWER[answered_by]
     product = Changed(ratio, low, high, source)
     old_s, new_s = (_changes_s(side, whats) for whats in (before, after))
-    whole = Changed(*((t * by + new_s) / (t + old_s) for by in (ratio, low, high)), source)
+    whole = Changed(
+        (t * ratio + new_s) / (t + old_s), (t * low + new_s) / (t + old_s), (t * high + new_s) / (t + old_s), source
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         by = np.where(old_s > 0, new_s / old_s, np.nan)
     return whole, product, Changed(by, by, by, source)
+
+
+def side_times(side: Estimator, whats: list[Described]) -> Float64:
+    """Return what the chain says of operators of one family, seconds, shape (n,)."""
+    ((_, ops),) = operators_of(whats)
+    return side.estimate(ops).t_s
 
 
 def _changes_s(side: Estimator, whats: list[Described]) -> Float64:

@@ -19,7 +19,7 @@ from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Int8, among
 from whatif.models.durations import forms
-from whatif.models.durations.estimator import Estimates, device
+from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.half_precision import bytes_left, is_half, runs_in_fp32
 
 Precision = Literal["fp16", "bf16", "tf32", "fp8"]
@@ -56,8 +56,8 @@ def _switches(family: Int8, dtype: Int8, target: Precision) -> Bool:
     """Mask of what a switch to TF32 or fp8 changes, shape (n,)."""
     if target == "tf32":
         members: tuple[KernelFamily, ...] = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.RNN)
-        return among(family, members) & (dtype == _FP32)
-    return (family == KernelFamily.GEMM) & among(dtype, (_FP32, _TF32, _FP16, _BF16))
+        return np.asarray(among(family, members) & (dtype == _FP32), dtype=np.bool_)
+    return np.asarray((family == KernelFamily.GEMM) & among(dtype, (_FP32, _TF32, _FP16, _BF16)), dtype=np.bool_)
 
 
 def matrix_dtype(graph: TaskGraph) -> Int8:
@@ -80,6 +80,13 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
 @lru_cache(maxsize=4096)
 def _named_dtype(name: str) -> str:
     return classify_kernel(name)[1]
+
+
+def switches(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
+    """Return a mask, shape (n_tasks,), of those of ``tasks`` that ``in_precision`` estimated in the new format."""
+    changed = np.zeros(len(graph), dtype=np.bool_)
+    changed[tasks] = estimates.source != Source.RECORDED
+    return changed
 
 
 def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
