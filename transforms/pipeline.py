@@ -7,9 +7,10 @@ Model:  the layers are cut, between blocks that repeat, where the slowest stage 
         of a micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
         launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
         two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
-        A pass is one task of a CPU and one of a GPU: name what changes kernels first and `pipeline` last. Ignored:
-        synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections over
-        a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
+        A pass is one task of a CPU and one of a GPU: name what changes kernels first. Sums of `tensor_parallel` within
+        a pass come behind it; `distributed` or `zero` make copies of the pipeline, each stage with its like. Ignored:
+        other synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections
+        over a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
 Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the model as stages, as many GPUs.
 """
 
@@ -17,7 +18,7 @@ from typing import Literal
 
 from whatif import TaskGraph
 from whatif.models import Bandwidth, add_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.pipeline import pipelined
 from whatif.models.parallel.pipeline_plan import (
@@ -28,6 +29,9 @@ from whatif.models.parallel.pipeline_plan import (
     with_stage_memory,
 )
 from whatif.models.parallel.pipeline_schedule import order
+from whatif.models.parallel.stage_gradients import refuse_stages
+
+AXIS = "pipeline"
 
 
 def transform(
@@ -51,16 +55,15 @@ def transform(
     network = network_of(
         graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
     )
-    if communicates(graph):
-        return graph.unchanged(
-            "pipeline: the steps communicate already, so they belong to one of several stages; nothing changes"
-        )
+    refuse_stages(graph, "pipeline")
+    check_exchanges_nothing(graph, "pipeline")
     if stages == 1:
         return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
     graph = add_gradients(graph, micro_batches - 1)
     planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
     update = by_stage(planned.shares, stages)
-    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network)
+    gradient_bytes = planned.stage_gradients(stages)
+    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network, gradient_bytes)
     return with_stage_memory(changed, planned, orders, micro_batches).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
         f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"

@@ -20,8 +20,9 @@ Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParal
 
 from whatif import Change, TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.stage_gradients import refuse_stages
 from whatif.models.parallel.tensor_parallel import (
     check_divides,
     find_split,
@@ -31,6 +32,8 @@ from whatif.models.parallel.tensor_parallel import (
 
 # What a GPU of an A100 node sends over NVLink, one direction (NVIDIA A100 data sheet: 600 GB/s both ways).
 NVLINK, NVLINK_LATENCY_US = Bandwidth("300GB/s"), 3.0
+
+AXIS = "tensor"
 
 
 def transform(
@@ -55,8 +58,8 @@ def transform(
         return graph.unchanged("tensor_parallel: one worker has no other to share its blocks with; nothing changes")
     if is_split(graph):
         return graph.unchanged("tensor_parallel: the model is cut across workers already; nothing changes")
-    if communicates(graph):
-        raise WhatifError("tensor_parallel: expected steps that do not communicate yet; name it before distributed.")
+    refuse_stages(graph, "tensor_parallel")
+    check_exchanges_nothing(graph, "tensor_parallel")
     if Change.RECOMPUTES in graph.info.changes:
         raise WhatifError("tensor_parallel: expected steps that recompute nothing; name it before the checkpoints.")
     split = find_split(graph, layers, vocabulary=vocabulary)

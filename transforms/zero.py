@@ -16,11 +16,16 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
+from whatif.models.layers.memory_effects import change_memory
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
+from whatif.models.parallel.stage_gradients import exchange_of_stages, is_pipelined, refuse_stages
 
 BUCKET = Size("25MiB")
+
+AXIS = "data"
 
 
 def transform(
@@ -42,10 +47,19 @@ def transform(
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
-    if communicates(graph):
-        return graph.unchanged("zero: the steps exchange gradients already; nothing changes")
+    check_exchanges_nothing(graph, "zero")
     if network.workers == 1:
         return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
+    if stage == 3:
+        refuse_stages(graph, "zero:stage=3")
+    if is_pipelined(graph):
+        workers = network.workers
+        graph = change_memory(
+            exchange_of_stages(graph, "zero", network, sharded=True),
+            lambda memory: with_sharded_state(memory, workers) if stage == 1
+            else with_sharded_gradients(memory, workers, bucket.size_bytes),
+        )  # fmt: skip
+        return graph.note(f"zero: {workers} copies of the pipeline share the state of each stage")
     gradients = step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())

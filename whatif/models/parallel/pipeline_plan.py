@@ -49,7 +49,13 @@ class Plan:
     def time_ns(self) -> Float64:
         """What each part takes forward and backward, by its busier side, mean of the steps, (n_parts,)."""
         passes = self.work.forward.then(self.work.backward)
-        return np.asarray(np.maximum(passes.cpu_ns, passes.gpu_ns).mean(axis=0), dtype=np.float64)
+        return np.asarray(passes.busy_ns.mean(axis=0), dtype=np.float64)
+
+    def stage_gradients(self, stages: int) -> Int64:
+        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 where the recording tells none."""
+        part = np.searchsorted(self.begins[1:], np.arange(len(self.model.part)), side="right")
+        each = np.bincount(part, weights=self.model.gradient_bytes).astype(np.float64)
+        return by_stage(each, stages).astype(np.int64)
 
 
 def by_stage(values: Float64, stages: int) -> Float64:
@@ -99,11 +105,12 @@ def plan(
         )
     calls = len(model.part)
     crossing = crossing_bytes(model, micro_batches, activation_mb)
-    times = at_micro_batch(graph, model, micro_batches)
+    times = at_micro_batch(graph, model, 1 / micro_batches)
     every = work_of(graph, model, model.position, calls, times)
     every = _recomputed(every) if recompute else every
     busy_ns = [
-        (getattr(every.forward, name) + getattr(every.backward, name)).mean(axis=0) for name in ("cpu_ns", "gpu_ns")
+        sum(getattr(one, name) + one.sum_ns for one in (every.forward, every.backward)).mean(axis=0)
+        for name in ("cpu_ns", "gpu_ns")
     ]
     message_ns = network.cost("send", crossing).total_ns
     begins = balanced(busy_ns, model.part, n_parts, message_ns)

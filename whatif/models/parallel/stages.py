@@ -14,11 +14,13 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
     Bool,
+    DependencyKind,
     Float64,
     Int64,
     Phase,
     among,
 )
+from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.layers.feature_maps import input_bytes, memory_rows
 from whatif.models.layers.layer_calls import Calls, layer_calls
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
@@ -117,7 +119,12 @@ def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
     found[order] = _filled(found[order], stretch, ahead=True)
     found[order] = _filled(found[order], stretch, ahead=False)
     lost = np.where(graph.phase == Phase.FORWARD, 0, n - 1)
-    return np.where(in_pass, np.where(found >= 0, found, lost), -1).astype(np.int64)
+    found = np.where(in_pass, np.where(found >= 0, found, lost), -1).astype(np.int64)
+    # A transfer between the parts of a layer belongs to the call whose work it waits for.
+    edges = graph.dependencies
+    sent = of_activations(graph)[edges.target] & (edges.kind == DependencyKind.COMMUNICATION)
+    found[edges.target[sent]] = found[edges.source[sent]]
+    return found
 
 
 def _parts(graph: TaskGraph, layer: Int64) -> Int64:
