@@ -17,13 +17,14 @@ Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the mod
 from typing import Literal
 
 from whatif import TaskGraph
-from whatif.models import Bandwidth, add_gradients
+from whatif.models import Bandwidth, add_gradients, with_batch_size
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.pipeline import pipelined
 from whatif.models.parallel.pipeline_plan import (
     by_stage,
     check_counts,
+    check_one_pass,
     described,
     plan,
     with_stage_memory,
@@ -39,6 +40,7 @@ def transform(
     *,
     stages: int = 4,
     micro_batches: int = 8,
+    micro_batch: int | None = None,
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
     chunks: int = 2,
     recompute: bool = False,
@@ -48,23 +50,30 @@ def transform(
     cluster: str | None = None,
     table: str | None = None,
 ) -> TaskGraph:
-    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size."""
+    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
+
+    `micro_batch` samples are in a micro-batch; by default the recorded batch is divided among them.
+    """
     chunks = chunks if schedule == "interleaved" else 1
-    check_counts(graph, stages, micro_batches, chunks)
+    refuse_stages(graph, "pipeline")
+    check_exchanges_nothing(graph, "pipeline")
+    check_counts(graph, stages, micro_batches, chunks, micro_batch)
     orders = order(schedule, stages, micro_batches, chunks)
     network = network_of(
         graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
     )
-    refuse_stages(graph, "pipeline")
-    check_exchanges_nothing(graph, "pipeline")
     if stages == 1:
         return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
-    graph = add_gradients(graph, micro_batches - 1)
-    planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
+    check_one_pass(graph)
+    factor = micro_batch / graph.info.batch_size if micro_batch and graph.info.batch_size else 1 / micro_batches
+    graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
+    planned = plan(
+        graph, stages * chunks, micro_batches, network, factor=factor, recompute=recompute, activation_mb=activation_mb
+    )
     update = by_stage(planned.shares, stages)
     gradient_bytes = planned.stage_gradients(stages)
     changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network, gradient_bytes)
-    return with_stage_memory(changed, planned, orders, micro_batches).note(
+    return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
         f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"
     )

@@ -57,7 +57,7 @@ def transform(
     if network.workers == 1:
         return graph.unchanged("tensor_parallel: one worker has no other to share its blocks with; nothing changes")
     if is_split(graph):
-        return graph.unchanged("tensor_parallel: the model is cut across workers already; nothing changes")
+        raise WhatifError("tensor_parallel: expected a whole model, got one that is cut across workers already.")
     refuse_stages(graph, "tensor_parallel")
     check_exchanges_nothing(graph, "tensor_parallel")
     if Change.RECOMPUTES in graph.info.changes:

@@ -18,10 +18,8 @@ from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
-from whatif.models.layers.memory_effects import change_memory
-from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
-from whatif.models.parallel.stage_gradients import exchange_of_stages, is_pipelined, refuse_stages
+from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages
 
 BUCKET = Size("25MiB")
 
@@ -53,13 +51,9 @@ def transform(
     if stage == 3:
         refuse_stages(graph, "zero:stage=3")
     if is_pipelined(graph):
-        workers = network.workers
-        graph = change_memory(
-            exchange_of_stages(graph, "zero", network, sharded=True),
-            lambda memory: with_sharded_state(memory, workers) if stage == 1
-            else with_sharded_gradients(memory, workers, bucket.size_bytes),
-        )  # fmt: skip
-        return graph.note(f"zero: {workers} copies of the pipeline share the state of each stage")
+        return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
+            f"zero: {network.workers} copies of the pipeline share the state of each stage"
+        )
     gradients = step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())

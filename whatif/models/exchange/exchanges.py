@@ -26,16 +26,15 @@ from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark, moving
 from whatif.models.exchange.collective_tasks import (
-    ACTIVATIONS,
     ALL_REDUCE,
     FAMILY,
     add_channel,
     estimated,
-    of_activations,
     tell,
 )
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
+from whatif.simulation.transfers import ACTIVATIONS, of_activations
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.

@@ -29,7 +29,6 @@ from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark
 from whatif.models.exchange.collective_tasks import (
-    ACTIVATIONS,
     CALL_LOW_NS,
     CALL_NS,
     FAMILY,
@@ -39,7 +38,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.exchanges import SUM
 from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, needed
 from whatif.models.parallel.stage_work import Pieces, Work
-from whatif.simulation.transfers import workers_of
+from whatif.simulation.transfers import ACTIVATIONS, workers_of
 
 # The attached column that holds the bytes of a stage's gradients beside the task with which they are finished.
 GRADIENTS = "gradients of a stage"

@@ -12,14 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
-from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.layers.calls import calls_of
+from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline import GRADIENTS
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
 from whatif.models.parallel.sharding import BUCKET_CALL
+from whatif.simulation.transfers import of_activations
 
 CHANNEL = "stage {stage}: network"
 
@@ -65,6 +68,21 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
         rows = _rows(graph, ends, np.asarray(graph.attached[GRADIENTS])[ends.backward], sharded=sharded)
         graph = exchange(graph, rows, network, CHANNEL.format(stage=stage), BUCKET_CALL)
     return graph
+
+
+def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int, bucket_bytes: int) -> TaskGraph:
+    """Return the pipeline as one of as many copies as ``network`` has workers, which share each stage's state.
+
+    ``stage`` 1 keeps whole gradients, 2 the worker's part and a bucket of ``bucket_bytes``. Raises as
+    ``exchange_of_stages``, which see.
+    """
+
+    def shared(memory: Memory) -> Memory:
+        if stage == 1:
+            return with_sharded_state(memory, network.workers)
+        return with_sharded_gradients(memory, network.workers, bucket_bytes)
+
+    return change_memory(exchange_of_stages(graph, name, network, sharded=True), shared)
 
 
 def stage_bytes(graph: TaskGraph) -> int:

@@ -27,13 +27,12 @@ from whatif.graph.types import (
 )
 from whatif.models.durations.estimator import Source
 from whatif.models.exchange.buckets import step_of
-from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import launches_of
 from whatif.models.layers.gradients import ADD_NAME
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import latency_of
+from whatif.simulation.transfers import latency_of, of_activations
 
 
 class Pieces(NamedTuple):

@@ -20,11 +20,11 @@ from whatif.graph.types import (
     Phase,
     among,
 )
-from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.layers.feature_maps import input_bytes, memory_rows
 from whatif.models.layers.layer_calls import Calls, layer_calls
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.models.layers.segments import are_classes, places_within, prefixes
+from whatif.simulation.transfers import of_activations
 
 _NUMBER = re.compile(r"\d+")
 # Containers hand one tensor from child to child, so that a model can be cut between their children.

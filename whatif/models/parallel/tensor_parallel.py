@@ -20,7 +20,6 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import put
 from whatif.models.durations.half_precision import is_half
 from whatif.models.durations.work_done import with_work
-from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import calls_of
@@ -33,6 +32,7 @@ from whatif.models.parallel.passes import (
 )
 from whatif.models.parallel.sharding import BUCKET_CALL, update_share
 from whatif.models.parallel.transformer_blocks import Part, split_parts, vocabulary_parts
+from whatif.simulation.transfers import of_activations
 
 CHANNEL = "network, tensor parallel"
 
