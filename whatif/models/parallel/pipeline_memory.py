@@ -27,7 +27,7 @@ def stage_memories(
 
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
     parameters. A micro-batch is ``factor`` times the recorded batch; the first stage has those of all.
-    ``recompute``: of each micro-batch a part keeps its input alone and computes the rest again (Huang et al., GPipe, §2.3).
+    ``recompute``: of each micro-batch a part keeps its input alone and computes the rest again (GPipe, §2.3).
     """
     micro = with_batch(memory, factor)
     if recompute:
