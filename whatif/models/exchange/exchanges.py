@@ -34,13 +34,19 @@ from whatif.models.exchange.collective_tasks import (
 )
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
-from whatif.simulation.transfers import ACTIVATIONS, of_activations
+from whatif.simulation.transfers import ACTIVATIONS, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
 SUM = "sum of activations"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
 NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
+
+
+def tensor_workers(graph: TaskGraph) -> int:
+    """Return the number of workers across which the blocks of the model are cut; 1 where they are not."""
+    sums = of_activations(graph) & graph.select(name=f"^{SUM}$")
+    return int(workers_of(graph)[sums].max(initial=1))
 
 
 class Exchange(NamedTuple):
