@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Core(nn.Module):
-    """Scores, softmax, dropout and weighted sum: what selective recomputation repeats (Korthikanti et al., 2022, §5)."""
+    """Scores, softmax, dropout, weighted sum: what selective recomputation repeats (Korthikanti et al., 2022, §5)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of (batch, heads, length, size) queries, keys and values."""
