@@ -203,7 +203,8 @@ DEEP_IMPORTS = {
     "whatif.models.exchange.parameter_server", "whatif.models.exchange.priority",
     "whatif.models.exchange.replicate", "whatif.models.exchange.stragglers", "whatif.models.parallel.pipeline",
     "whatif.models.parallel.pipeline_plan", "whatif.models.parallel.pipeline_schedule",
-    "whatif.models.parallel.sharding", "whatif.models.parallel.tensor_parallel", "whatif.simulation.transfers",
+    "whatif.models.parallel.sharding", "whatif.models.parallel.stage_gradients",
+    "whatif.models.parallel.tensor_parallel", "whatif.simulation.transfers",
     # What only one or two what-ifs need: their own models.
     "whatif.graph.kernels", "whatif.graph.task_graph", "whatif.hardware.gpu", "whatif.models.kernels.attention",
     "whatif.models.kernels.autocast", "whatif.models.kernels.channels_last", "whatif.models.kernels.fp8",

@@ -3,9 +3,9 @@
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3; torch.utils.checkpoint with
         use_reentrant=False.
 Model:  before the backward work of each segment its forward work comes again, with all its kernels, launches and
-        Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Ignored: the
-        end of a segment that no activation depends on (PyTorch stops early), the hooks that take the place of saving,
-        collectives inside a segment.
+        Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Sums that
+        `tensor_parallel` put into a segment come again too. Ignored: the end of a segment that no activation depends on
+        (PyTorch stops early), the hooks that take the place of saving, recorded collectives inside a segment.
 Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=False) around each repeated layer.
 """
 

@@ -24,6 +24,9 @@ from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.stage_gradients import exchange_of_stages, is_pipelined, stage_bytes
+
+AXIS = "data"
 
 
 def transform(
@@ -47,6 +50,11 @@ def transform(
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if compress not in ("none", "fp16"):
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
+    if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
+        return as_workers(exchange_of_stages(graph, "distributed", network), network.workers, stage_bytes(graph)).note(
+            f"distributed: each stage all-reduces its gradients among {network.workers} copies of the pipeline behind "
+            f"its last backward pass, network: {network.described}; the batch is that of each copy"
+        )
     if communicates(graph):
         return graph.unchanged(
             "distributed: the steps communicate already, so they belong to one of several workers; nothing changes"

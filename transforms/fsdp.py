@@ -19,9 +19,12 @@ from typing import Literal
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.sharding import FullSharding, fully_sharded
+from whatif.models.parallel.stage_gradients import refuse_stages
+
+AXIS = "data"
 
 
 def transform(
@@ -47,8 +50,8 @@ def transform(
                          algorithm=algorithm, table=table)  # fmt: skip
     if not 1 <= limit <= 1000:
         raise WhatifError(f"fsdp: expected a limit of 1 unit or more, got {limit}.")
-    if communicates(graph):
-        return graph.unchanged("fsdp: the steps exchange gradients already; nothing changes")
+    check_exchanges_nothing(graph, "fsdp")
+    refuse_stages(graph, "fsdp")
     if network.workers == 1:
         return graph.unchanged("fsdp: one worker has no other to share its parameters with; nothing changes")
     how = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0)

@@ -14,6 +14,7 @@ import numpy as np
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import accumulated, add_gradients, backward_ends, change_memory, with_batch_size
 from whatif.models.durations.work_done import with_work
+from whatif.simulation.transfers import LATENCY, latency_of, of_activations
 
 
 def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
@@ -26,7 +27,7 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     if passes == 1:
         return graph
     in_pass = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
-    repeated = in_pass & (graph.on_gpu | graph.on_cpu)
+    repeated = in_pass & (graph.on_gpu | graph.on_cpu | of_activations(graph))
     # Each repetition of a kernel also follows the one before it on its stream.
     lag_ns = np.array([thread.lag_ns for thread in graph.threads])[graph.thread[repeated]]
     new_ns, low_ns, high_ns = (
@@ -34,5 +35,8 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         for time_ns in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )
     graph = graph.with_duration(repeated, new_ns, low_ns=low_ns, high_ns=high_ns)
+    sums = of_activations(graph)
+    if sums.any():
+        graph = graph.attach(**{LATENCY: np.where(sums, passes, 1) * latency_of(graph)})
     graph = change_memory(with_work(graph, repeated, passes), accumulated)
     return with_batch_size(add_gradients(graph, passes - 1), passes)

@@ -7,27 +7,32 @@ Model:  the layers are cut, between blocks that repeat, where the slowest stage 
         of a micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
         launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
         two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
-        A pass is one task of a CPU and one of a GPU: name what changes kernels first and `pipeline` last. Ignored:
-        synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections over
-        a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
+        A pass is one task of a CPU and one of a GPU: name what changes kernels first. Sums of `tensor_parallel` within
+        a pass come behind it; `distributed` or `zero` make copies of the pipeline, each stage with its like. Ignored:
+        other synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections
+        over a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
 Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the model as stages, as many GPUs.
 """
 
 from typing import Literal
 
 from whatif import TaskGraph
-from whatif.models import Bandwidth, add_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models import Bandwidth, add_gradients, with_batch_size
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.pipeline import pipelined
 from whatif.models.parallel.pipeline_plan import (
     by_stage,
     check_counts,
+    check_one_pass,
     described,
     plan,
     with_stage_memory,
 )
 from whatif.models.parallel.pipeline_schedule import order
+from whatif.models.parallel.stage_gradients import refuse_stages
+
+AXIS = "pipeline"
 
 
 def transform(
@@ -35,6 +40,7 @@ def transform(
     *,
     stages: int = 4,
     micro_batches: int = 8,
+    micro_batch: int | None = None,
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
     chunks: int = 2,
     recompute: bool = False,
@@ -44,24 +50,30 @@ def transform(
     cluster: str | None = None,
     table: str | None = None,
 ) -> TaskGraph:
-    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size."""
+    """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
+
+    `micro_batch` samples are in a micro-batch; by default the recorded batch is divided among them.
+    """
     chunks = chunks if schedule == "interleaved" else 1
-    check_counts(graph, stages, micro_batches, chunks)
+    refuse_stages(graph, "pipeline")
+    check_exchanges_nothing(graph, "pipeline")
+    check_counts(graph, stages, micro_batches, chunks, micro_batch)
     orders = order(schedule, stages, micro_batches, chunks)
     network = network_of(
         graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
     )
-    if communicates(graph):
-        return graph.unchanged(
-            "pipeline: the steps communicate already, so they belong to one of several stages; nothing changes"
-        )
     if stages == 1:
         return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
-    graph = add_gradients(graph, micro_batches - 1)
-    planned = plan(graph, stages * chunks, micro_batches, network, recompute=recompute, activation_mb=activation_mb)
+    check_one_pass(graph)
+    factor = micro_batch / graph.info.batch_size if micro_batch and graph.info.batch_size else 1 / micro_batches
+    graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
+    planned = plan(
+        graph, stages * chunks, micro_batches, network, factor=factor, recompute=recompute, activation_mb=activation_mb
+    )
     update = by_stage(planned.shares, stages)
-    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network)
-    return with_stage_memory(changed, planned, orders, micro_batches).note(
+    gradient_bytes = planned.stage_gradients(stages)
+    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network, gradient_bytes)
+    return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
         f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"
     )

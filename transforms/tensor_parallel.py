@@ -10,18 +10,20 @@ Model:  the parts of a block are found by the shapes of its linear layers in the
         and behind its first one's backward work, an activation of the stream is all-reduced, which the next kernel
         waits for; a forward pass alone has the former only. The update works on the parameters that are left.
         Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
-        gives its words are cut too, but not the loss behind them. The batch is that of all workers together; for
-        several such groups, on another network, name distributed, zero or fsdp behind this one, and
-        activation_checkpoint as well. Ignored: overlap of the backward all-reduce with the gradients of the weights
-        (later Megatron), sequence parallel, blocks that are called twice in a pass. In the range: 34 % more than theory
-        (Daydream §6.5).
+        gives its words are cut too, but not the loss behind them. With sequence_parallel=true (Korthikanti et al.,
+        2022, section 4.2.2) what lies between parts is cut along the sequence, gathered ahead of a part and scattered
+        behind it. The batch is that of all workers together; for several such groups, on another network, name
+        distributed, zero or fsdp behind this one, and activation_checkpoint as well. Ignored: overlap of the backward
+        all-reduce with the gradients of the weights (later Megatron), blocks that are called twice in a pass. In the
+        range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), or Megatron-LM's layers; NVLink.
 """
 
 from whatif import Change, TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.stage_gradients import refuse_stages
 from whatif.models.parallel.tensor_parallel import (
     check_divides,
     find_split,
@@ -31,6 +33,8 @@ from whatif.models.parallel.tensor_parallel import (
 
 # What a GPU of an A100 node sends over NVLink, one direction (NVIDIA A100 data sheet: 600 GB/s both ways).
 NVLINK, NVLINK_LATENCY_US = Bandwidth("300GB/s"), 3.0
+
+AXIS = "tensor"
 
 
 def transform(
@@ -44,6 +48,7 @@ def transform(
     table: str | None = None,
     layers: str | None = None,
     vocabulary: bool = False,
+    sequence_parallel: bool = False,
 ) -> TaskGraph:
     """Cut the blocks, or the `layers` (a regular expression of their names)."""
     if cluster is None:
@@ -54,14 +59,14 @@ def transform(
     if network.workers == 1:
         return graph.unchanged("tensor_parallel: one worker has no other to share its blocks with; nothing changes")
     if is_split(graph):
-        return graph.unchanged("tensor_parallel: the model is cut across workers already; nothing changes")
-    if communicates(graph):
-        raise WhatifError("tensor_parallel: expected steps that do not communicate yet; name it before distributed.")
+        raise WhatifError("tensor_parallel: expected a whole model, got one that is cut across workers already.")
+    refuse_stages(graph, "tensor_parallel")
+    check_exchanges_nothing(graph, "tensor_parallel")
     if Change.RECOMPUTES in graph.info.changes:
         raise WhatifError("tensor_parallel: expected steps that recompute nothing; name it before the checkpoints.")
     split = find_split(graph, layers, vocabulary=vocabulary)
     check_divides(split.parts[: split.n_blocks], network.workers)
     sent = sum(split.size_bytes) / len(split.size_bytes) / 1e6
-    return split_blocks(graph, split, network).note(
+    return split_blocks(graph, split, network, sequence=sequence_parallel).note(
         f"tensor_parallel: {split.n_blocks} parts of blocks are cut in {network.workers}; each sum is of {sent:,.2f} MB"
     )

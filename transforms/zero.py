@@ -16,11 +16,14 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
+from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages
 
 BUCKET = Size("25MiB")
+
+AXIS = "data"
 
 
 def transform(
@@ -42,10 +45,15 @@ def transform(
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
-    if communicates(graph):
-        return graph.unchanged("zero: the steps exchange gradients already; nothing changes")
+    check_exchanges_nothing(graph, "zero")
     if network.workers == 1:
         return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
+    if stage == 3:
+        refuse_stages(graph, "zero:stage=3")
+    if is_pipelined(graph):
+        return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
+            f"zero: {network.workers} copies of the pipeline share the state of each stage"
+        )
     gradients = step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())

@@ -77,7 +77,7 @@ def cut_of(trace: Path, micro_batches: int, rate_mbit_s: float) -> str:
     graph = Baseline.of(read(trace), "mark").graph
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
-    planned = plan(graph, STAGES, micro_batches, network, recompute=False, activation_mb=None)
+    planned = plan(graph, STAGES, micro_batches, network, factor=1 / micro_batches, recompute=False, activation_mb=None)
     return graph.layers[int(planned.model.layer[planned.begins[1]])]
 
 

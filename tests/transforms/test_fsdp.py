@@ -182,11 +182,9 @@ def test_one_worker_changes_nothing() -> None:
     assert len(changed.notes) == 1
 
 
-def test_twice_is_once() -> None:
-    once = fsdp(blocks())
-    twice = fsdp(once)
-    assert len(twice) == len(once)
-    assert any("already" in note for note in twice.notes)
+def test_twice_is_refused() -> None:
+    with pytest.raises(WhatifError, match="exchange no gradients yet"):
+        fsdp(fsdp(blocks()))
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,33 @@ class Applied:
 
 
 def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-    """Return the checked graph under all transforms, and what each did.
+    """Return the checked graph under all transforms, and what each did, in the order of ``in_axis_order``.
 
     Raises WhatifError where one does not apply or breaks the graph.
     """
     parts = []
-    for transform in transforms:
+    for transform in in_axis_order(transforms):
         changed = transform(graph).check()
         parts.append(Applied.between(graph, changed, transform))
         graph = changed
     return graph, tuple(parts)
+
+
+def in_axis_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return the transforms with those that add workers from the inside out, whatever the order they are named in.
+
+    A block is cut across workers, stages are made of what each of these does, and copies of the stages exchange their
+    gradients. One that stands ahead of an inner axis moves right behind it; all others keep their order.
+    """
+    ordered = list(transforms)
+    place = 0
+    while place < len(ordered):
+        inner = [at for at in range(place + 1, len(ordered)) if 0 <= ordered[at].axis < ordered[place].axis]
+        if inner:
+            ordered.insert(inner[-1], ordered.pop(place))
+        else:
+            place += 1
+    return tuple(ordered)
 
 
 def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:

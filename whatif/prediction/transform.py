@@ -37,6 +37,9 @@ BUILT_IN_PACKAGE = "whatif.transforms"
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
+# A script that adds workers says along which axis: the innermost first, which is the order they are applied in.
+AXIS, AXES = "AXIS", ("tensor", "pipeline", "data")
+
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 
@@ -61,6 +64,17 @@ class Transform:
         """The options that the script takes: its keyword-only parameters, by name."""
         signature = inspect.signature(self.function, eval_str=True)
         return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def axis(self) -> int:
+        """The place in ``AXES`` of the workers that the script adds; -1 where it adds none.
+
+        Raises WhatifError where the script names another axis.
+        """
+        told = getattr(self.function, "__globals__", {}).get(AXIS)
+        if told is not None and told not in AXES:
+            raise WhatifError(f"transform {self.name!r}: expected AXIS to be one of {', '.join(AXES)}, got {told!r}.")
+        return -1 if told is None else AXES.index(told)
 
     def with_options(self, options: Mapping[str, Any]) -> Transform:
         """Return this transform with options set; text is converted to each option's type.

@@ -6,7 +6,7 @@ The formulas are in `collectives.py`, NCCL's own tuner is in `nccl.py`, measured
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,6 +107,25 @@ class Network:
         if name == "nccl":
             return nccl_cost(self, operation, size)
         return _cost(size, MODELS[name][operation](self))
+
+    def around(self, inner: int) -> Network:
+        """Return the network of one of ``inner`` groups, each of which has one worker of every ``inner`` neighbours.
+
+        The groups exchange at the same time, so that they share the links which members share. Raises WhatifError where
+        ``inner`` neighbours are no whole part of the levels.
+        """
+        levels: list[Level] = []
+        left = inner
+        for level in self.levels:
+            taken = math.gcd(left, level.workers)
+            crowded = inner // left if level.shared else 1
+            link = replace(level.link, byte_s=level.link.byte_s / crowded)
+            levels.append(replace(level, workers=level.workers // taken, link=link))
+            left //= taken
+        if left > 1:
+            counts = " x ".join(str(level.workers) for level in self.levels)
+            raise WhatifError(f"network: expected groups of {inner} that fill {counts} workers.")
+        return replace(self, levels=tuple(levels))
 
     @property
     def described(self) -> str:

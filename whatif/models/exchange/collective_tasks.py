@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.errors import WhatifError
 from whatif.graph.edit import add_thread
 from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
@@ -27,10 +28,9 @@ from whatif.models.durations.estimator import (
     Source,
     sources,
 )
-from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, workers_of
+from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, of_activations, workers_of
 
-# Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
-ACTIVATIONS = "exchanges activations"
+ALL_REDUCE = "all-reduce"
 FAMILY = int(KernelFamily.COMMUNICATION)
 # Daydream §6.5 and figure 9: NCCL's all-reduces took 34 % more than theory on average beside other kernels, and next
 # to theory alone; a synchronisation before each recovered 22.8 % of their time.
@@ -66,9 +66,12 @@ def communicates(graph: TaskGraph) -> bool:
     return bool(exchanged.any()) or _told_workers(graph) is not None
 
 
-def of_activations(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
-    return np.asarray(graph.attached.get(ACTIVATIONS, np.zeros(len(graph), dtype=np.bool_)), dtype=np.bool_)
+def check_exchanges_nothing(graph: TaskGraph, name: str) -> None:
+    """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker."""
+    if communicates(graph):
+        put_in = bool((workers_of(graph) > 0).any())
+        told = "name it before the what-if that put that in" if put_in else "record one worker"
+        raise WhatifError(f"{name}: expected steps that exchange no gradients yet, got some that do; {told}.")
 
 
 def recorded_workers(graph: TaskGraph) -> int | None:

@@ -36,6 +36,7 @@ from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, c
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import (
+    ALL_REDUCE,
     CALL_LOW_NS,
     CALL_NS,
     FAMILY,
@@ -50,7 +51,7 @@ from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory
 
 COPY_IN, COPY_OUT = "copy gradient into bucket", "copy bucket into gradient"
-ALL_REDUCE, CALL, LAUNCH, CHANNEL = "all-reduce", "c10d::allreduce_", "cudaLaunchKernel", "network"
+CALL, LAUNCH, CHANNEL = "c10d::allreduce_", "cudaLaunchKernel", "network"
 FORWARD, BROADCAST = "DistributedDataParallel.forward", "broadcast of buffers"
 
 # What DDP's own copies cost the CPU over the launch in them: 4.7 and 3.7 us for launches of 3.3 and 3.0 in the

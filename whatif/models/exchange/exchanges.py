@@ -26,21 +26,27 @@ from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark, moving
 from whatif.models.exchange.collective_tasks import (
-    ACTIVATIONS,
+    ALL_REDUCE,
     FAMILY,
     add_channel,
     estimated,
-    of_activations,
     tell,
 )
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
+from whatif.simulation.transfers import ACTIVATIONS, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
 SUM = "sum of activations"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
-NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": SUM}
+NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
+
+
+def tensor_workers(graph: TaskGraph) -> int:
+    """Return the number of workers across which the blocks of the model are cut; 1 where they are not."""
+    sums = of_activations(graph) & graph.select(name=f"^{SUM}$")
+    return int(workers_of(graph)[sums].max(initial=1))
 
 
 class Exchange(NamedTuple):
@@ -129,7 +135,8 @@ def exchange(
     )  # fmt: skip
     put = _Put(collectives.ids, collectives.launches, copied_in.ids, copied_out.ids, collectives.moved)
     operations = np.array([one.operation for one in rows])
-    names = {NAMES[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
+    called = {**NAMES, "all_reduce": SUM} if activations else NAMES
+    names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     changed = tell(named(collectives.graph, names), put.ids, cost.latency_ns, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     changed = changed.with_duration(put.calls, call.centre_ns, low_ns=call.low_ns, high_ns=call.high_ns)

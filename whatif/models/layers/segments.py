@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +19,14 @@ from whatif.graph.types import (
     Array,
     Bool,
     Change,
+    DependencyKind,
     Int64,
     Phase,
     TaskKind,
 )
 from whatif.models.layers.calls import task_before
 from whatif.models.layers.columns import with_values
+from whatif.simulation.transfers import ACTIVATIONS, LATENCY, WORKERS, latency_of, of_activations, workers_of
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
 # For the hooks of a checkpoint, which run Python for every tensor that would have been saved, and for caches: our
@@ -82,8 +84,9 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     """Return the graph in which each step repeats the forward work of the segments ``chosen`` before going backward.
 
     On a CPU every task comes again. On a GPU every kernel but those of collectives, on the stream of the segment's
-    backward kernels, with its share of the segment's CPU time as its launch. Segments that are recomputed already, or
-    have no backward work, stay; where all do, the very ``graph`` is given.
+    backward kernels, with its share of the segment's CPU time as its launch. What the parts of a layer exchange in a
+    segment (``tensor_parallel``) comes again behind it, in one transfer that the backward work waits for. Segments that
+    are recomputed already, or have no backward work, stay; where all do, the very ``graph`` is given.
     """
     segment = places_within(graph.layers, chosen)[graph.layer]
     recomputed = graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
@@ -95,7 +98,8 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
         return _recompute_on_gpu(graph, key, forward, backward, first_cpu)
     again = np.flatnonzero(forward & graph.on_cpu)
     again = again[np.isin(key[again], list(first_cpu))]
-    return _put_in(graph, again, _before(graph, first_cpu, key[again]), SPREAD)
+    put = _put_in(graph, again, _before(graph, first_cpu, key[again]), SPREAD)
+    return _exchanged_again(graph, put, key[again], key, forward, first_cpu)
 
 
 def _recompute_on_gpu(
@@ -109,17 +113,61 @@ def _recompute_on_gpu(
     keys, which, count = np.unique(key[again], return_inverse=True, return_counts=True)
     which = np.asarray(which).reshape(-1)
     share_ns = np.array([cpu_ns.get(int(k), 0.0) for k in keys]) / count
-    return _put_in(
+    put = _put_in(
         graph, again, _before(graph, first_gpu, key[again]), 0.0,
         thread=graph.thread[np.array([first_gpu[int(k)] for k in keys], dtype=np.int64)][which],
         launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[which],
     )  # fmt: skip
+    return _exchanged_again(graph, put, key[again], key, forward, first_gpu)
 
 
-def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **launch: Any) -> TaskGraph:
+class _Put(NamedTuple):
+    """A graph with copies of tasks, their ids, and the new id of each old task."""
+
+    graph: TaskGraph
+    ids: Array
+    moved: Array
+
+
+def _exchanged_again(
+    graph: TaskGraph, put: _Put, of_copies: Int64, key: Int64, forward: Bool, first: dict[int, int]
+) -> TaskGraph:
+    """The graph in which what segments of ``graph`` exchange forward comes again behind the copies of their work.
+
+    ``of_copies`` are the keys of the copies, ``key`` those of all old tasks; ``first`` is the backward work that waits.
+    """
+    sums = np.flatnonzero(of_activations(graph) & forward)
+    sums = sums[np.isin(key[sums], of_copies)]
+    if not len(sums):
+        return put.graph
+    keys, at, which = np.unique(key[sums], return_index=True, return_inverse=True)
+    last = np.array([put.ids[of_copies == one].max() for one in keys.tolist()], dtype=np.int64)
+
+    def summed(column: Array) -> Int64:
+        return np.bincount(np.asarray(which).reshape(-1), weights=column[sums]).astype(np.int64)
+
+    inserted = put.graph.insert(
+        NewTasks(
+            last, RECOMPUTED_NAME, TaskKind.COMMUNICATION, summed(graph.duration_ns), thread=graph.thread[sums[at]],
+            low_ns=summed(graph.low_ns), high_ns=summed(graph.high_ns), size_bytes=summed(graph.size_bytes),
+            family=graph.family[sums[at]], layer=graph.layer[sums[at]], phase=Phase.BACKWARD,
+        )
+    )  # fmt: skip
+    told = {LATENCY: summed(latency_of(graph)), WORKERS: workers_of(graph)[sums[at]], ACTIVATIONS: True}
+    attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
+    for name, values in told.items():
+        attached[name][inserted.ids] = values
+    waiting = inserted.moved[put.moved[np.array([first[one] for one in keys.tolist()], dtype=np.int64)]]
+    return inserted.graph.replace(attached=attached).add_dependencies(
+        np.concatenate([inserted.moved[last], inserted.ids]), np.concatenate([inserted.ids, waiting]),
+        kind=DependencyKind.COMMUNICATION,
+    )  # fmt: skip
+
+
+def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **launch: Any) -> _Put:
     """The graph with copies of ``originals``, which what-ifs that follow change as they change these."""
     if not len(originals):
-        return graph
+        return _Put(graph, originals, np.arange(len(graph)))
     same: dict[str, Any] = {
         name: getattr(graph, name)[originals] for name in ("layer", "family", "dtype", "size_bytes", "flops")
     }
@@ -135,7 +183,7 @@ def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **l
         column[inserted.ids] = graph.attached[name][originals]
     facts = {name: getattr(graph, name)[originals] for name in ("measured", "called")}
     changed = with_values(inserted.graph, inserted.ids, **facts).replace(attached=attached)
-    return changed.with_change(Change.RECOMPUTES)
+    return _Put(changed.with_change(Change.RECOMPUTES), inserted.ids, inserted.moved)
 
 
 def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif.graph.columns import filled
 from whatif.graph.kernels import KernelFamily
@@ -34,9 +35,13 @@ from whatif.models.exchange.collective_tasks import (
     estimated,
     tell,
 )
+from whatif.models.exchange.exchanges import SUM
 from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, needed
 from whatif.models.parallel.stage_work import Pieces, Work
+from whatif.simulation.transfers import ACTIVATIONS, workers_of
 
+# The attached column that holds the bytes of a stage's gradients beside the task with which they are finished.
+GRADIENTS = "gradients of a stage"
 BATCH, UPDATE, SEND, SEND_CALL, RECEIVE_CALL = "load the batch", "update", "send", "c10d::send", "c10d::recv_"
 
 
@@ -47,7 +52,7 @@ class Row(NamedTuple):
     kind: TaskKind
     name: str
     phase: Phase
-    of: str  # cpu, gpu, send, call, none: which times
+    of: str  # cpu, gpu, sum, send, call, none: which times
     piece: int
 
 
@@ -68,8 +73,11 @@ class _Step:
     on_gpu: bool
     launch_lag_ns: int
     channels: dict[tuple[int, int], int]
+    sums: dict[int, int]  # the channel of each stage on which the parts of its layers exchange, where they do
     rows: list[Row]
     edges: list[Edge]
+    summed: dict[int, int] = field(default_factory=dict)  # the last exchange of each stage so far
+    last_backward: dict[int, int] = field(default_factory=dict)
 
     def task(self, thread: int, kind: TaskKind, name: str, phase: Phase, of: str, piece: int) -> int:
         self.rows.append(Row(thread, kind, name, phase, of, piece))
@@ -79,15 +87,25 @@ class _Step:
         return 2 * stage if self.on_gpu else stage
 
     def work(self, stage: int, name: str, phase: Phase, piece: int, waits_for: int | None) -> int:
-        """A piece of a stage's work: its launches and its kernels, or on a CPU one task; gives the one that works."""
+        """A piece of a stage's work: its launches and its kernels, or on a CPU one task; gives the one that ends it.
+
+        That is the exchange between the parts of its layers where there is one; the stage goes on behind it.
+        """
         launch = self.task(self.cpu(stage), TaskKind.CPU_OP, name, phase, "cpu", piece)
         task = launch
         if self.on_gpu:
             task = self.task(self.cpu(stage) + 1, TaskKind.KERNEL, name, phase, "gpu", piece)
             self.edges.append(Edge(launch, task, DependencyKind.LAUNCH, piece=piece))
-        if waits_for is not None:
-            self.edges.append(Edge(waits_for, task, DependencyKind.COMMUNICATION))
-        return task
+        for before in (waits_for, self.summed.pop(stage, None)):
+            if before is not None:
+                self.edges.append(Edge(before, task, DependencyKind.COMMUNICATION))
+        if phase == Phase.BACKWARD:
+            self.last_backward[stage] = task
+        if stage not in self.sums or phase not in (Phase.FORWARD, Phase.BACKWARD):
+            return task
+        self.summed[stage] = self.task(self.sums[stage], TaskKind.COMMUNICATION, SUM, phase, "sum", piece)
+        self.edges.append(Edge(task, self.summed[stage], DependencyKind.COMMUNICATION))
+        return self.summed[stage]
 
     def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
         """A message from one stage to another, sent when the task ``done`` is."""
@@ -100,18 +118,24 @@ class _Step:
 
 
 def pipelined(
-    graph: TaskGraph, work: Work, orders: list[list[Pass]], shares: Float64, boundary_bytes: Int64, network: Network
-) -> TaskGraph:
+    graph: TaskGraph, work: Work, orders: list[list[Pass]], shares: Float64, boundary_bytes: Int64, network: Network,
+    gradient_bytes: Int64,
+) -> TaskGraph:  # fmt: skip
     """Return the graph of a pipeline whose stages work through ``orders``, one list of passes for each stage.
 
     Each stage has a CPU thread and, where the recording has a GPU, a stream of its own, and is a rank; the first one's
     steps are timed. ``shares`` (n_stages,): of the update. ``boundary_bytes`` (n_parts - 1,): what a micro-batch sends
     from each part to the next, as much as comes back as its gradient. A stage sends while it computes.
+    ``gradient_bytes`` (n_stages,) stand beside the last backward pass of each stage, in the column ``GRADIENTS``.
     """
     stages, on_gpu = len(orders), bool(graph.on_gpu.any())
     n_parts = work.forward.cpu_ns.shape[1]
     threads, channels = _threads(graph, orders, n_parts, network)
-    step = _one_step(graph, work, orders, n_parts, channels)
+    sums: dict[int, int] = {}
+    if work.forward.sum_ns.any() or work.backward.sum_ns.any():
+        sums = {stage: len(threads) + stage for stage in range(stages)}
+        threads += tuple(Thread(f"stage {s}: {SUM}", ThreadKind.CHANNEL, ordered=True, rank=s) for s in range(stages))
+    step = _one_step(graph, work, orders, n_parts, _Step(on_gpu, graph.info.launch_lag_ns, channels, sums, [], []))
     pieces = [work.forward, work.backward, work.batch, work.update.take(np.zeros(stages, dtype=np.int64)).times(shares)]
     every = Pieces.side_by_side(pieces)
     ends = [(part % stages, (part + 1) % stages) for part in range(n_parts - 1)]
@@ -121,7 +145,9 @@ def pipelined(
     latency_ns, transfer_ns = (
         np.array([float(getattr(cost, name)[0]) for cost in costs]) for name in ("latency_ns", "transfer_ns")
     )
-    return _repeated(graph, work, step, threads, every, Cost(latency_ns, transfer_ns), on_gpu=on_gpu)
+    sends = Cost(latency_ns, transfer_ns)
+    changed = _repeated(graph, work, step, threads, every, sends, boundary_bytes)
+    return _with_gradients(changed, step, gradient_bytes)
 
 
 def _threads(
@@ -159,11 +185,8 @@ def _between(network: Network, pair: tuple[int, int]) -> Network:
     return network
 
 
-def _one_step(
-    graph: TaskGraph, work: Work, orders: list[list[Pass]], n_parts: int, channels: dict[tuple[int, int], int]
-) -> _Step:
+def _one_step(graph: TaskGraph, work: Work, orders: list[list[Pass]], n_parts: int, step: _Step) -> _Step:
     stages, last = len(orders), n_parts - 1
-    step = _Step(bool(graph.on_gpu.any()), graph.info.launch_lag_ns, channels, [], [])
     batch, update = 2 * n_parts, 2 * n_parts + 1
     ends = [-1] * stages
     if step.on_gpu and work.batch.gpu_ns.any():
@@ -195,30 +218,34 @@ def _one_step(
 
 
 def _repeated(
-    graph: TaskGraph, work: Work, step: _Step, threads: tuple[Thread, ...], pieces: Pieces, sends: Cost, *, on_gpu: bool
-) -> TaskGraph:
+    graph: TaskGraph, work: Work, step: _Step, threads: tuple[Thread, ...], pieces: Pieces, sends: Cost,
+    boundary_bytes: Int64,
+) -> TaskGraph:  # fmt: skip
     """All steps: the same tasks with each step's own times."""
     n_steps, n = len(work.steps), len(step.rows)
     piece = np.array([row.piece for row in step.rows])
     of = np.array([row.of for row in step.rows])
     message = estimated(sends)
 
-    def times(cpu: Float64, gpu: Float64, send: Float64, call_ns: int) -> Int64:
+    def rows(send: npt.ArrayLike = 0.0, call: float = 0.0, **tables: Float64) -> Int64:
+        """One number a task: of its piece in one of ``tables``, of its message, or of a call."""
         column = np.zeros((n_steps, n))
-        for which, table in (("cpu", cpu), ("gpu", gpu)):
+        for which, table in tables.items():
             column[:, of == which] = table[:, piece[of == which]]
-        column[:, of == "send"] = send[piece[of == "send"]] if len(send) else 0.0
-        column[:, of == "call"] = call_ns
+        each = np.broadcast_to(np.asarray(send), max(len(boundary_bytes), 1))
+        column[:, of == "send"] = each[piece[of == "send"]]
+        column[:, of == "call"] = call
         return np.rint(column).astype(np.int64).reshape(-1)
 
-    duration_ns = times(pieces.cpu_ns, pieces.gpu_ns, message.duration_ns, CALL_NS)
-    low_ns = times(pieces.cpu_low_ns, pieces.gpu_low_ns, message.low_ns, CALL_LOW_NS)
-    high_ns = times(pieces.cpu_high_ns, pieces.gpu_high_ns, message.high_ns, CALL_NS)
+    duration_ns = rows(message.duration_ns, CALL_NS, cpu=pieces.cpu_ns, gpu=pieces.gpu_ns, sum=pieces.sum_ns)
+    low_ns = rows(message.low_ns, CALL_LOW_NS, cpu=pieces.cpu_low_ns, gpu=pieces.gpu_low_ns, sum=pieces.sum_low_ns)
+    high_ns = rows(message.high_ns, CALL_NS, cpu=pieces.cpu_high_ns, gpu=pieces.gpu_high_ns, sum=pieces.sum_high_ns)
+    sent = np.tile((of == "send") | (of == "sum"), n_steps)
     names = tuple(dict.fromkeys(row.name for row in step.rows))
     code = {name: number for number, name in enumerate(names)}
     kind = np.array([row.kind for row in step.rows])
     family = np.where(kind == TaskKind.COMMUNICATION, FAMILY, int(KernelFamily.OTHER))
-    family[(of == "call") | (of == "none") | ((of == "cpu") & on_gpu)] = -1
+    family[(of == "call") | (of == "none") | ((of == "cpu") & step.on_gpu)] = -1
     each: dict[str, Array] = {
         "name": np.array([code[row.name] for row in step.rows]),
         "kind": kind,
@@ -232,6 +259,7 @@ def _repeated(
         "duration_ns": duration_ns,
         "low_ns": np.minimum(low_ns, duration_ns),
         "high_ns": np.maximum(high_ns, duration_ns),
+        "size_bytes": np.where(sent, rows(boundary_bytes, sum=pieces.sum_bytes), -1),
     }
     changed = graph.replace(
         **filled(n_steps * n, given), threads=threads, names=names, attached={},
@@ -240,9 +268,17 @@ def _repeated(
         info=replace(graph.info, queue_depth=0),
     )  # fmt: skip
     changed = mark(changed, np.tile((of == "cpu") | (of == "gpu"), n_steps), int(work.source))
-    sent = np.flatnonzero(np.tile(of == "send", n_steps))
-    latency_ns = np.tile(sends.latency_ns[piece[of == "send"]], n_steps) if len(sent) else 0.0
-    return tell(changed, sent, latency_ns, 2)
+    latency_ns = rows(sends.latency_ns, sum=pieces.sum_latency_ns)
+    summed = np.tile(of == "sum", n_steps)
+    changed = tell(changed, np.flatnonzero(sent & ~summed), latency_ns[sent & ~summed], 2)
+    changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)))
+    return changed.attach(**{ACTIVATIONS: sent})
+
+
+def _with_gradients(graph: TaskGraph, step: _Step, gradient_bytes: Int64) -> TaskGraph:
+    column = np.zeros(len(step.rows), dtype=np.int64)
+    column[[step.last_backward[stage] for stage in range(len(gradient_bytes))]] = gradient_bytes
+    return graph.attach(**{GRADIENTS: np.tile(column, len(graph) // len(step.rows))})
 
 
 def _dependencies(step: _Step, pieces: Pieces, n_steps: int) -> Dependencies:

@@ -19,20 +19,22 @@ def stage_memories(
     part_of_row: Int64,
     orders: Sequence[list[Pass]],
     shares: npt.NDArray[np.float64],
-    micro_batches: int,
+    factor: float,
     *,
     recompute: bool,
 ) -> list[Memory]:
     """Return the memory of each stage, whose parts of the model keep what is in flight between their passes.
 
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
-    parameters. The first stage has the whole batch. ``recompute``: of each micro-batch a part keeps its input alone and
-    computes the rest again (Huang et al., GPipe, §2.3).
+    parameters. A micro-batch is ``factor`` times the recorded batch; the first stage has those of all.
+    ``recompute``: of each micro-batch a part keeps its input alone and computes the rest again (GPipe, §2.3).
     """
-    micro = with_batch(memory, 1 / micro_batches)
+    micro = with_batch(memory, factor)
     if recompute:
         micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
     found = []
+    count = len({one.micro_batch for one in orders[0]})
+    batches = memory.inputs - memory.buffers
     for stage, passes in enumerate(orders):
         in_flight = most_in_flight(passes)
         share = float(shares[stage])
@@ -45,8 +47,8 @@ def stage_memories(
             replace(
                 with_share(memory, share),
                 buffers=round(memory.buffers * share),
-                inputs=round(memory.buffers * share) + (memory.inputs - memory.buffers if stage == 0 else 0),
-                gradients_stay=memory.gradients_stay or micro_batches > 1,
+                inputs=round(memory.buffers * share) + (round(batches * factor * count) if stage == 0 else 0),
+                gradients_stay=memory.gradients_stay or count > 1,
             ).with_layers(rows)
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.cluster.network import Network
+from whatif.models.layers.gradients import ADD_NAME
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass
@@ -29,6 +31,7 @@ from whatif.models.parallel.stages import (
 
 # Passes in one step: a graph of a few million tasks is as much as one simulates gladly.
 MOST_PASSES = 100_000
+MOST_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,13 @@ class Plan:
     def time_ns(self) -> Float64:
         """What each part takes forward and backward, by its busier side, mean of the steps, (n_parts,)."""
         passes = self.work.forward.then(self.work.backward)
-        return np.asarray(np.maximum(passes.cpu_ns, passes.gpu_ns).mean(axis=0), dtype=np.float64)
+        return np.asarray(passes.busy_ns.mean(axis=0), dtype=np.float64)
+
+    def stage_gradients(self, stages: int) -> Int64:
+        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 where the recording tells none."""
+        part = np.searchsorted(self.begins[1:], np.arange(len(self.model.part)), side="right")
+        each = np.bincount(part, weights=self.model.gradient_bytes).astype(np.float64)
+        return by_stage(each, stages).astype(np.int64)
 
 
 def by_stage(values: Float64, stages: int) -> Float64:
@@ -57,16 +66,21 @@ def by_stage(values: Float64, stages: int) -> Float64:
     return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
 
 
-def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int) -> None:
-    """Raise WhatifError on numbers of which no pipeline can be made."""
+def check_counts(
+    graph: TaskGraph, stages: int, micro_batches: int, chunks: int, micro_batch: int | None = None
+) -> None:
+    """Raise WhatifError on numbers of which no pipeline can be made; ``micro_batch`` is in samples."""
     if not 1 <= stages <= 10_000:
         raise WhatifError(f"pipeline: expected from 1 to 10,000 stages, got {stages}.")
     if micro_batches < 1:
         raise WhatifError(f"pipeline: expected 1 micro-batch or more, got {micro_batches}.")
-    if graph.info.batch_size and micro_batches > graph.info.batch_size:
+    if micro_batch is not None and not (graph.info.batch_size and 1 <= micro_batch <= MOST_SAMPLES):
+        told = f"got {micro_batch}" if graph.info.batch_size else "and a recording that tells its batch"
+        raise WhatifError(f"pipeline: expected a micro_batch of 1 to {MOST_SAMPLES:,} samples, {told}.")
+    if micro_batch is None and graph.info.batch_size and micro_batches > graph.info.batch_size:
         raise WhatifError(
             f"pipeline: expected at most as many micro-batches as the {graph.info.batch_size} samples of the recorded "
-            f"batch, got {micro_batches}; a larger batch is batch_size:factor=... before it."
+            f"batch, got {micro_batches}; micro_batch=... tells how many samples each has, whatever was recorded."
         )
     if chunks < 1:
         raise WhatifError(f"pipeline: expected 1 chunk of the model on each stage or more, got {chunks}.")
@@ -77,17 +91,28 @@ def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int)
         )
 
 
+def check_one_pass(graph: TaskGraph) -> None:
+    """Raise WhatifError where a what-if has accumulated gradients, which the micro-batches of a pipeline do."""
+    if (graph.select(name=f"^{re.escape(ADD_NAME)}$") & (graph.start_ns < 0)).any():
+        raise WhatifError(
+            "pipeline: expected one pass a step, got accumulated ones; leave gradient_accumulation out and say "
+            "how many passes here, as in pipeline:micro_batches=16,micro_batch=4."
+        )
+
+
 def plan(
     graph: TaskGraph,
     n_parts: int,
     micro_batches: int,
     network: Network,
     *,
+    factor: float,
     recompute: bool,
     activation_mb: float | None,
 ) -> Plan:
     """Cut the model into parts of which the slowest is as fast as can be, and tell what each works on.
 
+    A micro-batch is ``factor`` times the recorded batch.
     ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
     ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
     """
@@ -98,12 +123,13 @@ def plan(
             f"blocks and layers between which the model can be cut, got {n_parts}."
         )
     calls = len(model.part)
-    crossing = crossing_bytes(model, micro_batches, activation_mb)
-    times = at_micro_batch(graph, model, micro_batches)
+    crossing = crossing_bytes(model, factor, activation_mb)
+    times = at_micro_batch(graph, model, factor)
     every = work_of(graph, model, model.position, calls, times)
     every = _recomputed(every) if recompute else every
     busy_ns = [
-        (getattr(every.forward, name) + getattr(every.backward, name)).mean(axis=0) for name in ("cpu_ns", "gpu_ns")
+        sum(getattr(one, name) + one.sum_ns for one in (every.forward, every.backward)).mean(axis=0)
+        for name in ("cpu_ns", "gpu_ns")
     ]
     message_ns = network.cost("send", crossing).total_ns
     begins = balanced(busy_ns, model.part, n_parts, message_ns)
@@ -121,8 +147,8 @@ def _recomputed(work: Work) -> Work:
     return replace(work, backward=work.forward.then(work.backward))
 
 
-def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None) -> Int64:
-    """Return the bytes of a micro-batch that flow into each call of the model, shape (n_calls,).
+def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> Int64:
+    """Return the bytes of ``factor`` times the recorded batch that flow into each call of the model, (n_calls,).
 
     Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither tells.
     """
@@ -140,10 +166,10 @@ def crossing_bytes(model: Model, micro_batches: int, activation_mb: float | None
     calls = np.arange(len(sizes))
     known = np.flatnonzero(sizes >= 0)
     source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
-    return np.rint(sizes[source] / micro_batches).astype(np.int64)
+    return np.asarray(np.rint(sizes[source] * factor), dtype=np.int64)
 
 
-def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], micro_batches: int) -> TaskGraph:
+def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], factor: float) -> TaskGraph:
     """Return the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
     memory = graph.info.memory
     if memory is None:
@@ -158,7 +184,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     row_part = np.maximum(np.maximum.accumulate(row_part[source]), 0)
     stages = len(orders)
     shares = by_stage(planned.shares, stages)
-    found = stage_memories(memory, row_part, orders, shares, micro_batches, recompute=planned.recompute)
+    found = stage_memories(memory, row_part, orders, shares, factor, recompute=planned.recompute)
     peaks = [peak(each).total for each in found]
     fullest = int(np.argmax(peaks))
     sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")

@@ -3,7 +3,8 @@
 A piece of work is told by three numbers. Its CPU time is what the thread works to launch it, its GPU time what the
 stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
 launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
-work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's.
+work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's. What the parts
+of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer behind it: the work waits for it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ from whatif.models.layers.calls import launches_of
 from whatif.models.layers.gradients import ADD_NAME
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
+from whatif.simulation.transfers import latency_of, of_activations
 
 
 class Pieces(NamedTuple):
-    """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations."""
+    """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations.
+
+    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``.
+    """
 
     cpu_ns: Float64
     cpu_low_ns: Float64
@@ -43,6 +48,11 @@ class Pieces(NamedTuple):
     gpu_low_ns: Float64
     gpu_high_ns: Float64
     start_lag_ns: Float64
+    sum_ns: Float64
+    sum_low_ns: Float64
+    sum_high_ns: Float64
+    sum_latency_ns: Float64
+    sum_bytes: Float64
 
     def take(self, columns: Array) -> Pieces:
         """Some of the pieces, in the order of ``columns``."""
@@ -65,6 +75,11 @@ class Pieces(NamedTuple):
         busy_ns = self.gpu_ns + other.gpu_ns
         sums = (one + more for one, more in zip(self, other, strict=True))
         return Pieces(*sums)._replace(start_lag_ns=idle_ns - busy_ns)
+
+    @property
+    def busy_ns(self) -> Float64:
+        """What a piece takes of the busier of its two sides, transfers included."""
+        return np.maximum(self.cpu_ns, self.gpu_ns) + self.sum_ns
 
     @property
     def _idle_ns(self) -> Float64:
@@ -92,11 +107,15 @@ class Work:
 
 
 class Times(NamedTuple):
-    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and who tells them."""
+    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and who tells them.
+
+    ``size_bytes`` is what it moves then.
+    """
 
     duration_ns: Float64
     low_ns: Float64
     high_ns: Float64
+    size_bytes: Float64
     source: Source
 
 
@@ -118,7 +137,8 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
     counted = steps[step] >= 0
     cpu = (graph.on_cpu & working_threads(graph, model)[graph.thread] & counted).mask
     gpu = (graph.on_gpu & counted).mask
-    every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, len(steps) * n_pieces)
+    sums = np.flatnonzero(of_activations(graph) & counted)
+    every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, sums, len(steps) * n_pieces)
     kept = np.flatnonzero(steps >= 0)
     every = Pieces(*(column.reshape(len(steps), n_pieces)[kept] for column in every))
     parts = np.arange(n_parts)
@@ -134,20 +154,28 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
     )
 
 
-def at_micro_batch(graph: TaskGraph, model: Model, micro_batches: int) -> Times:
-    """Return what each task takes in the pass of a micro-batch, by the model of ``whatif.models.kernels.batch``."""
-    duration_ns, low_ns, high_ns = (
-        column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
+def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
+    """Return what each task takes in the pass of a micro-batch, which is ``factor`` times the recorded batch.
+
+    By the model of ``whatif.models.kernels.batch``; of transfers the latency stays, and the rest follows their bytes.
+    """
+    duration_ns, low_ns, high_ns, size_bytes = (
+        column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns, graph.size_bytes)
     )
-    if micro_batches == 1:
-        return Times(duration_ns, low_ns, high_ns, Source.RECORDED)
+    if factor == 1:
+        return Times(duration_ns, low_ns, high_ns, size_bytes, Source.RECORDED)
     grown = batch_tasks(graph) & (model.position >= 0)
-    estimates = at_batch(graph, grown, 1 / micro_batches)
+    estimates = at_batch(graph, grown, factor)
     duration_ns[grown], low_ns[grown], high_ns[grown] = estimates.duration_ns, estimates.low_ns, estimates.high_ns
-    return Times(duration_ns, low_ns, high_ns, Source(int(estimates.source.max(initial=0))))
+    sent = of_activations(graph)
+    latency_ns = latency_of(graph)[sent]
+    for column in (duration_ns, low_ns, high_ns):
+        column[sent] = np.minimum(latency_ns, column[sent]) + np.maximum(column[sent] - latency_ns, 0) * factor
+    size_bytes[sent] *= factor
+    return Times(duration_ns, low_ns, high_ns, size_bytes, Source(int(estimates.source.max(initial=0))))
 
 
-def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, n_pieces: int) -> Pieces:
+def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, sums: Int64, n_pieces: int) -> Pieces:
     """Sums of each piece, shape (n_pieces,), and how far its kernels lie behind its begin."""
     lag_ns = np.array([float(thread.lag_ns) for thread in graph.threads])
     tasks = np.flatnonzero(gpu)
@@ -180,7 +208,8 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     behind_ns = np.full(n_pieces, -np.inf)
     np.maximum.at(behind_ns, piece[tasks], called_ns - ahead_ns)
     behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
-    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns])
+    told = (*bounds, latency_of(graph).astype(np.float64), np.maximum(times.size_bytes, 0))
+    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column[sums]) for column in told)])
 
 
 def _alone(graph: TaskGraph, tasks: Int64) -> Float64:

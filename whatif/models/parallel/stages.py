@@ -14,6 +14,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
     Bool,
+    DependencyKind,
     Float64,
     Int64,
     Phase,
@@ -23,6 +24,7 @@ from whatif.models.layers.feature_maps import input_bytes, memory_rows
 from whatif.models.layers.layer_calls import Calls, layer_calls
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.models.layers.segments import are_classes, places_within, prefixes
+from whatif.simulation.transfers import of_activations
 
 _NUMBER = re.compile(r"\d+")
 # Containers hand one tensor from child to child, so that a model can be cut between their children.
@@ -117,7 +119,12 @@ def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
     found[order] = _filled(found[order], stretch, ahead=True)
     found[order] = _filled(found[order], stretch, ahead=False)
     lost = np.where(graph.phase == Phase.FORWARD, 0, n - 1)
-    return np.where(in_pass, np.where(found >= 0, found, lost), -1).astype(np.int64)
+    found = np.where(in_pass, np.where(found >= 0, found, lost), -1).astype(np.int64)
+    # A transfer between the parts of a layer belongs to the call whose work it waits for.
+    edges = graph.dependencies
+    sent = of_activations(graph)[edges.target] & (edges.kind == DependencyKind.COMMUNICATION)
+    found[edges.target[sent]] = found[edges.source[sent]]
+    return found
 
 
 def _parts(graph: TaskGraph, layer: Int64) -> Int64:

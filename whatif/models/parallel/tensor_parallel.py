@@ -7,6 +7,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 4: behind a pa
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import put
 from whatif.models.durations.half_precision import is_half
 from whatif.models.durations.work_done import with_work
-from whatif.models.exchange.collective_tasks import of_activations
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import calls_of
@@ -33,6 +33,7 @@ from whatif.models.parallel.passes import (
 )
 from whatif.models.parallel.sharding import BUCKET_CALL, update_share
 from whatif.models.parallel.transformer_blocks import Part, split_parts, vocabulary_parts
+from whatif.simulation.transfers import of_activations
 
 CHANNEL = "network, tensor parallel"
 
@@ -137,13 +138,22 @@ def check_divides(parts: list[Part], workers: int) -> None:
                 )
 
 
-def split_blocks(graph: TaskGraph, split: Split, network: Network) -> TaskGraph:
-    """Return the graph of one worker of ``network``, which does its part of each block and sums with the others."""
+def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: bool = False) -> TaskGraph:
+    """Return the graph of one worker of ``network``, which does its part of each block and sums with the others.
+
+    ``sequence``: between the parts it works on its share of the sequence, which is gathered ahead of a part, and a
+    part's sum is scattered (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+    section 4.2.2 and figure 5).
+    """
     workers = network.workers
-    mine = _inside(graph, split) & batch_tasks(graph)
-    exchanges = _sums(graph, split)
+    inside = _inside(graph, split)
+    mine, between = inside & batch_tasks(graph), _between(graph, split) & ~inside & batch_tasks(graph)
+    exchanges = _sums(graph, split, sequence=sequence)
     graph = put(graph, mine, at_batch(graph, mine, 1 / workers, cut_weights=True))
     graph = with_work(graph, mine, 1 / workers, wider=True)
+    if sequence:
+        graph = put(graph, between, at_batch(graph, between, 1 / workers))
+        graph = with_work(graph, between, 1 / workers, wider=True)
     before = _parameter_bytes(graph)
     graph = graph.replace(info=replace(graph.info, recorded=_smaller(graph.info.recorded, split.parts, workers)))
     share = _parameter_bytes(graph) / before if before else 1.0
@@ -164,19 +174,41 @@ def _inside(graph: TaskGraph, split: Split) -> Bool:
     return result
 
 
-def _sums(graph: TaskGraph, split: Split) -> list[Exchange]:
+def _between(graph: TaskGraph, split: Split) -> Bool:
+    """The tasks of each direction of each pass from its first part's first to its last part's last."""
+    result = np.zeros(len(graph), dtype=np.bool_)
+    blocks = [span for span in split.spans if split.parts[span.part].columns and split.parts[span.part].rows]
+    for backward, phase in ((False, Phase.FORWARD), (True, Phase.BACKWARD)):
+        spans = sorted((span for span in blocks if span.backward == backward), key=lambda span: span.first)
+        change = np.zeros(len(graph) + 1, dtype=np.int64)
+        for one, following in pairwise(spans):
+            if graph.step[one.last] == graph.step[following.first]:
+                change[one.last] += 1
+                change[following.first] -= 1
+        result |= (np.cumsum(change)[:-1] > 0) & (graph.phase == phase)
+    return result
+
+
+def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
     rows: list[Exchange] = []
     on_gpu = bool(graph.on_gpu.any())
     for span in sorted(split.spans, key=lambda span: span.last):
         part = split.parts[span.part]
+        size, phase = split.size_bytes[span.part], Phase.BACKWARD if span.backward else Phase.FORWARD
+        if sequence and part.columns and part.rows:
+            before = int(graph.neighbours[0][span.first])
+            call = int(calls_of(graph, np.array([span.first]))[0]) if on_gpu else span.first
+            ahead = int(graph.neighbours[0][call])
+            if before >= 0 and ahead >= 0:
+                rows.append(Exchange("all_gather", size, ahead, phase, (before,), (span.first,)))
         # What is cut by rows alone (an embedding) is summed forward, what by columns alone (the head) backward.
         if (not part.columns) if span.backward else part.rows is None:
             continue
         call = int(calls_of(graph, np.array([span.last]))[0]) if on_gpu else span.last
         following = int(graph.neighbours[1][span.last])
         waiting = (following,) if following >= 0 else ()
-        phase = Phase.BACKWARD if span.backward else Phase.FORWARD
-        rows.append(Exchange("all_reduce", split.size_bytes[span.part], call, phase, (span.last,), waiting))
+        operation = "reduce_scatter" if sequence and part.columns and part.rows else "all_reduce"
+        rows.append(Exchange(operation, size, call, phase, (span.last,), waiting))
     return rows
 
 

@@ -1,0 +1,138 @@
+"""Iterations of Megatron-LM on many A100s, predicted from the model alone: `whatif predict` and parallel what-ifs.
+
+    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.megatron
+
+Sources of the tables: VIA-Research/vTrain, ground_truth_multi.csv (MIT; Bang et al., MICRO 2024): fp16, full
+recomputation; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table 5.
+Nothing was fitted to either table.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from benchmarks.extra_data import extra_data
+from benchmarks.published.scores import Row, Scores, summary
+from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.predict_step import predict_step
+from whatif.hardware.gpu import load_gpu
+from whatif.ingest.read import read
+from whatif.opdb.default import estimator
+from whatif.prediction.predict import Baseline, apply
+
+DEVICE = "A100-SXM-80"
+MODEL = f"{Path(__file__).with_name('gpt.py')}:GPT"
+VTRAIN_CLUSTER = str(Path(__file__).with_name("a100_800g.toml"))
+# What selective recomputation repeats: the core of the attention.
+CORE = r"activation_checkpoint:layers=blocks\.[0-9]+\.attention\.core"
+
+
+@cache
+def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int) -> Baseline:
+    """Return the predicted step of a GPT on one A100 at one micro-batch, fp16."""
+    step = importlib.import_module("whatif.instrumentation.trace_module.step")
+    shape = {"width": width, "layers": layers, "heads": heads, "context": sequence}
+    gpu = load_gpu(DEVICE)
+    wanted = step.Wanted(
+        MODEL, [("", (samples, sequence), "int64")], shape, "fp16", "adamw:fused", "cross_entropy", None, False,
+        float(gpu.compute_capability),
+    )  # fmt: skip
+    graph = step.take_down_step(wanted)
+    assert isinstance(graph, OperatorGraph)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json.gz"
+        predict_step(graph, estimator(DEVICE), gpu, dtype="fp16", save=path)
+        return Baseline.of(read(path))
+
+
+def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1) -> list[str]:
+    """Return the what-ifs that make an iteration of a micro-batch: ``told`` has the columns of either table.
+
+    ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it.
+    """
+    tensor, data, stages = told["tensor"], told["data"], told["pipeline"]
+    passes = told["global_batch"] // (data * told["micro_batch"])
+    found = []
+    if tensor > 1:
+        sequence = ",sequence_parallel=true" if selective else ""
+        found.append(f"tensor_parallel:workers={tensor},cluster={cluster},vocabulary=true{sequence}")
+    if selective:
+        found.append(CORE)
+    if stages > 1:
+        how = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
+        again = "" if selective else ",recompute=true"
+        found.append(
+            f"pipeline:stages={stages},micro_batches={passes},micro_batch={told['micro_batch']}{how}{again},"
+            f"cluster={cluster}"
+        )
+    else:
+        found += [] if selective else ["activation_checkpoint"]
+        found += [f"gradient_accumulation:passes={passes}"] if passes > 1 else []
+    if data > 1:
+        # Megatron-LM exchanges gradients behind the backward pass.
+        late = "" if stages > 1 else ",overlap=false"
+        found.append(f"distributed:workers={data},cluster={cluster}{late}")
+    return found
+
+
+def _row(group: str, what: str, told: dict[str, int], specs: list[str], measured_ms: float) -> Row:
+    shape = (told[name] for name in ("hidden", "layers", "heads", "sequence", "micro_batch"))
+    found = apply(micro_batch(*shape), *specs)
+    return Row(group, what, found.predicted_ms, measured_ms, found.low_ms, found.high_ms)
+
+
+def _numbers(row: dict[str, str], names: str) -> dict[str, int]:
+    return {name: int(row[name]) for name in names.split()}
+
+
+_COLUMNS = "global_batch micro_batch hidden heads layers sequence tensor data pipeline"
+
+
+def score_vtrain(data: Path) -> Scores:
+    """Score vTrain's iterations on 64 to 512 GPUs."""
+    rows = []
+    with (data / "vtrain_a100_multi_node.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            told = _numbers(row, _COLUMNS)
+            name = (
+                f"{row['parameters_billion']} B, t {told['tensor']} d {told['data']} p {told['pipeline']}, micro-batch"
+            )
+            specs = what_ifs(told, VTRAIN_CLUSTER)
+            group = f"{row['parameters_billion']} B"
+            rows.append(_row(group, f"{name} {told['micro_batch']}", told, specs, float(row["iteration_ms"])))
+    return Scores("vTrain, multi-node", "ms", tuple(rows))
+
+
+def score_megatron(data: Path) -> Scores:
+    """Score the iterations with full and with selective recomputation."""
+    rows = []
+    with (data / "megatron_iteration_seconds.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            told = _numbers(row, _COLUMNS)
+            selective = row["recomputation"].startswith("selective")
+            specs = what_ifs(told, "dgx-a100", selective=selective, chunks=int(row["virtual_stages"]))
+            what = f"{row['model']}, {row['recomputation']}"
+            rows.append(_row(row["model"], what, told, specs, 1e3 * float(row["iteration_s"])))
+    return Scores("Megatron-LM, recomputation", "ms", tuple(rows))
+
+
+def main() -> None:
+    """Print both tables and what is said of them."""
+    data = extra_data("truth")
+    for scores in (score_megatron(data), score_vtrain(data)):
+        print(f"\n{scores.name}")
+        for row in scores.rows:
+            print(f"{row.what:60} {row.predicted:10,.1f} {row.measured:10,.1f} {100 * row.error:+7.1f} %")
+        for one in (*scores.groups(), summary("all", scores.rows)):
+            print(
+                f"{one.group:20} {one.rows:3} rows: mean {one.mean_pct:.1f} %, median {one.median_pct:.1f} %, bias "
+                f"{one.bias_pct:+.1f} %, {one.coverage_pct:.0f} % inside, width {one.width:.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

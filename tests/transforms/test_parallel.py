@@ -1,0 +1,142 @@
+"""Tensor, pipeline and data parallel what-ifs together: order, degrees of one, bytes, links."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.transforms.test_pipeline import equal_layers
+from whatif import TaskGraph, TaskKind, WhatifError
+from whatif.prediction.predict import Baseline, Prediction, apply
+from whatif.simulation.transfers import latency_of, workers_of
+
+TRACES = Path(__file__).parents[2] / "traces"
+TENSOR = "tensor_parallel:workers=2,bandwidth={tensor}Mbps"
+PIPELINE = "pipeline:stages=2,micro_batches=2,bandwidth={pipeline}Mbps"
+DATA = "{data}:workers=4,bandwidth={rate}Mbps"
+
+
+@cache
+def gpt2() -> Baseline:
+    return Baseline.of(whatif.read(TRACES / "campaign_cpu" / "gpt2-small--baseline.trace.json.gz"))
+
+
+def three(data: str = "distributed", *, tensor: int = 1000, pipeline: int = 1000, rate: int = 1000) -> tuple[str, ...]:
+    return (TENSOR.format(tensor=tensor), PIPELINE.format(pipeline=pipeline), DATA.format(data=data, rate=rate))
+
+
+def sent(graph: TaskGraph, name: str) -> int:
+    """Bytes of the communication tasks of that name in one step."""
+    step = int(graph.info.steady[0]) if len(graph.info.steady) else int(graph.step[0])
+    chosen = (graph.kind == TaskKind.COMMUNICATION) & graph.select(name=f"^{name}$") & (graph.step == step)
+    return int(graph.size_bytes[chosen].sum())
+
+
+@pytest.mark.parametrize("data", ["distributed", "zero"])
+def test_any_order_gives_the_same_step(data: str) -> None:
+    found = [apply(gpt2(), *specs) for specs in permutations(three(data))]
+    assert len({one.predicted_ms for one in found}) == 1
+    assert {tuple(t.name for t in one.transforms) for one in found} == {("tensor_parallel", "pipeline", data)}
+
+
+def test_what_stands_between_keeps_its_place_ahead_of_the_outer_axis() -> None:
+    specs = ("distributed:workers=2", "activation_checkpoint", "pipeline:stages=2,micro_batches=2", "scale:factor=0.5")
+    names = [transform.name for transform in apply(gpt2(), *specs).transforms]
+    assert names == ["activation_checkpoint", "pipeline", "distributed", "scale"]
+
+
+def test_no_axis_is_dropped() -> None:
+    """Each one's transfers are there, and slower links lengthen the step by them."""
+    together = apply(gpt2(), *three())
+    for number, name in enumerate(("sum of activations", "send", "all-reduce")):
+        assert sent(together.graph, name) > 0
+        slower = dict.fromkeys((("tensor", "pipeline", "rate")[number],), 20)
+        assert apply(gpt2(), *three(**slower)).predicted_ms > together.predicted_ms + 1
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_degree_of_one_is_as_if_it_were_not_there(gone: int) -> None:
+    ones = ("tensor_parallel:workers=1", "pipeline:stages=1,micro_batches=1", "distributed:workers=1")
+    specs = list(three())
+    without = apply(gpt2(), *specs[:gone], *specs[gone + 1 :]).predicted_ms
+    specs[gone] = ones[gone]
+    assert apply(gpt2(), *specs).predicted_ms == without
+
+
+def test_bytes_are_conserved() -> None:
+    """What is exchanged is that of each alone, whatever is around it; recomputing sums a block's forward pass again."""
+    tensor, pipeline, _ = three()
+    alone = sent(apply(gpt2(), tensor).graph, "sum of activations")
+    assert sent(apply(gpt2(), *three()).graph, "sum of activations") == alone
+    assert sent(apply(gpt2(), tensor, "gradient_accumulation:passes=3").graph, "sum of activations") == 3 * alone
+    again = apply(gpt2(), tensor, "activation_checkpoint").graph
+    assert sent(again, "sum of activations") == alone
+    assert 2 * sent(again, r"recomputed \(activation checkpointing\)") == alone
+    assert sent(apply(gpt2(), tensor, f"{pipeline},recompute=true").graph, "sum of activations") == 1.5 * alone
+    # All stages together exchange the gradients of the cut model, once a step.
+    cut = sum(row.size_bytes or 0 for row in apply(gpt2(), tensor).graph.info.recorded.gradients)
+    assert sent(apply(gpt2(), *three()).graph, "all-reduce") == pytest.approx(cut, rel=0.02)
+
+
+def test_two_equal_layers_by_hand() -> None:
+    """Two stages of one layer with 4,000 bytes of gradients each; two micro-batches of 100 bytes cross both ways.
+
+    Between four workers a ring takes 6 latencies of 1,000 ns and 1.5 times 4,000 bytes at a byte a nanosecond.
+    """
+    told = {"layers": [{"name": f"Linear_{i}", "type": "Linear", "gradient_bytes": 4_000} for i in range(2)]}
+    link = "bandwidth=1GB/s,latency_us=1"
+    graph = equal_layers(2, told=told)
+    alone = whatif.load_transform(f"pipeline:stages=2,micro_batches=2,{link},activation_mb=0.0002")(graph)
+    copies = whatif.load_transform(f"distributed:workers=4,algorithm=ring,{link}")(alone).check()
+    assert sent(copies, "send") == 4 * 100
+    assert sent(copies, "all-reduce") == 2 * 4_000
+    reduced = np.flatnonzero(copies.select(name="^all-reduce$"))
+    assert copies.duration_ns[reduced].tolist() == [6_000 + 6_000] * 2
+    assert latency_of(copies)[reduced].tolist() == [6_000] * 2
+    assert workers_of(copies)[reduced].tolist() == [4] * 2
+
+
+@pytest.mark.parametrize("data", ["distributed", "zero"])
+def test_half_of_a_link_never_shortens_a_step(data: str) -> None:
+    def step(**rates: int) -> float:
+        found: Prediction = apply(gpt2(), *three(data, **rates))
+        return found.predicted_ms
+
+    for rate in (4000, 400, 40):
+        base = {"tensor": rate, "pipeline": rate, "rate": rate}
+        whole = step(**base)
+        for name in base:
+            assert step(**{**base, name: rate // 2}) >= whole - 1e-6
+
+
+def test_micro_batches_of_any_size() -> None:
+    """As many samples in all: the same step; twice as many: twice the work of each pass."""
+    size = gpt2().graph.info.batch_size
+    assert size is not None
+    divided = apply(gpt2(), "pipeline:stages=2,micro_batches=2")
+    named = apply(gpt2(), f"pipeline:stages=2,micro_batches=2,micro_batch={size // 2}")
+    assert named.predicted_ms == divided.predicted_ms
+    whole = apply(gpt2(), f"pipeline:stages=2,micro_batches=2,micro_batch={size}")
+    assert whole.graph.info.batch_size == 2 * size
+    assert sent(whole.graph, "send") == 2 * sent(divided.graph, "send")
+
+
+@pytest.mark.parametrize(
+    ("specs", "sentence"),
+    [
+        (("pipeline:stages=2,micro_batches=2", "fsdp"), "fsdp: expected steps of a whole model"),
+        (("pipeline:stages=2,micro_batches=2", "zero:stage=3"), "zero:stage=3: expected steps of a whole model"),
+        (("distributed", "zero"), "exchange no gradients yet"),
+        (("pipeline:stages=2,micro_batches=2", "pipeline:stages=2"), "a pipeline's stages"),
+        (("gradient_accumulation", "pipeline:stages=2,micro_batches=2"), "leave gradient_accumulation out"),
+        (("pipeline:stages=2,micro_batches=2,micro_batch=0",), "expected a micro_batch of"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_a_sentence(specs: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(WhatifError, match=sentence):
+        apply(gpt2(), *specs)

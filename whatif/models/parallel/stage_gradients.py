@@ -1,0 +1,131 @@
+"""Copies of a pipeline: every stage exchanges its gradients with its like in the other copies, before its update.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021, section 3.3
+(data parallelism around a pipeline: one all-reduce of a stage's gradients a step, behind its last backward pass);
+Rajbhandari et al., "ZeRO", SC 2020, for parts of the state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import Memory
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Int64, Phase, TaskKind
+from whatif.hardware.cluster.network import Network
+from whatif.models.exchange.exchanges import Exchange, exchange
+from whatif.models.layers.calls import calls_of
+from whatif.models.layers.memory_effects import change_memory
+from whatif.models.parallel.pipeline import GRADIENTS
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
+from whatif.models.parallel.sharding import BUCKET_CALL
+from whatif.simulation.transfers import of_activations
+
+CHANNEL = "stage {stage}: network"
+
+
+def is_pipelined(graph: TaskGraph) -> bool:
+    """Say whether the steps are those of a pipeline's stages, which ``pipeline`` made."""
+    return GRADIENTS in graph.attached
+
+
+def refuse_stages(graph: TaskGraph, name: str) -> None:
+    """Raise WhatifError where the graph has stages of a pipeline; the what-if ``name`` needs layers."""
+    if is_pipelined(graph):
+        raise WhatifError(f"{name}: expected steps of a whole model, got a pipeline's stages; name it before pipeline.")
+
+
+class _Ends(NamedTuple):
+    """A row a step of one stage, ids of tasks: last backward work, the sum behind it, update, next forward work."""
+
+    backward: Int64
+    summed: Int64
+    update: Int64
+    forward: Int64
+
+
+def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded: bool = False) -> TaskGraph:
+    """Return the pipeline as one of as many copies as ``network`` has workers, which exchange gradients by stage.
+
+    Behind its last backward pass a stage all-reduces its gradients, and updates behind that. ``sharded``: it reduces
+    and scatters them, updates its part, and gathers the parameters, which its next step waits for. Raises WhatifError
+    where the recording does not tell the gradients.
+    """
+    size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.int64)
+    if not size_bytes.any():
+        raise WhatifError(
+            f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its layers, which the stages "
+            "exchange; `whatif collect` records them."
+        )
+    if sharded:
+        update = (graph.phase == Phase.UPDATE) & (graph.kind == _worker(graph))
+        graph = graph.scale(update, 1 / network.workers)
+    for stage in np.unique(_ranks(graph)[size_bytes > 0]).tolist():
+        ends = _ends(graph, stage)
+        rows = _rows(graph, ends, np.asarray(graph.attached[GRADIENTS])[ends.backward], sharded=sharded)
+        graph = exchange(graph, rows, network, CHANNEL.format(stage=stage), BUCKET_CALL)
+    return graph
+
+
+def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int, bucket_bytes: int) -> TaskGraph:
+    """Return the pipeline as one of as many copies as ``network`` has workers, which share each stage's state.
+
+    ``stage`` 1 keeps whole gradients, 2 the worker's part and a bucket of ``bucket_bytes``. Raises as
+    ``exchange_of_stages``, which see.
+    """
+
+    def shared(memory: Memory) -> Memory:
+        if stage == 1:
+            return with_sharded_state(memory, network.workers)
+        return with_sharded_gradients(memory, network.workers, bucket_bytes)
+
+    return change_memory(exchange_of_stages(graph, name, network, sharded=True), shared)
+
+
+def stage_bytes(graph: TaskGraph) -> int:
+    """Return the bytes of the gradients of the stage that has most."""
+    return int(np.asarray(graph.attached[GRADIENTS]).max())
+
+
+def _worker(graph: TaskGraph) -> TaskKind:
+    return TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
+
+
+def _ranks(graph: TaskGraph) -> Int64:
+    return np.array([thread.rank for thread in graph.threads], dtype=np.int64)[graph.thread]
+
+
+def _ends(graph: TaskGraph, stage: int) -> _Ends:
+    work = np.flatnonzero((_ranks(graph) == stage) & (graph.kind == _worker(graph)))
+    backward = work[np.asarray(graph.attached[GRADIENTS])[work] > 0]
+
+    def next_of(phase: Phase, behind: Int64) -> Int64:
+        tasks = work[graph.phase[work] == phase]
+        place = np.searchsorted(tasks, behind)
+        return np.append(tasks, -1)[np.minimum(place, len(tasks))].astype(np.int64)
+
+    edges = graph.dependencies
+    sums = of_activations(graph)[edges.target] & (_ranks(graph)[edges.target] == stage)
+    summed = np.full(len(graph), -1, dtype=np.int64)
+    summed[edges.source[sums]] = edges.target[sums]
+    return _Ends(backward, summed[backward], next_of(Phase.UPDATE, backward), next_of(Phase.FORWARD, backward))
+
+
+def _rows(graph: TaskGraph, ends: _Ends, size_bytes: Int64, *, sharded: bool) -> list[Exchange]:
+    rows: list[Exchange] = []
+    on_gpu = bool(graph.on_gpu.any())
+    for size, *tasks in zip(size_bytes.tolist(), *(column.tolist() for column in ends), strict=True):
+        backward, summed, update, forward = tasks
+        ready = (backward, summed) if summed >= 0 else (backward,)
+        known = [task for task in (backward, update) if task >= 0]
+        calls = calls_of(graph, np.array(known)).tolist() if on_gpu else known
+        waiting = (update,) if update >= 0 else ()
+        operation = "reduce_scatter" if sharded else "all_reduce"
+        rows.append(Exchange(operation, size, calls[0], Phase.BACKWARD, ready, waiting))
+        if sharded and update >= 0:
+            behind = (forward,) if forward >= 0 else ()
+            rows.append(Exchange("all_gather", size, calls[-1], Phase.UPDATE, (update,), behind))
+    return rows
