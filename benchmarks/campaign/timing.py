@@ -1,5 +1,7 @@
 """Times steps without the profiler: warm-up, then blocks of steps, each step by itself."""
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,8 +42,10 @@ EFFORT = {
 # A round in turn. What changes evenly over one hits both sides alike.
 BASELINE, CHANGED = 0, 1
 TURNS = (BASELINE, CHANGED, CHANGED, BASELINE)
-# Fewer rounds say little of how they spread; so many last a minute or two.
-FEWEST_ROUNDS, MOST_ROUNDS = 12, 60
+# Fewer rounds say little of how they spread.
+FEWEST_ROUNDS = 12
+# The goal is given up after this long.
+MOST_S = 75.0
 
 # Steps of a block: wall time and the thread's CPU time of each, ms, and the machine's load meanwhile.
 Block = tuple[list[float], list[float], dict[str, float] | None]
@@ -61,18 +65,20 @@ def time_in_turn(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rounds of two sides that take turns, block by block, until their ratio is known within the goal.
 
-    Its ± is that of `whatif validate`, by `clock` (samples_ms | cpu_samples_ms). Every round is kept; after
-    `MOST_ROUNDS` the goal is given up.
+    Its ± is that of `whatif validate`, by `clock` (samples_ms | cpu_samples_ms). Every round is kept.
     """
     sides = (baseline, changed)
     warm = [_warm_up(side, device) for side in sides]
     rounds: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    for number in range(MOST_ROUNDS):
+    end_s = time.monotonic() + MOST_S
+    for number in itertools.count():
         blocks = [(turn, _block(sides[turn], warm[turn][1], device)) for turn in TURNS]
         for which, (first_ms, _) in enumerate(warm):
             own = _round([block for turn, block in blocks if turn == which])
             rounds[which].append(own if number else {**own, "first_step_ms": first_ms})
-        if number + 1 >= FEWEST_ROUNDS and spread_pct(*rounds, clock) < goal_pct:
+        if number + 1 < FEWEST_ROUNDS:
+            continue
+        if spread_pct(*rounds, clock) < goal_pct or time.monotonic() >= end_s:
             break
     return rounds
 
