@@ -65,6 +65,7 @@ def _time(request: Request) -> dict[str, Any]:
         )
         result["beside"] = {"name": request.beside_name, "clock": clock, "rounds": baseline}
     if request.first_round:
+        training.resume()
         try:
             result["memory"] = measure_memory(training, request.device)
         except Exception as error:  # The times are what counts.
