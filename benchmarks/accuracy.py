@@ -14,6 +14,8 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +25,17 @@ from ranges import coverage_table
 import whatif
 from whatif import WhatifError
 from whatif.prediction.predict import Baseline
-from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Validation, validate
-from whatif.report.layout import markdown_table
+from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Outcome, Validation, validate
+from whatif.report.layout import markdown_table, ms_format
 from whatif.report.markdown_validate import not_compared_table, pairs_table, scores_table
 from whatif.report.text_validate import headline
 
 ROOT = Path(__file__).resolve().parent.parent
 # Relative to the root: the pages name files as their readers see them.
 OWN = Path("traces")
+# Its pairs are cited; each has an older twin, of processes minutes apart, by its question unless it says so here.
+CITED = OWN / "campaign_cpu_5"
+TWINS = {"transformer: fused_adam": "fused Adam (from a loop), transformer"}
 
 PAGE = """# Accuracy
 
@@ -43,9 +48,11 @@ nothing of the changed run.
 
 ## How the measured step is made
 
-The two runs of a campaign's pair were timed in alternation, in several rounds. Other programs change the machine's
-pace from round to round, and less within one, so *measured* is the baseline's median step times the median, over the
-rounds, of the changed run's step over the baseline's. *raw* is the median of the changed run's own rounds, whatever
+The two runs of a campaign's pair were timed in alternation, in several rounds: in `{cited_folder}` within
+one process, where they took turns about every half second (`--in-turn`, [the campaign](campaign.md)); in older folders
+in processes of their own, minutes apart. Other programs change the machine's pace from round to round, and less within
+one, so *measured* is the baseline's median step times the median, over the rounds, of the changed run's step over the
+baseline's. *raw* is the median of the changed run's own rounds, whatever
 the pace in them, with the error against it. For pairs of the lab both are the same, a step's own median; recordings
 that a pairs.toml names hold no rounds. Of the {paced} pairs of campaigns that are scored, the median error is
 {paced_error:.1f} % against *measured* and {raw_error:.1f} % against *raw*; *raw* differs from *measured* by
@@ -56,6 +63,15 @@ medians of rounds drawn again from themselves (the bootstrap). A pair whose meas
 bound of its prediction is shown, but not scored: {uncertain} of {pairs_count}. The median ± is {spread:.1f} %.
 With these pairs the median error is {all_error:.1f} %, the largest {all_largest:.1f} %, and {all_inside} of
 {all_count} measured steps are inside their range.
+
+### The pairs that are cited
+
+Pairs whose measured step other pages cite, or whose older measurement was among the most uncertain, were recorded
+again, with baselines of their own ([`{cited_folder}`](../{cited_folder}/README.md)). The program was
+not changed after looking at them. An older pair of the same model and change stays in the list of every pair below, and
+is not the one to cite; it ran on another CPU, so the two measured steps need not agree.
+
+{cited}
 
 ## What-ifs compared with the real change
 
@@ -117,6 +133,8 @@ def page(validation: Validation, public: Path) -> str:
     spreads = [o.truth_spread_pct for o in validation.outcomes if o.truth_spread_pct is not None]
     return PAGE.format(
         headline=headline(validation),
+        cited=cited_table(validation.outcomes),
+        cited_folder=CITED,
         paced=len(paced),
         paced_error=100 * np.median(np.abs(predicted_ms / measured_ms - 1)),
         raw_error=100 * np.median(np.abs(predicted_ms / raw_ms - 1)),
@@ -140,6 +158,52 @@ def page(validation: Validation, public: Path) -> str:
         replay_p95=np.percentile(replay_errors, 95),
         replay_max=max(replay_errors),
     )
+
+
+def cited_table(outcomes: Sequence[Outcome]) -> str:
+    """Return the pairs to cite in Markdown, each with the errors of its older twins."""
+    rows = []
+    for outcome in outcomes:
+        if not is_cited(outcome):
+            continue
+        pair, ms = outcome.pair, ms_format(outcome.measured_ms)
+        older = [o for o in outcomes if not is_cited(o) and o.pair.question == older_question(pair.question)]
+        assert pair.truth is not None
+        rows.append(
+            (
+                pair.question, f"{ms(outcome.baseline_ms)} ms", f"{ms(outcome.predicted_ms)} ms",
+                f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}{'' if outcome.inside else ' (outside)'}",
+                f"{ms(outcome.measured_ms)} ms", _spread(outcome), str(len(pair.truth.step.rounds_ms)),
+                f"{outcome.error_pct:+.1f} %", "; ".join(f"{o.error_pct:+.1f} % {_spread(o)}".strip() for o in older),
+            )
+        )  # fmt: skip
+    headers = ("pair", "baseline", "predicted", "range", "measured", "±", "rounds", "error", "error before, ±")
+    return markdown_table(headers, rows)
+
+
+def with_twins(validation: Validation) -> Validation:
+    """Return the validation with a remark beside every pair that has a better measured twin."""
+    better = {older_question(o.pair.question) for o in validation.outcomes if is_cited(o)}
+    told = f"measured again in {CITED.name}, which is cited"
+    outcomes = [
+        replace(o, pair=replace(o.pair, remark="; ".join(filter(None, [o.pair.remark, told]))))
+        if o.pair.question in better and not is_cited(o)
+        else o
+        for o in validation.outcomes
+    ]
+    return replace(validation, outcomes=tuple(outcomes))
+
+
+def is_cited(outcome: Outcome) -> bool:
+    return outcome.pair.changed.parent == CITED
+
+
+def older_question(question: str) -> str:
+    return TWINS.get(question, question)
+
+
+def _spread(outcome: Outcome) -> str:
+    return "" if outcome.truth_spread_pct is None else f"± {outcome.truth_spread_pct:.1f} %"
 
 
 def replay_table(public: Path) -> tuple[str, list[float]]:
@@ -171,7 +235,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         pairs = write_pairs(Path(folder))
         os.chdir(ROOT)
-        validation = validate([OWN, pairs])
+        validation = with_twins(validate([OWN, pairs]))
     readme = ROOT / "README.md"
     filled = re.sub(
         r"(<!-- accuracy -->\n).*?(<!-- /accuracy -->)",

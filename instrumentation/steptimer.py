@@ -51,9 +51,13 @@ class StepTimer:
         wall_ms, cpu_ms = self.times_ms()
         # What the CPU does beside a GPU does not add up to the step: it would mislead.
         on_cpu = {f"{which}_cpu_ms": _summary(cpu_ms)} if self._device is None else {}
-        load = self._load.summary(len(wall_ms))
+        load = self.load()
         told = {} if load is None else {f"{which}_load": load}
         return {f"{which}_step_ms": _summary(wall_ms), **on_cpu, **told}
+
+    def load(self) -> dict[str, float] | None:
+        """Return the load of the machine over the steps, as `LoadMeter.summary`."""
+        return self._load.summary(len(self._ends) - 1)
 
 
 def _summary(times_ms: Sequence[float]) -> dict[str, float]:

@@ -35,7 +35,7 @@ def record(
     """A campaign's record, 20 ms by the wall clock, with five steps of a small trace beside it."""
     extra = {
         key: changes.pop(key)
-        for key in ("status", "reason", "batch", "machine", "untraced", "rounds")
+        for key in ("status", "reason", "batch", "machine", "untraced", "rounds", "beside")
         if key in changes
     }
     options = {**DEFAULT_OPTIONS, **changes}
@@ -509,3 +509,28 @@ def test_damaged_rounds_leave_the_summary(tmp_path: Path, damaged: Any) -> None:
     assert run.cpu is not None
     assert run.cpu.rounds_ms == ()
     assert run.cpu.median_ms == 11
+
+
+def test_a_run_that_took_turns_is_compared_with_its_partner_in_those_rounds(tmp_path: Path) -> None:
+    """The baseline's own rounds were timed at another pace, and a run with a slower optimizer in other rounds."""
+    record(tmp_path, "baseline", rounds=rounds(200, 210))
+    record(tmp_path, "adam_foreach", implementation="foreach", rounds=rounds(150, 160))
+    beside = {"name": "net--baseline", "rounds": rounds(100, 150, 110)}
+    record(tmp_path, "adam_fused", implementation="fused", rounds=rounds(80, 120, 88), beside=beside)
+    found = pairs_of(tmp_path)
+    assert set(found) == {("baseline", "adam_foreach"), ("baseline", "adam_fused")}
+    pair = found["baseline", "adam_fused"]
+    assert pair.baseline_untraced is not None
+    assert pair.baseline_untraced.median_ms == 110
+    assert pair.truth is not None
+    assert pair.truth.step.median_ms == pytest.approx(88)
+    assert pair.truth.spread_pct == pytest.approx(0)
+
+
+@pytest.mark.parametrize("damaged", [3, {}, {"name": 3}, {"name": "net--baseline", "rounds": [3]}])
+def test_a_damaged_partner_leaves_the_baselines_own_rounds(tmp_path: Path, damaged: Any) -> None:
+    record(tmp_path, "baseline", rounds=rounds(200, 210))
+    record(tmp_path, "bn_eval", bn_eval=True, rounds=rounds(80, 88), beside=damaged)
+    pair = pairs_of(tmp_path)["baseline", "bn_eval"]
+    assert pair.baseline_untraced is not None
+    assert pair.baseline_untraced.median_ms == 205

@@ -41,6 +41,8 @@ def _run(args: argparse.Namespace) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     full = args.full or (device == "cuda" and not args.tiny)
     emulated = device == "cpu" and _emulates_bf16()
+    if args.in_turn and device == "cuda":
+        raise WhatifError("--in-turn: expected a CPU, got a GPU, whose own clock others do not disturb: leave it out.")
     jobs = all_jobs(full=full, device=device, models=args.models, variants=args.variants, emulated=emulated)
     if args.list:
         try:
@@ -66,6 +68,7 @@ def _run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout_s,
         trace_bytes=int(args.trace_mb * MB),
         measure_operators=args.measure_operators,
+        goal_pct=args.in_turn,
         ahead=device == "cuda",
     )
     try:
@@ -144,6 +147,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", type=_names(FULL), default=(), help="comma-separated; all by default")
     parser.add_argument("--variants", type=_names(VARIANTS), default=(), help="comma-separated; all by default")
     parser.add_argument("--rounds", type=_positive(int), default=1, help="how often each run is timed, all in turn")
+    parser.add_argument(
+        "--in-turn", type=_positive(float), metavar="PCT",
+        help="time each run in turn with its baseline until their ratio is known within so many percent (CPU)",
+    )  # fmt: skip
     parser.add_argument("--budget-s", type=_positive(float), default=float("inf"), help="end after so many seconds")
     parser.add_argument("--timeout-s", type=_positive(float), default=180.0, help="limit of one part of a run")
     parser.add_argument(

@@ -1,12 +1,16 @@
 """The campaign's models in two sizes: as published, and a twin of each for one CPU thread; batches are synthetic.
 
+The transformer of `examples/` has one size, that of its recordings in `traces/`.
+
 A twin keeps its model's shape (the kinds of layers, their proportions, where the parameters are) at a step of about
 50 ms. It has no dropout: drawing random numbers one by one would be a CPU's longest operator. No batch is as large as a
 layer is wide, so that a dimension of a recorded tensor tells which of the two it is.
 """
 
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,6 +99,20 @@ def gnmt(samples: int, length: int, vocabulary: int, width: int, layers: int) ->
     return Model("rnn", samples, build, sentence_pairs(vocabulary, length), next_token_loss, ("Lstm",))
 
 
+def example_transformer(samples: int, length: int) -> Model:
+    """The model of `examples/train_transformer.py` in its default size."""
+    script = runpy.run_path(str(EXAMPLES / "train_transformer.py"))
+
+    def build() -> nn.Module:
+        model: nn.Module = script["Transformer"](width=256, layers=4, heads=4, context=length)
+        return model
+
+    return Model("transformer", samples, build, next_tokens(script["VOCABULARY"], length), next_token_loss, ("Block",))
+
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+EXAMPLE = {"transformer": example_transformer(4, 32)}
+
 VGG19 = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
 VGG_TWIN = ((1, 32), (1, 64), (2, 128), (2, 128))
 BOTTLENECK, DENSE = ("Bottleneck",), ("DenseLayer",)
@@ -107,6 +125,7 @@ FULL = {
     "densenet121": cnn(64, 224, 1000, lambda: DenseNet((6, 12, 24, 16), 32, 1000, False), DENSE),
     "bert-large": bert(4, 384, 30522, 512, width=1024, heads=16, layers=24, dropout=0.1),
     "gpt2-small": gpt2(8, 512, 50257, 1024, width=768, heads=12, layers=12, dropout=0.1),
+    **EXAMPLE,
 }
 
 TWINS = {
@@ -117,4 +136,5 @@ TWINS = {
     "densenet121": cnn(10, 32, 100, lambda: DenseNet((3, 4, 3), 12, 100, True), DENSE),
     "bert-large": bert(10, 28, 2000, 28, width=192, heads=6, layers=4, dropout=0.0),
     "gpt2-small": gpt2(6, 64, 2000, 64, width=128, heads=4, layers=3, dropout=0.0),
+    **EXAMPLE,
 }

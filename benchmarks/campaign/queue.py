@@ -11,12 +11,13 @@ from pathlib import Path
 from whatif.errors import WhatifError
 
 from .records import Record
-from .variants import EMULATED_TIER, Job
+from .variants import EMULATED_TIER, Job, baseline_of
 from .worker import Outcome, Request, Worker
 
-# Guesses for what nothing has been measured of yet, by part; compiling comes on top.
+# Guesses for what nothing has been measured of yet, by part; compiling and a baseline beside it come on top.
 FIRST_GUESS_S = {"time": 15.0, "trace": 20.0, "operators": 90.0, "update": 10.0}
 COMPILE_S = 90.0
+IN_TURN_S = 60.0
 # Runs of a kind differ: an estimate leaves room.
 SLACK = 1.3
 
@@ -36,6 +37,8 @@ class Plan:
     timeout_s: float = 180.0  # of one part of a run; compiling doubles it
     trace_bytes: int = 3_000_000
     measure_operators: bool = False
+    # Time each run in turn with its baseline until the ± of their ratio is below so many percent; None: by itself.
+    goal_pct: float | None = None
     # Whether the next process imports and builds its model while one measures: beside a GPU there are cores to spare.
     ahead: bool = False
 
@@ -69,6 +72,7 @@ class Queue:
         self._records = {job.name: Record(plan.out, job, full=plan.full) for job in jobs}
         self._jobs = [job for job in jobs if not job.reason]
         self._skipped = [job for job in jobs if job.reason]
+        self._beside = {job.name: baseline_of(job, jobs) if plan.goal_pct else None for job in jobs}
         self._seconds: dict[str, list[float]] = {}
         self._next: tuple[Task, Worker] | None = None
         self.left_out: list[Task] = []  # for want of time
@@ -171,6 +175,7 @@ class Queue:
         stem = f"{task.job.name}.{task.part}.{task.round}"
         result = self._work / f"{stem}.json"
         result.unlink(missing_ok=True)
+        beside = self._beside[task.job.name] if task.part == "time" else None
         request = Request(
             part=task.part,
             model=task.job.model,
@@ -181,6 +186,9 @@ class Queue:
             trace=str(self._trace_path(task).resolve()),
             trace_bytes=self._plan.trace_bytes,
             first_round=task.round == 1,
+            beside_name=beside.name if beside else "",
+            beside=beside.options if beside else None,
+            goal_pct=self._plan.goal_pct or 0.0,
         )
         return Worker(request, self._work.resolve(), self._logs / f"{stem}.log")
 
@@ -199,7 +207,8 @@ class Queue:
             return own_s * SLACK
         known = self._seconds.get(task.part)
         typical_s = statistics.mean(known) * SLACK if known else FIRST_GUESS_S[task.part]
-        return typical_s + (COMPILE_S if task.job.options.execution == "compile" else 0.0)
+        in_turn_s = IN_TURN_S if task.part == "time" and self._beside[task.job.name] else 0.0
+        return typical_s + in_turn_s + (COMPILE_S if task.job.options.execution == "compile" else 0.0)
 
     def _timeout_s(self, task: Task) -> float:
         return self._plan.timeout_s * (2 if task.job.options.execution == "compile" else 1)
@@ -212,4 +221,6 @@ def _describe(task: Task, record: Record) -> str:
     if task.part in MEASURED.values():
         return f"update and {record.data[task.part]['rows']} operators measured"
     untraced = record.data["untraced"]
-    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms)"
+    beside = record.data.get("beside")
+    told = f", {len(beside['rounds'])} rounds beside {beside['name']}: ± {beside['spread_pct']:.1f} %" if beside else ""
+    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms){told}"

@@ -1,8 +1,9 @@
 """The record of a run: what was measured and what became of it, as `whatif validate` reads it beside its trace.
 
 `<model>--<variant>.json` holds, besides name, options and batch: `status` (complete: timed and traced; timed: no trace;
-failed; skipped: with its `reason`), `untraced` (ms of all rounds together), `rounds` (each with its samples), `memory`
-(bytes), `checkpointed` (layers), `machine`, `trace` and, where something went wrong, `failure`.
+failed; skipped: with its `reason`), `untraced` (ms of all rounds together), `rounds` (each with its samples), `beside`
+(the rounds of its baseline, where both took turns), `memory` (bytes), `checkpointed` (layers), `machine`, `trace` and,
+where something went wrong, `failure`.
 """
 
 import json
@@ -13,6 +14,8 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.files import replacing
+from whatif.questions.validate.validate_records import step_time_of
+from whatif.questions.validate.validate_truth import paced
 
 from .variants import Job
 
@@ -47,8 +50,8 @@ class Record:
 
     @property
     def rounds(self) -> int:
-        """How often the run was timed."""
-        return len(self.data.get("rounds", ()))
+        """In how many processes the run was timed: in turn, one has many rounds."""
+        return sum("first_step_ms" in row for row in self.data.get("rounds", ()))
 
     @property
     def traced(self) -> bool:
@@ -75,7 +78,7 @@ class Record:
     def add(self, part: str, result: dict[str, Any], seconds: float) -> None:
         """Take in what a part of the run gave; raises WhatifError for times of another machine."""
         if part == "time":
-            self._add_round(result)
+            self._add_rounds(result)
         elif part == "trace":
             self.data["trace"] = {"file": f"{self.data['name']}.trace.json.gz", **result}
         else:
@@ -94,7 +97,7 @@ class Record:
             self.data["status"] = "failed"
         self._write()
 
-    def _add_round(self, result: dict[str, Any]) -> None:
+    def _add_rounds(self, result: dict[str, Any]) -> None:
         machine = result["machine"]
         if self.rounds and _identity(machine) != _identity(self.data["machine"]):
             raise WhatifError(
@@ -106,9 +109,13 @@ class Record:
             self.data["checkpointed"] = result["checkpointed"]
         if "memory" in result:
             self.data["memory"] = result["memory"]
-        kept = ("samples_ms", "cpu_samples_ms", "first_step_ms", "load_average")
-        self.data.setdefault("rounds", []).append({key: result[key] for key in kept})
+        self.data.setdefault("rounds", []).extend(result["rounds"])
         self.data["untraced"] = summarize(self.data["rounds"])
+        if "beside" in result:
+            before = self.data.get("beside", {"rounds": []})["rounds"]
+            rounds = [*before, *result["beside"]["rounds"]]
+            pct = spread_pct(rounds, self.data["rounds"], result["beside"]["clock"])
+            self.data["beside"] = {**result["beside"], "spread_pct": round(pct, 2), "rounds": rounds}
 
     def _write(self) -> None:
         failures = self.data.pop("failures", {})
@@ -138,6 +145,13 @@ def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu_thread_ms": [round(statistics.median(block), 4) for block in cpu_blocks],
         "steps": len(samples),
     }
+
+
+def spread_pct(baseline: list[dict[str, Any]], changed: list[dict[str, Any]], clock: str) -> float:
+    """Return the ± of the ratio of two runs that took turns, percent (nominal 90 %): infinite for a single round."""
+    before, after = (step_time_of(rounds, clock) for rounds in (baseline, changed))
+    pct = paced(after, before).spread_pct if before and after else None
+    return float("inf") if pct is None else pct
 
 
 def _identity(machine: dict[str, Any]) -> dict[str, Any]:

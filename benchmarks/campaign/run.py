@@ -18,9 +18,10 @@ from whatif.instrumentation.recorder import record
 from whatif.files import replacing
 
 from .memory import measure_memory
-from .timing import time_steps
+from .timing import time_in_turn, time_steps
 from .training import Training
 from .trim import trim
+from .variants import pair_clock
 from .worker import Request
 
 # So much memory is the process's own before anything is timed; more than a twin ever takes.
@@ -48,14 +49,23 @@ def main() -> None:
 
 
 def _time(request: Request) -> dict[str, Any]:
-    training = _start(request)
-    result = {
+    trainings = _start(request)
+    training = trainings[-1]
+    result: dict[str, Any] = {
         "samples": training.samples,
         "checkpointed": training.checkpointed,
         "machine": {"device": request.device, **describe_environment(request.device == "cuda")},
-        **time_steps(training.step, request.device),
     }
+    if request.beside is None:
+        result["rounds"] = [time_steps(training, request.device)]
+    else:
+        clock = pair_clock(request.beside, request.options)
+        baseline, result["rounds"] = time_in_turn(
+            trainings[0], training, request.device, clock=clock, goal_pct=request.goal_pct
+        )
+        result["beside"] = {"name": request.beside_name, "clock": clock, "rounds": baseline}
     if request.first_round:
+        training.resume()
         try:
             result["memory"] = measure_memory(training, request.device)
         except Exception as error:  # The times are what counts.
@@ -65,7 +75,7 @@ def _time(request: Request) -> dict[str, Any]:
 
 
 def _trace(request: Request) -> dict[str, Any]:
-    training = _start(request)
+    (training,) = _start(request)
     path = Path(request.trace)
     with record(
         training.model,
@@ -100,17 +110,20 @@ def _update(request: Request) -> dict[str, Any]:
 PARTS = {"time": _time, "trace": _trace, "operators": _operators, "update": _update}
 
 
-def _start(request: Request) -> Training:
+def _start(request: Request) -> list[Training]:
+    """The training that the request asks for, behind the one beside which it is timed."""
+    asked = [options for options in (request.beside, request.options) if options is not None]
     if request.device == "cpu":
         torch.set_num_threads(1)
         # Worker processes would share the pages, and each later write copy one.
-        if request.options.loader_workers <= 0:
+        if all(options.loader_workers <= 0 for options in asked):
             touched = [b"\1" * (16 << 20) for _ in range(TOUCHED_BYTES >> 24)]
             del touched
-    training = Training(request.model, request.options, full=request.full)
+    trainings = [Training(request.model, options, full=request.full) for options in asked]
     _wait_for_go()
-    training.start(torch.device(request.device))
-    return training
+    for training in trainings:
+        training.start(torch.device(request.device))
+    return trainings
 
 
 def _wait_for_go() -> None:

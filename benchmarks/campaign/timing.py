@@ -1,17 +1,29 @@
 """Times steps without the profiler: warm-up, then blocks of steps, each step by itself."""
 
-import os
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from whatif.instrumentation.steptimer import StepTimer
 
+from .records import spread_pct
+
+
+class Side(Protocol):
+    """What is timed: training steps. Between `pause` and `resume` it leaves the machine alone."""
+
+    @property
+    def step(self) -> Callable[[], None]: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to time; a block lasts about `block_s`, within its bounds of steps, and there are `BLOCKS` of them."""
+    """How long to time; a block lasts about `block_s`, within its bounds of steps."""
 
     warmup_steps: int
     block_s: float
@@ -27,32 +39,72 @@ EFFORT = {
     "cuda": Effort(warmup_steps=20, block_s=1.5, fewest_steps=10, most_steps=50),
 }
 
+# A round in turn. What changes evenly over one hits both sides alike.
+BASELINE, CHANGED = 0, 1
+TURNS = (BASELINE, CHANGED, CHANGED, BASELINE)
+# Fewer rounds say little of how they spread.
+FEWEST_ROUNDS = 12
+# The goal is given up after this long.
+MOST_S = 75.0
 
-def time_steps(step: Callable[[], None], device: str) -> dict[str, Any]:
-    """Return the wall time and the CPU time of the calling thread, in ms, of every timed step, by block.
+# Steps of a block: wall time and the thread's CPU time of each, ms, and the machine's load meanwhile.
+Block = tuple[list[float], list[float], dict[str, float] | None]
+
+
+def time_steps(side: Side, device: str) -> dict[str, Any]:
+    """Return a round: the wall time and the CPU time of the calling thread, in ms, of every timed step, by block.
 
     On a GPU a step's wall time is that between two CUDA events at its ends, and nothing waits within a block.
     """
+    first_ms, steps = _warm_up(side, device)
+    return {**_round([_block(side, steps, device) for _ in range(BLOCKS)]), "first_step_ms": first_ms}
+
+
+def time_in_turn(
+    baseline: Side, changed: Side, device: str, *, clock: str, goal_pct: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rounds of two sides that take turns, block by block, until their ratio is known within the goal.
+
+    Its ± is that of `whatif validate`, by `clock` (samples_ms | cpu_samples_ms). Every round is kept.
+    """
+    sides = (baseline, changed)
+    warm = [_warm_up(side, device) for side in sides]
+    rounds: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    end_s = time.monotonic() + MOST_S
+    for number in itertools.count():
+        blocks = [(turn, _block(sides[turn], warm[turn][1], device)) for turn in TURNS]
+        for which, (first_ms, _) in enumerate(warm):
+            own = _round([block for turn, block in blocks if turn == which])
+            rounds[which].append(own if number else {**own, "first_step_ms": first_ms})
+        if number + 1 < FEWEST_ROUNDS:
+            continue
+        if spread_pct(*rounds, clock) < goal_pct or time.monotonic() >= end_s:
+            break
+    return rounds
+
+
+def _warm_up(side: Side, device: str) -> tuple[float, int]:
+    """The first step's wall time, ms, and how many steps a block has."""
     effort = EFFORT[device]
-    first_ms = _block(step, 1, device)[0][0]
-    warmup_ms = _block(step, effort.warmup_steps, device)[0]
+    first_ms = _block(side, 1, device)[0][0]
+    warmup_ms = _block(side, effort.warmup_steps, device)[0]
     steps = int(effort.block_s * 1e3 / min(warmup_ms))
-    steps = max(effort.fewest_steps, min(effort.most_steps, steps))
-    blocks = [_block(step, steps, device) for _ in range(BLOCKS)]
-    return {
-        "samples_ms": [wall for wall, _ in blocks],
-        "cpu_samples_ms": [cpu for _, cpu in blocks],
-        "first_step_ms": first_ms,
-        "load_average": os.getloadavg()[0],
-    }
+    return first_ms, max(effort.fewest_steps, min(effort.most_steps, steps))
 
 
-def _block(step: Callable[[], None], steps: int, device: str) -> tuple[list[float], list[float]]:
+def _block(side: Side, steps: int, device: str) -> Block:
+    side.resume()
     if device == "cuda":
         torch.cuda.synchronize()
     timer = StepTimer(torch.device("cuda") if device == "cuda" else None)
     for _ in range(steps):
-        step()
+        side.step()
         timer.mark()
+    side.pause()
     wall_ms, cpu_ms = timer.times_ms()
-    return [round(ms, 4) for ms in wall_ms], [round(ms, 4) for ms in cpu_ms]
+    return [round(ms, 4) for ms in wall_ms], [round(ms, 4) for ms in cpu_ms], timer.load()
+
+
+def _round(blocks: list[Block]) -> dict[str, Any]:
+    wall_ms, cpu_ms, loads = zip(*blocks, strict=True)
+    return {"samples_ms": list(wall_ms), "cpu_samples_ms": list(cpu_ms), "loads": list(loads)}

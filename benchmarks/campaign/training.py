@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,8 +95,23 @@ class Training:
         if self.captured:
             self.step = self._capture()
 
+    def pause(self) -> None:
+        """Stop the loader's processes where they are, so that another training has the machine."""
+        self._signal_workers(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal_workers(signal.SIGCONT)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        # A process has one training with workers at most.
+        for worker in multiprocessing.active_children() if self._options.loader_workers > 0 else ():
+            assert worker.pid is not None
+            os.kill(worker.pid, number)
+
     def close(self) -> None:
         """End the loader's processes and wait for the device."""
+        self.resume()
         self._loader = None
         if self._device.type == "cuda":
             torch.cuda.synchronize()

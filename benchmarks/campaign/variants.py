@@ -2,8 +2,11 @@
 
 import itertools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from whatif.questions.validate.validate_records import DEFAULT_OPTIONS
+from whatif.questions.validate.validate_what_ifs import changed_options, is_plain, what_ifs_between
 
 from .models import FULL, TWINS, Model
 
@@ -124,6 +127,27 @@ def all_jobs(
         tier = EMULATED_TIER if emulated and options.amp == "bf16" else variant.tier
         jobs.append(Job(model_name, variant_name, options, tier, reason))
     return sorted(jobs, key=lambda job: job.tier)  # Stable: within a tier the order above stays.
+
+
+def baseline_of(job: Job, jobs: Collection[Job]) -> Job | None:
+    """The run among the jobs beside which a job is timed: that of its model with fewest changes to it; None for none.
+
+    As `whatif validate` pairs runs: there must be a what-if for every change.
+    """
+    after = asdict(job.options)
+    reached = []
+    for other in jobs:
+        before = asdict(other.options)
+        plain = other.model == job.model and not other.reason and is_plain(before, DEFAULT_OPTIONS)
+        what_ifs, missing = what_ifs_between(before, after)
+        if plain and what_ifs and not missing:
+            reached.append((len(changed_options(before, after)), other))
+    return min(reached, key=lambda found: found[0], default=(0, None))[1]
+
+
+def pair_clock(before: Options, after: Options) -> str:
+    """The samples of a CPU's rounds by which a pair is judged: loader workers take no time of the training thread."""
+    return "cpu_samples_ms" if before.loader_workers == after.loader_workers else "samples_ms"
 
 
 def _reason(model_name: str, model: Model, variant: str, options: Options, device: str) -> str:

@@ -34,6 +34,10 @@ class Request:
     trace: str
     trace_bytes: int  # limit
     first_round: bool
+    # The run beside which a run is timed, in turn, until their ratio is known within so many percent.
+    beside_name: str = ""
+    beside: Options | None = None
+    goal_pct: float = 0.0
 
     def to_json(self) -> str:
         """As `from_json` reads it."""
@@ -43,7 +47,8 @@ class Request:
     def from_json(cls, text: str) -> "Request":
         """Read back what `to_json` wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "options": Options(**fields["options"])})
+        beside = fields["beside"] and Options(**fields["beside"])
+        return cls(**{**fields, "options": Options(**fields["options"]), "beside": beside})
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pytest
 import whatif
 from tests.helpers import need
 from whatif.errors import WhatifError
+from whatif.questions.validate.validate import validate
 
 torch = need("torch")
 campaign = need("benchmarks.campaign.__main__")
@@ -133,6 +134,22 @@ def test_further_rounds_add_to_the_times(recorded: Path, tmp_path: Path) -> None
     assert len(record["untraced"]["block_medians_ms"]) == 9
     assert record["untraced"]["steps"] == sum(len(block) for row in record["rounds"] for block in row["samples_ms"])
     assert record["status"] == "complete"
+
+
+def test_a_run_takes_turns_with_its_baseline(tmp_path: Path) -> None:
+    jobs = variants.all_jobs(full=False, device="cpu", models=["vgg19"], variants=["baseline", "bn_eval", "adam_for"])
+    jobs += variants.all_jobs(full=False, device="cpu", models=["vgg19"], variants=["adam_fused"])
+    for _ in range(2):  # The second time nothing is left to do.
+        _, told = run(jobs, plan(tmp_path, goal_pct=200.0, timeout_s=600.0))
+    assert told == []
+    record = read_record(tmp_path, "vgg19--adam_fused")
+    assert record["beside"]["name"] == "vgg19--adam_for"
+    assert len(record["beside"]["rounds"]) == len(record["rounds"]) >= 12
+    for row in (*record["rounds"], *record["beside"]["rounds"]):
+        assert all(load["cpu_s"] > 0 and load["involuntary_switches"] >= 0 for load in row["loads"])
+    assert "beside" not in read_record(tmp_path, "vgg19--adam_for")
+    (outcome,) = validate([tmp_path]).outcomes
+    assert outcome.truth_spread_pct == pytest.approx(record["beside"]["spread_pct"], abs=0.01)
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The campaign's models and variants: published sizes, and variants that change how a step is computed, not what."""
 
+from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +139,20 @@ def test_a_loader_gives_whole_batches_of_the_decoded_sample(workers: int) -> Non
         assert answers.tolist() == [classes[0].item()] * 4
         inside = images[0].abs() < 3  # Beyond what a byte holds, values are cut.
         torch.testing.assert_close(loaded[3][inside], images[0][inside], rtol=0, atol=1 / 40)
+
+
+def test_the_loaders_workers_rest_while_another_training_runs() -> None:
+    run = started("vgg19", loader_workers=2)
+    run.step()
+    states = []
+    for act in (run.pause, run.resume):
+        act()
+        states.append({Path(f"/proc/{worker.pid}/stat").read_text().split()[2] for worker in active_children()})
+    run.step()
+    run.close()
+    assert states[0] == {"T"}
+    assert len(states[1]) > 0
+    assert "T" not in states[1]
 
 
 def jobs_of(**options: Any) -> dict[str, Any]:

@@ -72,11 +72,11 @@ def pairs() -> Iterator[Pair]:
         baseline_ms, predicted_ms, page_ms = (float(time.replace(",", "")) for time in times)
         key = "samples_ms" if variant == "loader_2" else "cpu_samples_ms"
         for folder, before in records.get((model, base or "baseline"), []):
-            before_ms = rounds_ms(before, key)
-            if abs(statistics.median(before_ms) - baseline_ms) > 0.02 * baseline_ms:
-                continue
             for other, after in records.get((model, variant or ""), []):
                 if other == folder:
+                    before_ms = rounds_ms(after.get("beside", before), key)
+                    if abs(statistics.median(before_ms) - baseline_ms) > 0.02 * baseline_ms:
+                        continue
                     after_ms = rounds_ms(after, key)
                     ratios = tuple(now / was for was, now in zip(before_ms, after_ms, strict=False))
                     name = f"{model} {base or ''} {what}"

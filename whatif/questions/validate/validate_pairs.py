@@ -165,6 +165,8 @@ def _pairs_of(run: Run, plain: list[Run]) -> tuple[list[Pair], _Missing | None]:
             return [], _Missing("its record holds no step time")
         return [], _Missing(run.status + (f": {run.reason}" if run.reason else ""))
     reached = [base for base in plain if not what_ifs_between(base.options, run.options)[1]]
+    if run.beside is not None:  # rounds of others were minutes apart
+        reached = [base for base in reached if base.name == run.beside.name]
     reached.sort(key=lambda base: _preference(base, run))
     if not reached:
         return [], _Missing(_no_baseline(run, plain))
@@ -193,12 +195,13 @@ def _pair(base: Run, run: Run) -> Pair:
     what_ifs, _ = what_ifs_between(base.options, run.options)
     remark = ""
     # Loader processes take no time of the training thread, and a GPU none at all.
+    timed = run.beside or base
     by_wall = run.on_gpu or run.options["loader_workers"] != base.options["loader_workers"]
-    if not by_wall and (run.cpu is None or base.cpu is None):
+    if not by_wall and (run.cpu is None or timed.cpu is None):
         by_wall, remark = True, "by the wall clock: no CPU time in the record"
     origin = "" if base.variant == "baseline" else f" ({base.variant})"
     assert base.trace is not None
-    before, after = (base.wall, run.wall) if by_wall else (base.cpu, run.cpu)
+    before, after = (timed.wall, run.wall) if by_wall else (timed.cpu, run.cpu)
     assert before is not None
     assert after is not None
     return Pair(

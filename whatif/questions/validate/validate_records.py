@@ -69,10 +69,20 @@ class StepTime:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The baseline with which a run took turns: its name, and its step by both clocks in those rounds."""
+
+    name: str
+    wall: StepTime
+    cpu: StepTime | None
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of a campaign: what was changed, how long its step takes without the profiler, where its recording is.
 
-    ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair.
+    ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair. A run
+    that took turns with its baseline holds the baseline's times ``beside`` its own.
     """
 
     record: Path
@@ -87,6 +97,7 @@ class Run:
     wall: StepTime | None
     cpu: StepTime | None
     trace: Path | None
+    beside: Beside | None = None
 
     @property
     def name(self) -> str:
@@ -165,7 +176,16 @@ def run_of(path: Path, found: dict[str, Any]) -> Run | None:
         cpu=step_time_of(rounds, "cpu_samples_ms")
         or _of_samples(untraced.get("cpu_ms" if is_flat else "cpu_thread_ms")),
         trace=_trace(path, record),
+        beside=_beside(_table(record, "beside")),
     )
+
+
+def _beside(found: Mapping[str, Any]) -> Beside | None:
+    name, rounds = found.get("name"), found.get("rounds")
+    wall = step_time_of(rounds, "samples_ms")
+    if not isinstance(name, str) or wall is None:
+        return None
+    return Beside(name, wall, step_time_of(rounds, "cpu_samples_ms"))
 
 
 def _table(record: Mapping[str, Any], key: str) -> dict[str, Any]:
