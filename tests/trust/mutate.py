@@ -21,7 +21,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 1800
-COPIED = ("whatif", "transforms", "instrumentation", "tests", "traces", "examples", "pyproject.toml")
+COPIED = (
+    "whatif",
+    "transforms",
+    "instrumentation",
+    "tests",
+    "traces",
+    "examples",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+)
 
 # The tests that are to kill the mutants of a group.
 TESTS = {
@@ -347,7 +357,7 @@ def failing(tests: list[str], root: Path) -> str | None:
     # The copy's own folder comes first, so that no installed checkout is tested instead.
     program = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')];"
-        "from benchmarks_finder import CheckoutFinder; from pathlib import Path;"
+        "from benchmarks.same_numbers import CheckoutFinder; from pathlib import Path;"
         "sys.meta_path.insert(0, CheckoutFinder(Path.cwd()));"
         "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     )
@@ -357,11 +367,10 @@ def failing(tests: list[str], root: Path) -> str | None:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
-    if done.returncode not in (0, 1):
+    told = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode not in (0, 1) or len(told) != done.returncode:
         raise RuntimeError(f"the tests did not run: {done.stdout[-500:]}{done.stderr[-500:]}")
-    if not done.returncode:
-        return None
-    return next(line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+    return told[0] if told else None
 
 
 def killer(mutant: Mutant, path: Path, root: Path) -> str | None:
@@ -382,7 +391,6 @@ def main(names: list[str]) -> None:
         for name in COPIED:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, root / name)
-        shutil.copy(ROOT / "benchmarks" / "same_numbers.py", root / "benchmarks_finder.py")
         for mutant in MUTANTS:
             if names and mutant.name not in names:
                 continue
