@@ -3,21 +3,25 @@
     python -m tests.trust.damage_table
 
 "named" is a new finding in the command's JSON or, of a page or a timeline, a new warning; "refused" is status 1 with a
-sentence; "same" is the same answer as without the damage, and "SILENT" another answer with nothing said.
+sentence, "void" that and the finding in a report; "same" is the same answer as without the damage, and "SILENT" another
+answer with nothing said.
 """
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests import helpers as h
+from tests.memory_traces import NODE
 from tests.trust.common import Outcome, Trace, call, written
 from tests.trust.retelling import damages
 
-# The words of a command; TRACE and OUT stand for files.
+# The words of a command; TRACE, WHOLE and OUT stand for files.
 COMMANDS = {
     "info": ["info", "TRACE", "--json"],
     "apply": ["apply", "scale:kind=gpu,factor=0.5", "TRACE", "--json"],
@@ -29,29 +33,62 @@ COMMANDS = {
     "check": ["check", "TRACE", "--baseline", "WHOLE", "--max-regress", "5%", "--json"],
     "report": ["report", "TRACE", "scale:factor=0.5", "-o", "OUT.html"],
     "export": ["export", "TRACE", "scale:factor=0.5", "-o", "OUT"],
+    "memory": ["memory", "TRACE", "--json"],
+    "dts": ["dts", "CLUSTER", "TRACE", "--architecture", "federated", "--json"],
+    "scaling": ["scaling", "TRACE", "distributed:gradient_mb=2,bandwidth=1Gbps", "--workers", "1,2", "--json"],
+    "validate": ["validate", "PAIRS", "--json"],
 }
+CLUSTER = """[[processor]]
+name = "server"
+
+[[processor]]
+name = "board"
+count = 3
+
+[[link]]
+between = ["server", "board"]
+bandwidth = "1Gbps"
+"""
+PAIRS = """[[pair]]
+question = "the damaged recording, predicted"
+hardware = "V100"
+baseline = "trace.json"
+changed = "whole.json"
+what_if = ["scale:factor=1.1"]
+"""
 CUT = "the file is cut at 60 %"
-STEPS, LAYERS, STEP_US = 7, 6, 1000
+STEPS, STEP_US = 7, 1000
+# Rows and columns of the weights of three layers, and the rows of a batch.
+WEIGHTS, BATCH = ((512, 256), (512, 512), (128, 512)), 64
 
 
 def gpu_recording() -> Trace:
-    """Seven steps of six layers on two streams, as the profiler writes them: numbered operators and a last wait."""
+    """Seven steps of three layers on two streams, as the profiler writes them: numbered operators and a last wait."""
     events: list[dict[str, Any]] = []
-    number = 0
+    numbers, launches = itertools.count(1), itertools.count(10_000)
+
+    def product(name: str, at_us: float, layer: int, shapes: list[list[int]], tid: int = 1, **told: Any) -> None:
+        for operator, begin_us, dur in ((name, at_us, 30), ("aten::addmm", at_us + 2, 25)):
+            number = next(numbers)
+            typed = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
+            events.append(h.op(operator, begin_us, dur, tid, **{"External id": number}, **typed, **told))
+        # The two streams overlap: merged into one, its tasks would run together.
+        events.extend(h.launched("sgemm", at_us + 5, 5, at_us + 15, 180, next(launches), tid, 7 + layer % 2))
+
     for step in range(STEPS):
-        start = STEP_US * step
+        start, sequence = STEP_US * step, len(WEIGHTS) * step
         events += [h.mark(f"ProfilerStep#{step}", start, STEP_US), h.mark("Optimizer.step#SGD.step", start + 700, 50)]
-        for layer in range(LAYERS):
-            ts = start + 100 * layer
-            for name, at, dur in (("aten::linear", ts, 30), ("aten::addmm", ts + 2, 25)):
-                number += 1
-                events.append(h.op(name, at, dur, **{"External id": number}))
-            side = layer % 2
-            launch = STEPS * LAYERS + number
-            # The two streams overlap: merged into one, its tasks would run together.
-            events += h.launched("sgemm", ts + 5, 5, ts + 15, 180, launch, stream=7 + side)
-    end = STEP_US * STEPS
-    events += [h.call("cudaDeviceSynchronize", end, 20, 10**6)]
+        for layer, (rows, columns) in enumerate(WEIGHTS):
+            at_us = start + 100 * layer
+            shapes = [[rows], [BATCH, columns], [columns, rows]]
+            events.append(h.module(f"Linear_{layer}", at_us - 1, 35))
+            product("aten::linear", at_us, layer, shapes, **{"Sequence number": sequence + layer})
+            at_us = start + 100 * (2 * len(WEIGHTS) - 1 - layer)
+            told = {"Sequence number": sequence + layer, "Fwd thread id": 1}
+            product(f"{NODE}AddmmBackward0", at_us, layer + 1, [[BATCH, rows], [rows, columns]], tid=2, **told)
+        events.append(h.op("aten::_foreach_add_", start + 705, 30, **{"External id": next(numbers)}))
+        events += h.launched("multi_tensor_apply_kernel", start + 710, 5, start + 730, 60, next(launches))
+    events += [h.call("cudaDeviceSynchronize", STEP_US * STEPS, 20, 10**6)]
     device = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34_079_637_504}
     return {"schemaVersion": 1, "deviceProperties": [device], "traceEvents": events}
 
@@ -62,13 +99,22 @@ def damaged(trace: Trace) -> dict[str, bytes]:
     gpu = [event for event in trace["traceEvents"] if event["cat"] in ("kernel", "cuda_runtime")]
     host_only = {**trace, "traceEvents": [event for event in trace["traceEvents"] if event not in gpu]}
     found = {what: written(changed) for what, changed in damages(trace).items()}
-    return {CUT: whole[: len(whole) * 6 // 10], **found, "no GPU event": written(host_only)}
+    return {
+        CUT: whole[: len(whole) * 6 // 10],
+        "a compressed file is cut, and another appended": gzip.compress(whole)[:-200] + gzip.compress(whole),
+        "two files in one": whole + whole,
+        **found,
+        "no GPU event": written(host_only),
+    }
 
 
 def run(command: str, folder: Path, whole: bytes, data: bytes) -> Outcome:
     """Run a command on a trace."""
     files = {name: folder / f"{name.lower()}.json" for name in ("WHOLE", "TRACE", "OUT")}
     files["OUT.html"] = folder / "out.html"
+    files |= {"CLUSTER": folder / "cluster.toml", "PAIRS": folder / "pairs.toml"}
+    files["CLUSTER"].write_text(CLUSTER)
+    files["PAIRS"].write_text(PAIRS)
     files["WHOLE"].write_bytes(whole)
     files["TRACE"].write_bytes(data)
     return call(*(files.get(word, word) for word in COMMANDS[command]), seconds=60)
@@ -77,8 +123,11 @@ def run(command: str, folder: Path, whole: bytes, data: bytes) -> Outcome:
 def _said(outcome: Outcome) -> set[str]:
     """The findings that doubt, or what was warned of."""
     if outcome.out.startswith("{"):
-        findings = json.loads(outcome.out)["trust"]["findings"]
-        return {found["sentence"] for found in findings if found["severity"] != "note"}
+        told = json.loads(outcome.out)
+        if "trust" not in told:  # validate says it of each pair, or why it compared none
+            reasons = {left_out["reason"] for left_out in told["not_compared"]}
+            return {doubt for pair in told["pairs"] for doubt in pair["doubts"]} | reasons
+        return {found["sentence"] for found in told["trust"]["findings"] if found["severity"] != "note"}
     return set(outcome.err.splitlines())
 
 
@@ -87,7 +136,8 @@ def _answer(outcome: Outcome) -> Any:
     if not outcome.out.startswith("{"):
         return None
     told = json.loads(outcome.out)
-    keys = ("baseline_ms", "predicted_ms", "replay_error_pct", "points", "best", "devices", "change_pct", "status")
+    keys = ("baseline_ms", "predicted_ms", "replay_error_pct", "points", "best", "devices", "change_pct", "status",
+            "peak_bytes", "architectures", "pairs", "rows")  # fmt: skip
     return _rounded({key: told[key] for key in keys if key in told})
 
 
@@ -106,10 +156,11 @@ def cell(command: str, folder: Path, whole: bytes, data: bytes) -> str:
     assert before.status == 0, (command, before)
     assert after.is_sound, (command, after)
     assert after.status < 2, (command, after)
-    if after.status == 1 and not after.out.startswith("{"):
-        return "refused"
-    if _said(after) - _said(before):
-        return "named"
+    named = bool(_said(after) - _said(before))
+    if after.status == 1 and (command == "validate" or not after.out.startswith("{")):
+        return "refused" if named or not after.out else "SILENT"
+    if named:
+        return "void" if command == "info" and after.status == 1 else "named"
     return "same" if _answer(after) == _answer(before) else "SILENT"
 
 

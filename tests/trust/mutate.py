@@ -3,7 +3,8 @@
     python -m tests.trust.mutate [ID ...]
 
 A mutant is found by its text, wherever the file lies; one whose text is gone or no longer unique is reported, and needs
-a new text. The tests run in a copy of the checkout. Prints "killed" or "SURVIVED" for each; takes minutes each.
+a new text. The tests run in a copy of the checkout. Prints for each the test that fails, or "SURVIVED" (or that the
+tests took too long to tell), and at last which of these tests fail without a mutant too; takes minutes each.
 """
 
 # ruff: noqa: E501  (the mutants hold lines of the library as they are)
@@ -19,7 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("whatif", "transforms", "instrumentation", "tests", "traces", "examples", "pyproject.toml")
+SECONDS = 1800
+COPIED = (
+    "whatif",
+    "transforms",
+    "instrumentation",
+    "tests",
+    "traces",
+    "examples",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+)
 
 # The tests that are to kill the mutants of a group.
 TESTS = {
@@ -201,8 +213,8 @@ MUTANTS = [
     Mutant(
         "cal4",
         "calibrate",
-        "return math.hypot(lower, self.missed, other_run), math.hypot(higher, self.missed, other_run)",
-        "return math.hypot(lower, other_run), math.hypot(higher, other_run)",
+        "return math.hypot(lower, self.missed), math.hypot(higher, self.missed)",
+        "return lower, higher",
     ),
     Mutant(
         "cal5",
@@ -256,7 +268,12 @@ MUTANTS = [
         "return int(lags.mean()) if len(lags) >= MIN_SAMPLES else DEFAULT_LAUNCH_LAG_NS",
     ),
     Mutant("gpu2", "ingest", "queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))", "queued = ~first"),
-    Mutant("gpu3", "ingest", "    call[wrong & (call >= 0)] = MISSING\n", "    pass\n"),
+    Mutant(
+        "gpu3",
+        "ingest",
+        "    call[known[calls.start_ns[call[known]] > events.start_ns[rows[known]] + LATE_NS]] = MISSING\n",
+        "    pass\n",
+    ),
     Mutant(
         "col1",
         "collectives",
@@ -329,48 +346,68 @@ def place_of(mutant: Mutant, root: Path) -> Path | None:
     return found[0] if unique else None
 
 
-def is_killed(mutant: Mutant, path: Path, root: Path) -> bool:
-    """Whether a test of the mutant's group fails; the file is as before afterwards."""
-    original = path.read_text(encoding="utf-8")
-    path.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
-    tests = [test for test in TESTS[mutant.group] if (root / test).exists()]
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+def failing(tests: list[str], root: Path) -> str | None:
+    """Return the first of these tests that fails in the copy, None where all pass.
+
+    Raises:
+        TimeoutError: they take longer than ``SECONDS``.
+
+    """
+    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-rf", *tests]
     # The copy's own folder comes first, so that no installed checkout is tested instead.
     program = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')];"
-        "from benchmarks_finder import CheckoutFinder; from pathlib import Path;"
+        "from benchmarks.same_numbers import CheckoutFinder; from pathlib import Path;"
         "sys.meta_path.insert(0, CheckoutFinder(Path.cwd()));"
         "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     )
-    words[1:3] = ["-c", program]
     environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(root / "numba")}
+    command = [sys.executable, "-c", program, *words]
     try:
-        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return True
+        raise TimeoutError from None
+    told = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode not in (0, 1) or len(told) != done.returncode:
+        raise RuntimeError(f"the tests did not run: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return told[0] if told else None
+
+
+def killer(mutant: Mutant, path: Path, root: Path) -> str | None:
+    """Return the test of the mutant's group that fails, None where none does; the file is as before afterwards."""
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        return failing([test for test in TESTS[mutant.group] if (root / test).exists()], root)
     finally:
         path.write_text(original, encoding="utf-8")
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"{mutant.name}: the tests did not run: {done.stdout[-500:]}{done.stderr[-500:]}")
-    return done.returncode == 1
 
 
 def main(names: list[str]) -> None:
     """Try the mutants of these names, or all."""
+    killers = set()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in COPIED:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, root / name)
-        shutil.copy(ROOT / "benchmarks" / "same_numbers.py", root / "benchmarks_finder.py")
         for mutant in MUTANTS:
             if names and mutant.name not in names:
                 continue
             path = place_of(mutant, root)
             if path is None:
-                print(f"{mutant.name}: its text is not there exactly once")
-            else:
-                print(f"{mutant.name}: {'killed' if is_killed(mutant, path, root) else 'SURVIVED'}", flush=True)
+                print(f"{mutant.name}: its text is not there exactly once", flush=True)
+                continue
+            try:
+                test = killer(mutant, path, root)
+            except TimeoutError:
+                print(f"{mutant.name}: not known after {SECONDS} s", flush=True)
+                continue
+            killers.update([test] if test else [])
+            print(f"{mutant.name}: {f'killed by {test}' if test else 'SURVIVED'}", flush=True)
+        while killers and (broken := failing(sorted(killers), root)):
+            print(f"{broken} fails without a mutant, and kills none")
+            killers.remove(broken)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -111,6 +112,9 @@ def damages(trace: Trace, seed: int = 7) -> dict[str, Trace]:
 
     times = sorted(event["ts"] for event in events if _has_time(event) and event.get("ph") == "X")
     first_kernel = next((event for event in events if _category(event) == "kernel"), None)
+    marks = sorted({name for event in events if (name := str(event.get("name", ""))).startswith("ProfilerStep#")})
+    renamed = dict(zip(marks, dice.sample(marks, len(marks)), strict=True))
+    last_thread = [event.get("tid") for event in events if _category(event) in HOST][-1] if events else None
     joined = [{**e, "pid": e["pid"] + 1} if isinstance(e.get("pid"), int) else e for e in events]
     return {
         "no runtime calls": kept(lambda e: _category(e) not in CALLS),
@@ -142,7 +146,60 @@ def damages(trace: Trace, seed: int = 7) -> dict[str, Trace]:
         "marks lost": kept(lambda e: not str(e.get("name", "")).startswith("ProfilerStep")),
         "one kernel lasts 100 s": _with(trace, [{**e, "dur": 1e8} if e is first_kernel else e for e in events]),
         "two processes joined": _with(trace, events + joined),
+        "a second recording behind the first": _with(trace, events + _later(events)),
+        "times of a stream shuffled": _times_shuffled(trace, dice),
+        "half of the kernels in another process": _each(
+            trace, lambda e: {**e, "pid": 77} if _category(e) in GPU and dice.random() < 0.5 else e
+        ),
+        "durations negative": _each(
+            trace, lambda e: {**e, "dur": -e["dur"]} if isinstance(e.get("dur"), int | float) else e
+        ),
+        "a tenth of the times is NaN": _each(
+            trace, lambda e: {**e, "ts": math.nan} if _has_time(e) and dice.random() < 0.1 else e
+        ),
+        "a tenth of the durations is NaN": _each(
+            trace, lambda e: {**e, "dur": math.nan} if "dur" in e and dice.random() < 0.1 else e
+        ),
+        "one correlation for all": _each(
+            trace,
+            lambda e: (
+                {**e, "args": {**e["args"], "correlation": 1}}
+                if isinstance(e.get("args"), dict) and "correlation" in e["args"]
+                else e
+            ),
+        ),
+        "clock of a thread off by 1 s": _each(
+            trace, lambda e: {**e, "ts": e["ts"] + 1e6} if _has_time(e) and e.get("tid") == last_thread else e
+        ),
+        "kernels twice, 1 us apart": _with(
+            trace, events + [{**e, "ts": e["ts"] + 1} for e in events if _category(e) == "kernel" and _has_time(e)]
+        ),
+        "marks in another order": _each(trace, lambda e: {**e, "name": renamed.get(str(e.get("name")), e.get("name"))}),
+        "marks inside one another": _each(
+            trace, lambda e: {**e, "dur": 5 * e["dur"]} if str(e.get("name", "")).startswith("ProfilerStep") else e
+        ),
+        "times in ms": _units(trace, 1e-3, "ts", "dur"),
+        "times in ns": _units(trace, 1e3, "ts", "dur"),
+        "durations in ms": _units(trace, 1e-3, "dur"),
     }
+
+
+def _later(events: list[Event]) -> list[Event]:
+    """The events again, as another recording of the same program that began 10 s later."""
+    return [{**event, "ts": event["ts"] + 1e7} if _has_time(event) else event for event in events]
+
+
+def _times_shuffled(trace: Trace, dice: random.Random) -> Trace:
+    """The start of each GPU event is that of another one."""
+    times = [event["ts"] for event in trace["traceEvents"] if _category(event) in GPU and _has_time(event)]
+    dice.shuffle(times)
+    return _each(trace, lambda e: {**e, "ts": times.pop()} if _category(e) in GPU and _has_time(e) else e)
+
+
+def _units(trace: Trace, factor: float, *fields: str) -> Trace:
+    return _each(
+        trace, lambda e: {**e, **{key: factor * e[key] for key in fields if isinstance(e.get(key), int | float)}}
+    )
 
 
 def same_answer(before: Read, after: Read) -> bool:

@@ -6,15 +6,19 @@ Each command runs in a process of its own, with at most 6 GiB of address space.
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import whatif
 
 EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":%d,"dur":5,"args":{}}'
 CONTROL = set("\x1b\x07\x08\u202e\u200b\x9b")
@@ -109,13 +113,41 @@ def threads(count: int) -> str:
     return trace(*((EVENT % i).replace('"tid":1', f'"tid":{i}') for i in range(count)))
 
 
+def calling(count: int) -> str:
+    """Threads that each run an operator, which launches a kernel."""
+    operator = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":%d,"ts":%d,"dur":15}'
+    call = '{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":%d,"ts":%d,"dur":5,"args":%s}'
+    kernel = '{"ph":"X","cat":"kernel","name":"sgemm","pid":0,"tid":7,"ts":%d,"dur":10,"args":%s}'
+    told = '{"correlation":%d,"stream":7,"device":0}'
+    rows = (
+        (operator % (i, 20 * i), call % (i, 20 * i + 5, told % i), kernel % (20 * i + 12, told % i))
+        for i in range(1, count + 1)
+    )
+    return trace(*itertools.chain.from_iterable(rows))
+
+
 def streams(count: int) -> str:
     row = '{"ph":"X","cat":"kernel","name":"a","pid":0,"tid":%d,"ts":%d,"dur":5,"args":{"stream":%d,"device":0}}'
     return trace(EVENT % 1, *(row % (i, i, i) for i in range(count)))
 
 
+def reading_s(text: str) -> float:
+    Path("many.json").write_text(text)
+    begin_s = time.process_time()
+    whatif.read("many.json")
+    return time.process_time() - begin_s
+
+
+@pytest.mark.parametrize("make", [threads, calling])
+def test_reading_many_threads_takes_time_by_their_number(make: Callable[[int], str]) -> None:
+    reading_s(make(100))
+    few_s, many_s = (min(reading_s(make(count)) for _ in range(2)) for count in (5_000, 20_000))
+    assert many_s < 5  # 2.2 and 2.7 s on one core of 2026
+    assert many_s < 4 * 1.5 * few_s
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [nested, crossing, threads, streams])
+@pytest.mark.parametrize("make", [nested, crossing, threads, calling, streams])
 def test_many_of_one_kind(make: Callable[[int], str]) -> None:
     Path("many.json").write_text(make(20_000 if make is streams else 100_000))
     check("info", "many.json", cpu_s=60, status=0)

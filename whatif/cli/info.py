@@ -7,7 +7,7 @@ import argparse
 from whatif.cli.options import add_analysis
 from whatif.cli.rank_files import add_traces, read_traces
 from whatif.cli.reading import show
-from whatif.cli.trusted import baseline_of
+from whatif.cli.trusted import baseline_of, weigh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the summary of a trace."""
+    """Print the summary of a trace, also of one that other commands refuse; then refuse it as they do."""
     graph, ranks = read_traces(args.traces, args)
     from whatif.questions.stragglers import report
     from whatif.questions.summary import summarize
@@ -35,4 +35,6 @@ def run(args: argparse.Namespace) -> int:
 
             print_clocks(found, top=10)
 
-    return show(args, lambda: {**summary.to_dict(), **({"ranks": found.to_dict()} if found else {})}, print_text)
+    show(args, lambda: {**summary.to_dict(), **({"ranks": found.to_dict()} if found else {})}, print_text)
+    weigh(args, baseline)
+    return 0

@@ -28,16 +28,12 @@ def baseline_of(args: argparse.Namespace, graph: TaskGraph, *, refuses: bool = T
 
 def weigh(args: argparse.Namespace, *baselines: Baseline, refuses: bool = True) -> None:
     """Keep the trust value of one recording, or of several, for `show`. Raises WhatifError as above."""
-    from whatif.graph.types import Severity
     from whatif.prediction.trust import Trust, trust_of
 
     trusts = [trust_of(baseline) for baseline in baselines]
     names = [Path(baseline.graph.info.path).name for baseline in baselines]
     args.trust = trusts[0] if len(trusts) == 1 else Trust.together(trusts, names)
     for trust, baseline in zip(trusts, baselines, strict=True):
-        worst = trust.worst
-        if refuses and worst is not None and worst.severity == Severity.VOIDS and not args.force:
-            raise WhatifError(
-                f"{baseline.graph.info.path}: {worst.sentence}; {worst.remedy}, or give --force for an answer "
-                "all the same."
-            )
+        refusal = trust.refusal(baseline.graph.info.path)
+        if refuses and refusal and not args.force:
+            raise WhatifError(refusal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from whatif.cli.options import add_calibration, add_json, add_plot, check_plots
+from whatif.cli.options import add_calibration, add_force, add_json, add_plot, check_plots
 from whatif.cli.reading import progress_bar, show
 
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_plot(parser, "plot predictions next to measurements")
     add_calibration(parser)
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
         replaceable_file(args.markdown, "page of whatif validate", lambda start: start.startswith(b"# Validation\n"))
     check_plots(args.plot, args.paths)
     with progress_bar("validating") as progress:
-        validation = validate([Path(p) for p in args.paths], calibrated=args.calibrated, progress=progress)
+        paths = [Path(p) for p in args.paths]
+        validation = validate(paths, calibrated=args.calibrated, force=args.force, progress=progress)
     if args.markdown:
         from whatif.report.markdown_validate import page
 

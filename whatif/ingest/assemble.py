@@ -34,6 +34,7 @@ from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.called import called_operators, find_calls_of_tasks
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING, Events
+from whatif.ingest.grouped import Grouped
 from whatif.ingest.measured import measured_rows
 from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, wait_rows
 from whatif.ingest.waiting import ONE_TASK
@@ -116,12 +117,11 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
     """The time before the first task of each CPU thread that no hand-off starts."""
     rows: list[int] = []
     started = {h.track: h.start_ns for h in parts.handoffs}
-    for code, track in enumerate(parts.tracks):
-        mine = np.flatnonzero(cpu.columns["thread"] == code)
-        if not len(mine):
-            continue
-        first = int(mine[cpu.columns["start_ns"][mine].argmin()])
-        begins = started.get(track, np.empty(0, dtype=np.int64))
+    # The first in time of each thread.
+    order = np.lexsort((cpu.columns["start_ns"], cpu.columns["thread"]))
+    codes, at_first = np.unique(cpu.columns["thread"][order], return_index=True)
+    for code, first in zip(codes.tolist(), order[at_first].tolist(), strict=True):
+        begins = started.get(parts.tracks[code], np.empty(0, dtype=np.int64))
         handed_over = len(begins) and int(begins[0]) <= int(cpu.columns["start_ns"][first]) + 1
         if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
             rows.append(first)
@@ -248,9 +248,11 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
     main_start_ns = columns["start_ns"][main]
     wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.HANDOFF_WAIT))
     wait_ns = columns["start_ns"][wait]
+    tasks = np.flatnonzero(columns["role"] == Role.TASK)
+    by_thread = Grouped(tasks, columns["thread"][tasks])
+    code_of = {track: code for code, track in enumerate(parts.tracks)}
     for handoffs in parts.handoffs:
-        code = parts.tracks.index(handoffs.track)
-        mine = np.flatnonzero((columns["thread"] == code) & (columns["role"] == Role.TASK))
+        mine = by_thread[code_of[handoffs.track]]
         start_ns = columns["start_ns"][mine]
         order = np.argsort(start_ns, kind="stable")
         mine, start_ns = mine[order], start_ns[order]

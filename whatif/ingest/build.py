@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from whatif.graph.types import (
     Array,
+    Bool,
     Int64,
     Phase,
     TaskKind,
@@ -29,7 +31,7 @@ from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
-from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, running_maximum, wait_rows
+from whatif.ingest.rows import Role, Rows, concatenated, joined, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 
@@ -82,45 +84,54 @@ def _profiler_cost(events: Events, calls: Calls, tracks: list[int]) -> ProfilerC
 
 def cpu_rows(parts: Parts) -> Rows:
     """Return the tasks of all CPU threads, each thread's in its order: pieces, calls, and the waits behind calls."""
-    blocks = []
     cutter = Cutter(parts.events, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
-    handoff_of = {h.track: h for h in parts.handoffs}
+    handoff_of = {h.track: h for h in parts.handoffs if len(h.start_ns)}
+    bursts = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
+    none = np.empty(0, dtype=np.int64)
+    all_pieces, all_labels, profiler_events, profiler_ns, works_for = [], [], [], [], []
     for code, track in enumerate(parts.tracks):
+        handoffs = handoff_of.get(track) if code else None
+        extent, edges, left_out = None, none, (none, none)
         if code == 0:
-            edges = np.concatenate([parts.steps.edges_ns, *[h.start_ns for h in parts.handoffs],
-                                    *[h.end_ns for h in parts.handoffs]])  # fmt: skip
-            left_out = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
             extent = (
                 (int(parts.steps.edges_ns[0]), int(parts.steps.edges_ns[-1])) if len(parts.steps.edges_ns) else None
             )
-            worker = False
-        else:
-            handoffs = handoff_of.get(track)
-            edges = np.empty(0, dtype=np.int64)
-            left_out = idle_between(handoffs) if handoffs else (edges, edges)
-            extent = None
-            worker = bool(handoffs and len(handoffs.start_ns))
-            edges = np.concatenate([handoffs.start_ns, handoffs.end_ns]) if handoffs else edges
+            edges, left_out = np.concatenate([parts.steps.edges_ns, *bursts]), bursts
+        elif handoffs:
+            edges, left_out = np.concatenate([handoffs.start_ns, handoffs.end_ns]), idle_between(handoffs)
         pieces = cutter.cut(track, edges_ns=edges, extent_ns=extent, left_out=left_out)
-        labels = parts.labeller.label(track, pieces.start_ns, worker=worker)
-        held = {"profiler_events": cutter.profiler_events(track, pieces)}
-        cost_ns = parts.profiler.of_pieces(track, pieces) if parts.profiler else np.zeros(len(pieces.start_ns))
-        held["profiler_ns"] = np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int64)
-        rows = _thread_rows(parts, code, pieces, labels, held, left_out if code == 0 else None)
-        if code:
-            _mark_idle(rows.columns, handoff_of.get(track))
-        blocks.append(rows)
-    return joined(blocks)
+        all_pieces.append(pieces)
+        all_labels.append(parts.labeller.label(track, pieces.start_ns, worker=bool(handoffs)))
+        profiler_events.append(cutter.profiler_events(track, pieces))
+        if parts.profiler:
+            profiler_ns.append(parts.profiler.of_pieces(track, pieces))
+        works_for.append(
+            interval_of(pieces.start_ns, handoffs.start_ns, handoffs.end_ns) >= 0
+            if handoffs
+            else np.zeros(len(pieces.start_ns), dtype=np.bool_)
+        )
+    # From here on all threads at once: there may be tens of thousands.
+    thread = np.repeat(np.arange(len(all_pieces)), [len(pieces.start_ns) for pieces in all_pieces])
+    cost_ns = np.concatenate(profiler_ns) if profiler_ns else np.zeros(len(thread))
+    held = {
+        "thread": thread,
+        "profiler_events": np.concatenate(profiler_events),
+        "profiler_ns": np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int64),
+    }
+    rows = _piece_rows(parts, concatenated(all_pieces), concatenated(all_labels), held)
+    _mark_idle(rows.columns, np.concatenate(works_for))
+    with_waits = joined([rows, *_waits_behind(parts, rows.columns, bursts)])
+    by_thread = np.argsort(with_waits.columns["thread"], kind="stable")
+    return Rows({name: column[by_thread] for name, column in with_waits.columns.items()})
 
 
-def _mark_idle(columns: dict[str, Array], handoffs: Handoffs | None) -> None:
+def _mark_idle(columns: dict[str, Array], works_for_main: Bool) -> None:
     """On a thread beside the main one, a long time without operator or call is no work, in place.
 
     Inside a hand-off it is: there the thread works for the main one, in Python or in a library without marks.
     """
-    idle = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
-    if handoffs is not None and len(handoffs.start_ns):
-        idle &= interval_of(columns["start_ns"], handoffs.start_ns, handoffs.end_ns) < 0
+    long = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
+    idle = long & (columns["thread"] > 0) & ~works_for_main
     columns["kind"][idle] = TaskKind.WAIT
     columns["role"][idle] = Role.IDLE
     columns["name"][idle] = -Role.IDLE
@@ -133,15 +144,8 @@ def _merged(intervals: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
     return starts[order], ends[order]
 
 
-def _thread_rows(
-    parts: Parts,
-    code: int,
-    pieces: CpuTasks,
-    labels: Labels,
-    held: dict[str, Int64],
-    handoffs: tuple[Int64, Int64] | None,
-) -> Rows:
-    """One thread's tasks: its pieces, a wait behind every call that can wait, a wait for every hand-off."""
+def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, Array]) -> Rows:
+    """The pieces of all threads as tasks."""
     events, calls, times = parts.events, parts.calls, parts.call_times
     n = len(pieces.start_ns)
     is_call = pieces.call >= 0
@@ -165,7 +169,6 @@ def _thread_rows(
         "key_ns": key_ns,
         "start_ns": pieces.start_ns,
         "duration_ns": duration_ns,
-        "thread": np.full(n, code),
         "name": name,
         "kind": kind,
         "layer": labels.layer,
@@ -179,18 +182,19 @@ def _thread_rows(
         "role": np.zeros(n, dtype=np.int8),
         "sequence": np.arange(n, dtype=np.float64),
     }
-    blocks = [Rows(columns)]
-    if has_calls and is_call.any():
-        waiting = np.flatnonzero(is_call & times.can_wait[call])
-        blocks.append(
-            _wait_rows(columns, waiting, pieces.end_ns[waiting], times.excess_ns[call[waiting]], Role.CALL_WAIT)
-        )
-    if handoffs is not None and len(handoffs[0]):
-        behind = np.searchsorted(pieces.start_ns, handoffs[1], side="left") - 1
-        blocks.append(
-            _wait_rows(columns, np.maximum(behind, 0), handoffs[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
-        )
-    return joined(blocks)
+    return Rows(columns)
+
+
+def _waits_behind(parts: Parts, columns: dict[str, Array], bursts: tuple[Int64, Int64]) -> Iterator[Rows]:
+    """A wait behind every call that can wait, and on the main thread behind every burst that it handed over."""
+    times = parts.call_times
+    calling = np.flatnonzero(columns["call"] >= 0)
+    waiting = calling[times.can_wait[columns["call"][calling]]]
+    call = columns["call"][waiting]
+    yield _wait_rows(columns, waiting, parts.calls.end_ns[call], times.excess_ns[call], Role.CALL_WAIT)
+    main_start_ns = columns["start_ns"][: np.searchsorted(columns["thread"], 1)]
+    behind = np.maximum(np.searchsorted(main_start_ns, bursts[1], side="left") - 1, 0)
+    yield _wait_rows(columns, behind, bursts[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
 
 
 def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns: Int64, role: Role) -> Rows:

@@ -16,7 +16,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.simulation.intervals import group_overlapping
+from whatif.ingest.rows import running_maximum
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
 
@@ -105,13 +105,10 @@ def find_calls(events: Events) -> Calls:
 
 def _grouped(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Int64, Int64]:
     """Number the overlapping calls of each thread, sorted by (track, start): the group of each, the end of each."""
-    groups, ends_ns, n_groups = [], [np.empty(0, dtype=np.int64)], 0
-    for own in np.split(np.arange(len(track)), np.flatnonzero(np.diff(track)) + 1):
-        group, end_ns = group_overlapping(start_ns[own], start_ns[own] + duration_ns[own])
-        groups.append(group + n_groups)
-        ends_ns.append(end_ns)
-        n_groups += len(end_ns)
-    return np.concatenate(groups), np.concatenate(ends_ns)
+    reach_ns = running_maximum(start_ns + duration_ns, track)
+    opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
+    last = np.append(opens[1:], True)[: len(track)]
+    return np.cumsum(opens) - 1, reach_ns[last]
 
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:

@@ -31,6 +31,9 @@ OVERLAP_NS = 5_000
 CROSSED_NS = 2_000
 # Ids that were taken for annotations, or between two sessions, are holes in a row: at most three were seen.
 FEW_HOLES = 5
+# The shortest median, and the longest first decile, that launches and operators have: 2.9 and 48 us were seen of
+# launches, 0.5 and 16 us of operators (a few slow ones alone tell little).
+LAUNCH_NS, OPERATOR_NS, FEW_OPERATORS = (100, 500_000), (100, 100_000), 100
 # Clocks that differ by more than this turn the order of events around.
 APART_NS = 1_000_000
 # The first task on an idle GPU starts within 0.2 ms of its launch.
@@ -269,15 +272,37 @@ def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
 
 
 def _unit(parts: Parts, _: TaskGraph) -> Iterator[What]:
-    for count, of, thinner in (
-        (len(_overlaps(parts)), len(parts.gpu.event), len(_overlaps(parts, _NS_PER_US))),
-        (_crossings(parts.events), len(_operators(parts.events)), _crossings(parts.events, _NS_PER_US)),
+    calls, events = parts.calls, parts.events
+    launch_ns = (calls.end_ns - calls.start_ns)[calls.kind == CallKind.LAUNCH]
+    operator_ns = events.duration_ns[events.category == EventCategory.CPU_OP]
+    # Durations in ns leave starts where they are, and launches are longer as well.
+    usual = len(launch_ns) > FEW and not _other_unit(launch_ns, *LAUNCH_NS)
+    early = by_share(int(_starts_early(parts).sum()), len(parts.gpu.event)) == Severity.VOIDS
+    for count, of, thinner, possible in (
+        (len(_overlaps(parts)), len(parts.gpu.event), len(_overlaps(parts, _NS_PER_US)), not (usual or early)),
+        (_crossings(events), len(_operators(events)), _crossings(events, _NS_PER_US), not usual),
     ):
         # Innermost operators follow one another: they cross; outer ones hold what they held.
-        if count > 0.2 * of and thinner <= 0.01 * of:
+        if possible and count > 0.2 * of and thinner <= 0.01 * of:
             told = f"{count:,} of {of:,} durations run into the next one, and none if they are divided by 1,000"
             yield Severity.VOIDS, count, f"{told}: durations are in ns where a trace has us", "write `dur` in us"
             return
+    for what, took_ns, few, bounds_ns in (
+        ("launch", launch_ns, FEW, LAUNCH_NS),
+        ("operator", operator_ns, FEW_OPERATORS, OPERATOR_NS),
+    ):
+        unit = _other_unit(took_ns, *bounds_ns) if len(took_ns) > few else ""
+        if unit:
+            median = f"the median {what} takes {np.median(took_ns) / 1e3:,.{3 if unit == 'ms' else 0}f} us"
+            told = f"{median}: times are in {unit} where a trace has us"
+            yield Severity.VOIDS, len(took_ns), told, "write `ts` and `dur` in us"
+            return
+
+
+def _other_unit(took_ns: Int64, least_ns: int, most_ns: int) -> str:
+    """The unit in which events were written that take less or more time than such events do; "" where they do not."""
+    tenth_ns, median_ns = np.quantile(took_ns, [0.1, 0.5])
+    return "ms" if 0 < median_ns < least_ns else "ns" if tenth_ns > most_ns else ""
 
 
 def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
@@ -324,6 +349,7 @@ def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     unnamed = np.flatnonzero(timed & ~known & (events.duration_ns > 0))
     by_chance = _alike(events, unnamed, events.track.astype(np.int64))
     count += by_chance if by_chance > 0.2 * len(unnamed) else 0
+    count += _shifted_copies(parts)
     if count:
         told = _s(count, "event", ("is a copy", "are copies"))
         of = int(timed.sum())
@@ -331,6 +357,15 @@ def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
             by_share(count, of), count, f"{told} of another, of {of:,}",
             "record again; do not join a file with itself",
         )  # fmt: skip
+
+
+def _shifted_copies(parts: Parts) -> int:
+    """How many kernels begin while one of the same name and launch runs on their stream: a launch has one kernel."""
+    gpu, name = parts.gpu, parts.events.name[parts.gpu.event]
+    launched = np.append(parts.calls.kind, CallKind.OTHER)[gpu.call] == CallKind.LAUNCH
+    twice = launched[1:] & (gpu.call[1:] == gpu.call[:-1]) & (name[1:] == name[:-1])
+    during = (gpu.start_ns[:-1] < gpu.start_ns[1:]) & (gpu.start_ns[1:] < gpu.end_ns[:-1])
+    return int((twice & during & (gpu.stream[1:] == gpu.stream[:-1])).sum())
 
 
 def _alike(events: Events, rows: Array, number: Int64) -> int:

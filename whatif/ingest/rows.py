@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from whatif.graph.types import Array, Int64, TaskKind
 from whatif.ingest.events import MISSING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Columns = TypeVar("Columns", bound="DataclassInstance")
 
 
 class Role(IntEnum):
@@ -60,10 +66,19 @@ def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
     return rows
 
 
+def concatenated(parts: Sequence[Columns]) -> Columns:
+    """Return one dataclass of columns from several, each column's parts in their order."""
+    names = [column.name for column in fields(parts[0])]
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
 def running_maximum(values: Int64, group: Array) -> Int64:
     """Return the running maximum within runs of equal ``group``."""
     result = values.copy()
-    bounds = np.flatnonzero(np.diff(group)) + 1
-    for part in np.split(np.arange(len(values)), bounds):
-        result[part] = np.maximum.accumulate(values[part])
+    begins = np.append(True, group[1:] != group[:-1])[: len(group)]
+    bounds = np.append(np.flatnonzero(begins), len(group))
+    falls = np.flatnonzero(~begins[1:] & (values[1:] < values[:-1])) + 1
+    for run in np.unique(np.searchsorted(bounds, falls, side="right") - 1).tolist():
+        own = slice(bounds[run], bounds[run + 1])
+        result[own] = np.maximum.accumulate(values[own])
     return result

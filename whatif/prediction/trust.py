@@ -54,6 +54,13 @@ class Trust:
         """The sentences of all findings that are worse than a note."""
         return tuple(finding.sentence for finding in self.findings if finding.severity > Severity.NOTE)
 
+    def refusal(self, path: str) -> str | None:
+        """Return why answers from the recording at ``path`` are refused, one sentence; None where they are not."""
+        worst = self.worst
+        if worst is None or worst.severity != Severity.VOIDS:
+            return None
+        return f"{path}: {worst.sentence}; {worst.remedy}, or give --force for an answer all the same."
+
     def __str__(self) -> str:
         """Return the value in one sentence."""
         worst = self.worst

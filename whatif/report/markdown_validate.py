@@ -46,6 +46,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     remarks += [] if outcome.scored else ["not scored"]
     remarks += ["measured too uncertainly"] if outcome.uncertain else []
     remarks += [pair.remark] if pair.remark else []
+    remarks += outcome.doubts
     return (
         pair.question,
         pair.hardware,

@@ -25,6 +25,8 @@ def print_validation(validation: Validation) -> None:
             out.table(f"{hardware}: a step, ms ({bound})", headers, rows, gives_way=1)
         remarked = [outcome.pair for outcome in validation.outcomes if outcome.pair.remark]
         out.points("Remarks", [f"{pair.question}: {pair.remark}" for pair in remarked])
+        doubted = [(outcome.pair.question, doubt) for outcome in validation.outcomes for doubt in outcome.doubts]
+        out.points("Doubts", [f"{question}: {doubt}" for question, doubt in doubted])
         if validation.outcomes:
             headers = ["", "scored", "median error", "largest", "inside range", "range's width"]
             scores = [*validation.by_kind.items(), ("all", validation.score)]

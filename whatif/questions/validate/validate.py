@@ -16,6 +16,7 @@ from whatif.ingest.read import read
 from whatif.prediction.predict import Baseline, apply
 from whatif.prediction.ranges import several_workers
 from whatif.prediction.transform import parse_spec
+from whatif.prediction.trust import trust_of
 from whatif.prediction.untraced import untraced_step
 from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
@@ -40,6 +41,7 @@ class Outcome:
     step_clock: str
     on_gpu: bool
     several_workers: bool = False
+    doubts: tuple[str, ...] = ()  # findings in its recordings
 
     @property
     def error_pct(self) -> float:
@@ -129,6 +131,7 @@ class Outcome:
             "measured_spread_pct": self.truth_spread_pct,
             "width_pct": self.width_pct,
             "remark": pair.remark,
+            "doubts": list(self.doubts),
         }
 
 
@@ -200,12 +203,14 @@ class Validation:
         }
 
 
-def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress | None = None) -> Validation:
+def validate(
+    paths: list[Path], *, calibrated: bool = True, force: bool = False, progress: Progress | None = None
+) -> Validation:
     """Compare the prediction of every pair among files and folders with what was measured.
 
     Only the baseline's recording goes into a prediction; ``calibrated`` starts it from the step without the profiler.
-    ``progress(done, total)`` counts pairs. A pair that cannot be predicted is listed with its reason. Raises
-    WhatifError where there is nothing to validate.
+    ``progress(done, total)`` counts pairs. A pair that cannot be predicted is listed with its reason, and so is one
+    with a recording that voids answers, unless ``force``. Raises WhatifError where there is nothing to validate.
     """
     pairs, unpaired = find_pairs(paths)
     outcomes: dict[int, Outcome] = {}
@@ -223,22 +228,25 @@ def validate(paths: list[Path], *, calibrated: bool = True, progress: Progress |
                 held = key, baseline_of(pair, correct)
             if isinstance(held[1], WhatifError):
                 raise held[1]
-            outcomes[place] = predict(pair, held[1], changed)
+            outcomes[place] = predict(pair, held[1], changed, force=force)
         except WhatifError as error:
             failed.append(Unpaired(pair.question, str(error)))
     return Validation(tuple(outcomes[place] for place in sorted(outcomes)), (*failed, *unpaired), calibrated)
 
 
-def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None) -> Outcome:
+def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *, force: bool = False) -> Outcome:
     """Predict one pair from its baseline; ``changed`` is the other recording of a pair that a file names.
 
-    Raises WhatifError where a what-if does not apply.
+    Raises WhatifError where a what-if does not apply, or where a recording voids answers and ``force`` is not given.
     """
+    doubts = _doubts(baseline, pair.baseline, force=force)
     prediction = apply(baseline, *pair.what_ifs)
     if pair.changed_untraced is not None:
         measured_ms = pair.changed_untraced.median_ms
     else:
-        measured_ms, pair = _measured(pair, baseline, read(pair.changed) if changed is None else changed)
+        recorded = Baseline.of(read(pair.changed) if changed is None else changed, baseline.clock, calibrated=False)
+        doubts += _doubts(recorded, pair.changed, force=force)
+        measured_ms, pair = _measured(pair, baseline, recorded)
     if not measured_ms > 0:
         raise WhatifError(f"{pair.changed}: expected a measured step above 0 ms, got {measured_ms}; record it again.")
     return Outcome(
@@ -252,16 +260,26 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None) ->
         step_clock=baseline.clock,
         on_gpu=bool(baseline.graph.on_gpu.any()),
         several_workers=several_workers(prediction.graph),
+        doubts=doubts,
     )
 
 
-def _measured(pair: Pair, baseline: Baseline, changed: TaskGraph) -> tuple[float, Pair]:
+def _doubts(baseline: Baseline, path: Path, *, force: bool) -> tuple[str, ...]:
+    """What makes answers from a recording of a pair doubtful; WhatifError where it voids them."""
+    trust = trust_of(baseline)
+    refusal = trust.refusal(str(path))
+    if refusal and not force:
+        raise WhatifError(refusal)
+    return tuple(f"{path.name}: {sentence}" for sentence in trust.doubts)
+
+
+def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float, Pair]:
     """The step of a named pair's changed recording, ms: without the profiler where the baseline is that as well."""
     if baseline.calibration is not None and baseline.calibration.untraced is not None:
-        untraced, _ = untraced_step(changed, baseline.clock)
+        untraced, _ = untraced_step(changed.graph, baseline.clock)
         if untraced is not None:
             return untraced.median_ns / 1e6, replace(pair, clock="untraced")
-    return Baseline.of(changed, baseline.clock, calibrated=False).measured_ns / 1e6, pair
+    return changed.measured_ns / 1e6, pair
 
 
 def baseline_of(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
