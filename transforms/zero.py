@@ -19,7 +19,7 @@ from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
-from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages
+from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages, told_gradients
 
 BUCKET = Size("25MiB")
 
@@ -51,6 +51,7 @@ def transform(
     if stage == 3:
         refuse_stages(graph, "zero:stage=3")
     if is_pipelined(graph):
+        graph = told_gradients(graph, gradient_mb, "zero")
         return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
             f"zero: {network.workers} copies of the pipeline share the state of each stage"
         )

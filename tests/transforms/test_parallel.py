@@ -114,6 +114,11 @@ def test_half_of_a_link_never_shortens_a_step(data: str) -> None:
             assert step(**{**base, name: rate // 2}) >= whole - 1e-6
 
 
+def test_gradients_that_are_told_are_divided_among_the_stages() -> None:
+    found = apply(gpt2(), "pipeline:stages=2,micro_batches=2", "distributed:workers=2,gradient_mb=50").graph
+    assert sent(found, "all-reduce") == pytest.approx(50e6, abs=2)
+
+
 def test_micro_batches_of_any_size() -> None:
     """As many samples in all: the same step; twice as many: twice the work of each pass."""
     size = gpt2().graph.info.batch_size
@@ -131,6 +136,8 @@ def test_micro_batches_of_any_size() -> None:
     [
         (("pipeline:stages=2,micro_batches=2", "fsdp"), "fsdp: expected steps of a whole model"),
         (("pipeline:stages=2,micro_batches=2", "zero:stage=3"), "zero:stage=3: expected steps of a whole model"),
+        (("pipeline:stages=2,micro_batches=2", "distributed:compress=fp16"), "behind a pipeline"),
+        (("pipeline:stages=2,micro_batches=2", "zero:gradient_mb=0"), "gradient_mb above 0"),
         (("distributed", "zero"), "exchange no gradients yet"),
         (("pipeline:stages=2,micro_batches=2", "pipeline:stages=2"), "a pipeline's stages"),
         (("gradient_accumulation", "pipeline:stages=2,micro_batches=2"), "leave gradient_accumulation out"),

@@ -47,6 +47,30 @@ class _Ends(NamedTuple):
     forward: Int64
 
 
+def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> TaskGraph:
+    """Return the pipeline whose stages have ``gradient_mb`` million bytes of gradients in all, as they are divided now.
+
+    Raises WhatifError where that is not above 0, or where the recording tells nothing to divide them by.
+    """
+    if gradient_mb is None:
+        return graph
+    size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.float64)
+    if not 0 < gradient_mb <= 1e7:
+        raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
+    _check_known(graph, name)
+    steps = np.count_nonzero(size_bytes) / len(np.unique(_ranks(graph)[size_bytes > 0]))
+    scaled = size_bytes * (gradient_mb * 1e6 * steps / size_bytes.sum())
+    return graph.attach(**{GRADIENTS: np.rint(scaled).astype(np.int64)})
+
+
+def _check_known(graph: TaskGraph, name: str) -> None:
+    if not np.asarray(graph.attached[GRADIENTS]).any():
+        raise WhatifError(
+            f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its layers, which the stages "
+            "exchange; `whatif collect` records them."
+        )
+
+
 def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded: bool = False) -> TaskGraph:
     """Return the pipeline as one of as many copies as ``network`` has workers, which exchange gradients by stage.
 
@@ -54,12 +78,8 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
     and scatters them, updates its part, and gathers the parameters, which its next step waits for. Raises WhatifError
     where the recording does not tell the gradients.
     """
+    _check_known(graph, name)
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.int64)
-    if not size_bytes.any():
-        raise WhatifError(
-            f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its layers, which the stages "
-            "exchange; `whatif collect` records them."
-        )
     if sharded:
         update = (graph.phase == Phase.UPDATE) & (graph.kind == _worker(graph))
         graph = graph.scale(update, 1 / network.workers)
