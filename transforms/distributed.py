@@ -53,8 +53,8 @@ def transform(
     if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
             raise WhatifError(
-                "distributed: expected no bucket_mb, compress, sync or gradient_as_bucket_view behind a pipeline, whose "
-                "stages send all their gradients at once."
+                "distributed: expected no bucket_mb, compress, sync or gradient_as_bucket_view behind a pipeline, "
+                "whose stages send all their gradients at once."
             )
         graph = exchange_of_stages(told_gradients(graph, gradient_mb, "distributed"), "distributed", network)
         return as_workers(graph, network.workers, stage_bytes(graph)).note(
