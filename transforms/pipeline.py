@@ -3,8 +3,9 @@
 Source: Huang et al., "GPipe", NeurIPS 2019 (`gpipe`, its bubble of (p - 1) / m, `recompute`); Narayanan et al.,
         "PipeDream", SOSP 2019, and "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021
         (`1f1b` with a flush; `interleaved`: `chunks` parts a stage, bubble (p - 1) / (v m)).
-Model:  the layers are cut, between blocks that repeat, where the slowest stage or message is fastest (exact). A pass
-        of a micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
+Model:  the layers are cut between blocks that repeat. Of the cuts whose slowest stage or message is fastest (exact)
+        over one of ten links, the one is taken whose step is simulated as the fastest over the asked link. A pass of a
+        micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
         launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
         two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
         A pass is one task of a CPU and one of a GPU: name what changes kernels first. Sums of `tensor_parallel` within
@@ -20,13 +21,12 @@ from whatif import TaskGraph
 from whatif.models import Bandwidth, add_gradients, with_batch_size
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
-from whatif.models.parallel.pipeline import pipelined
+from whatif.models.parallel.pipeline import fastest_of
 from whatif.models.parallel.pipeline_plan import (
-    by_stage,
     check_counts,
     check_one_pass,
     described,
-    plan,
+    plans,
     with_stage_memory,
 )
 from whatif.models.parallel.pipeline_schedule import order
@@ -67,12 +67,8 @@ def transform(
     check_one_pass(graph)
     factor = micro_batch / graph.info.batch_size if micro_batch and graph.info.batch_size else 1 / micro_batches
     graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
-    planned = plan(
-        graph, stages * chunks, micro_batches, network, factor=factor, recompute=recompute, activation_mb=activation_mb
-    )
-    update = by_stage(planned.shares, stages)
-    gradient_bytes = planned.stage_gradients(stages)
-    changed = pipelined(graph, planned.work, orders, update, planned.crossing_bytes, network, gradient_bytes)
+    ways = plans(graph, stages * chunks, micro_batches, factor=factor, recompute=recompute, activation_mb=activation_mb)
+    planned, changed = fastest_of(graph, ways, orders, network)
     return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
         f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"

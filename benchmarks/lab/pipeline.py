@@ -18,7 +18,8 @@ from benchmarks.campaign.cnns import ResNet
 from whatif import read
 from whatif.models.exchange.network_options import network_of
 from whatif.models.layers.gradients import add_gradients
-from whatif.models.parallel.pipeline_plan import plan
+from whatif.models.parallel.pipeline import fastest_of
+from whatif.models.parallel.pipeline_plan import plans
 from whatif.models.parallel.pipeline_schedule import Pass, order
 from whatif.prediction.predict import Baseline
 from whatif.units import Bandwidth
@@ -77,7 +78,8 @@ def cut_of(trace: Path, micro_batches: int, rate_mbit_s: float) -> str:
     graph = Baseline.of(read(trace), "mark").graph
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
-    planned = plan(graph, STAGES, micro_batches, network, factor=1 / micro_batches, recompute=False, activation_mb=None)
+    ways = plans(graph, STAGES, micro_batches, factor=1 / micro_batches, recompute=False, activation_mb=None)
+    planned, _ = fastest_of(graph, ways, order("gpipe", STAGES, micro_batches, 1), network)
     return graph.layers[int(planned.model.layer[planned.begins[1]])]
 
 

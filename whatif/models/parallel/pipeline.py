@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -36,8 +37,10 @@ from whatif.models.exchange.collective_tasks import (
     tell,
 )
 from whatif.models.exchange.exchanges import SUM
+from whatif.models.parallel.pipeline_plan import Plan, by_stage
 from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, needed
-from whatif.models.parallel.stage_work import Pieces, Work
+from whatif.models.parallel.stage_work import Pieces, Work, one_step
+from whatif.simulation.simulator import simulate
 from whatif.simulation.transfers import ACTIVATIONS, workers_of
 
 # The attached column that holds the bytes of a stage's gradients beside the task with which they are finished.
@@ -148,6 +151,25 @@ def pipelined(
     sends = Cost(latency_ns, transfer_ns)
     changed = _repeated(graph, work, step, threads, every, sends, boundary_bytes)
     return _with_gradients(changed, step, gradient_bytes)
+
+
+def fastest_of(
+    graph: TaskGraph, planned: Sequence[Plan], orders: list[list[Pass]], network: Network
+) -> tuple[Plan, TaskGraph]:
+    """Return the plan whose first stage ends one step soonest over the network, by simulation, and its pipeline."""
+    stages = len(orders)
+
+    def pipeline(plan: Plan, work: Work) -> TaskGraph:
+        shares, sizes = by_stage(plan.shares, stages), plan.stage_gradients(stages)
+        return pipelined(graph, work, orders, shares, plan.crossing_bytes, network, sizes)
+
+    def step_ns(plan: Plan) -> int:
+        timeline = simulate(pipeline(plan, one_step(plan.work)))
+        ranks = np.array([thread.rank for thread in timeline.graph.threads])[timeline.graph.thread]
+        return int(timeline.end_ns[ranks == 0].max())
+
+    best = planned[0] if len(planned) == 1 else min(planned, key=step_ns)
+    return best, pipeline(best, best.work)
 
 
 def _threads(

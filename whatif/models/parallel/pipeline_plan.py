@@ -11,12 +11,12 @@ from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
-from whatif.hardware.cluster.network import Network
 from whatif.models.layers.gradients import ADD_NAME
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass
 from whatif.models.parallel.stage_work import (
+    Times,
     Work,
     at_micro_batch,
     with_added,
@@ -100,19 +100,23 @@ def check_one_pass(graph: TaskGraph) -> None:
         )
 
 
-def plan(
+# Rates of links, bytes/ns, for which a cut is worth trying: 0.25 Gbit/s to 2.5 Tbit/s, and links that take no time.
+_RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf)
+
+
+def plans(
     graph: TaskGraph,
     n_parts: int,
     micro_batches: int,
-    network: Network,
     *,
     factor: float,
     recompute: bool,
     activation_mb: float | None,
-) -> Plan:
-    """Cut the model into parts of which the slowest is as fast as can be, and tell what each works on.
+) -> list[Plan]:
+    """Cut the model into parts in each way whose slowest part or message is as fast as can be over some link.
 
-    A micro-batch is ``factor`` times the recorded batch.
+    Which ways these are does not depend on the asked link, so that the best of them is never slower over a faster one.
+    Tells what each part works on. A micro-batch is ``factor`` times the recorded batch.
     ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
     ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
     """
@@ -131,10 +135,19 @@ def plan(
         sum(getattr(one, name) + one.sum_ns for one in (every.forward, every.backward)).mean(axis=0)
         for name in ("cpu_ns", "gpu_ns")
     ]
-    message_ns = network.cost("send", crossing).total_ns
-    begins = balanced(busy_ns, model.part, n_parts, message_ns)
+    cuts = {tuple(balanced(busy_ns, model.part, n_parts, crossing / rate).tolist()) for rate in _RATES}
+    return [
+        _planned(graph, model, np.array(begins, dtype=np.int64), crossing, times, micro_batches, recompute=recompute)
+        for begins in sorted(cuts)
+    ]
+
+
+def _planned(
+    graph: TaskGraph, model: Model, begins: Int64, crossing: Int64, times: Times, micro_batches: int, *, recompute: bool
+) -> Plan:
+    n_parts = len(begins) + 1
     work = work_of(graph, model, stage_of(model, begins), n_parts, times)
-    part = np.searchsorted(begins, np.arange(calls), side="right")
+    part = np.searchsorted(begins, np.arange(len(model.part)), side="right")
     sizes = np.bincount(part, weights=model.gradient_bytes, minlength=n_parts)
     shares = sizes / sizes.sum() if sizes.sum() else np.full(n_parts, 1 / n_parts)
     if micro_batches > 1:

@@ -106,6 +106,20 @@ class Work:
     waits: bool  # whether the CPU waits for the GPU once a step or more often
 
 
+def one_step(work: Work) -> Work:
+    """Return the work of the middle one of its steps alone."""
+    middle = len(work.steps) // 2
+
+    def of_middle(pieces: Pieces) -> Pieces:
+        return Pieces(*(column[middle : middle + 1] for column in pieces))
+
+    return replace(
+        work, steps=work.steps[middle : middle + 1], forward=of_middle(work.forward),
+        backward=of_middle(work.backward), batch=of_middle(work.batch), update=of_middle(work.update),
+        added=of_middle(work.added),
+    )  # fmt: skip
+
+
 class Times(NamedTuple):
     """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and who tells them.
 
