@@ -24,7 +24,7 @@ from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
 from whatif.models.exchange.network_options import network_of
-from whatif.models.parallel.stage_gradients import exchange_of_stages, is_pipelined, stage_bytes, told_gradients
+from whatif.models.parallel.stage_gradients import copied_stages, is_pipelined
 
 AXIS = "data"
 
@@ -53,14 +53,9 @@ def transform(
     if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
             raise WhatifError(
-                "distributed: expected no bucket_mb, compress, sync or gradient_as_bucket_view behind a pipeline, "
-                "whose stages send all their gradients at once."
+                "distributed: expected none of DDP's options behind a pipeline, whose stages send at once."
             )
-        graph = exchange_of_stages(told_gradients(graph, gradient_mb, "distributed"), "distributed", network)
-        return as_workers(graph, network.workers, stage_bytes(graph)).note(
-            f"distributed: each stage all-reduces its gradients among {network.workers} copies of the pipeline behind "
-            f"its last backward pass, network: {network.described}; the batch is that of each copy"
-        )
+        return copied_stages(graph, "distributed", network, gradient_mb)
     if communicates(graph):
         return graph.unchanged(
             "distributed: the steps communicate already, so they belong to one of several workers; nothing changes"

@@ -16,6 +16,7 @@ from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
+from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.layers.calls import calls_of
 from whatif.models.layers.memory_effects import change_memory
@@ -105,9 +106,17 @@ def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int,
     return change_memory(exchange_of_stages(graph, name, network, sharded=True), shared)
 
 
-def stage_bytes(graph: TaskGraph) -> int:
-    """Return the bytes of the gradients of the stage that has most."""
-    return int(np.asarray(graph.attached[GRADIENTS]).max())
+def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:
+    """Return the pipeline as one of as many copies as ``network`` has workers, whose stages all-reduce their gradients.
+
+    Its memory holds the gradients of a stage once more. Raises as ``told_gradients``.
+    """
+    graph = exchange_of_stages(told_gradients(graph, gradient_mb, name), name, network)
+    most = int(np.asarray(graph.attached[GRADIENTS]).max())
+    return as_workers(graph, network.workers, most).note(
+        f"{name}: each stage all-reduces its gradients among {network.workers} copies of the pipeline behind its last "
+        f"backward pass, network: {network.described}; the batch is that of each copy"
+    )
 
 
 def _worker(graph: TaskGraph) -> TaskKind:
