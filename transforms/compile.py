@@ -6,13 +6,14 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         one kernel each, with one reduction at most (maximum and sum of a softmax are one): it takes the time of the
         longest and a quarter of the others' (none to half; half on a CPU), because what one hands to the next stays in
         registers. The others' launches go, and what the CPU does for each launch that stays takes 5 us (2 to 10) at
-        most; entering a region costs 40 us and 1 us a layer for guards. Where the CPU waits for the GPU the region breaks in two. Products, convolutions,
-        attention, look-ups, collectives, copies and the update stay, and so does start-up work (calls of over 1 ms, in
-        steps that are mostly such). On a CPU Inductor puts a model with convolutions into channels-last (torch's
-        `_inductor/graph.py`, `decide_layout_opt`), with the effect that `channels_last` predicts; on a GPU that
-        depends on its channels, and only the range of `channels_last compile` covers it. `mode=reduce-overhead` puts
-        each region into a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time
-        to compile, templates that Inductor tunes for products, recomputation that it chooses, and memory.
+        most; entering a region costs 40 us and 1 us a layer for guards. Where the CPU waits for the GPU the region
+        breaks in two. Products, convolutions, attention, look-ups, collectives, copies and the update stay, and so does
+        start-up work (calls of over 1 ms, in steps that are mostly such). On a CPU Inductor puts a model with
+        convolutions into channels-last (torch's `_inductor/graph.py`, `decide_layout_opt`), with the effect that
+        `channels_last` predicts; on a GPU that depends on its channels, and only the range of `channels_last compile`
+        covers it. `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a graph launches
+        already enters no region. Ignored: the time to compile, templates that Inductor tunes for products,
+        recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
 """
 
