@@ -1,6 +1,6 @@
 """The what-if `device` beside recordings of the same work on both devices: writes the tables of docs/device.md.
 
-python benchmarks/devices.py [--check]
+python -m benchmarks.devices [--check]
 
 GPU busy time, by family of kernels. The recordings are public ones, in the folder that WHATIF_EXTRA_DATA names.
 ``--check`` writes nothing and exits 1 where the page is not what it would write. A
@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from extra_data import extra_data
 
 import whatif
+from benchmarks.extra_data import extra_data
+from benchmarks.published.gpu_pairs import busy_range_ms
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.transform import load_transform
@@ -39,12 +40,12 @@ V100_FP32, A100_TF32 = 367, 938
 RESNET = "kineto-resnet50-v100/num_workers_0.2021-06.pt.trace.json.gz"
 
 
-def by_family(graph: TaskGraph, column: str = "duration_ns") -> dict[str, float]:
+def by_family(graph: TaskGraph) -> dict[str, float]:
     """GPU time of a steady step by family of kernels, ms, collectives left out."""
     first, last = graph.info.steady
     steady = (graph.step >= first) & (graph.step < last) if last > first else np.ones(len(graph), dtype=np.bool_)
     tasks = graph.on_gpu & steady & (graph.kind != whatif.TaskKind.COMMUNICATION)
-    time_ns = np.bincount(graph.family[tasks], weights=getattr(graph, column)[tasks], minlength=len(KernelFamily))
+    time_ns = np.bincount(graph.family[tasks], weights=graph.duration_ns[tasks], minlength=len(KernelFamily))
     return {family.name.lower(): time_ns[family] / 1e6 / max(last - first, 1) for family in KernelFamily}
 
 
@@ -64,7 +65,7 @@ def tables() -> str:
     families: dict[tuple[str, str], list[str]] = {}
     for model, old, new, recorded, predicted, measured in pairs():
         before, after, truth = (by_family(graph) for graph in (recorded, predicted, measured))
-        low, high = (sum(by_family(predicted, column).values()) for column in ("low_ns", "high_ns"))
+        low, high = busy_range_ms(predicted)
         total, true = sum(after.values()), sum(truth.values())
         rows.append(
             (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, need
 from whatif import Phase, TaskGraph, TaskKind
+from whatif.from_module.predict_step import predict_step
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.types import DependencyKind
 from whatif.hardware import roofline
@@ -64,22 +66,34 @@ def time_of_product(graph: TaskGraph) -> int:
     return int(graph.duration_ns[graph.family == KernelFamily.GEMM][0])
 
 
-def answers() -> dict[str, float]:
+def predicted_ms(folder: Path) -> float:
+    """A forward pass of one linear layer, predicted without a recording."""
+    need("torch")
+    taken = importlib.import_module("whatif.instrumentation.trace_module.step")
+    (folder / "linear.py").write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Linear(4096, 4096, bias=False)\n"
+    )
+    wanted = taken.Wanted(f"{folder / 'linear.py'}:build", [("", (4096, 4096), "")], dtype="fp16", inference=True)
+    predicted = predict_step(taken.take_down_step(wanted), estimator("MI210"), load_gpu("MI210"), dtype="fp16")
+    return predicted.prediction.breakdown.gpu_busy_ms
+
+
+def answers(folder: Path) -> dict[str, float]:
     """The time of a half-precision product on an MI210 by everybody who may be asked."""
     operator = product("fp16")
     chain = estimator("MI210").estimate(operator)
     faster = load_transform("amp")(step(MI210, 3.3e3, "fp32"))
     moved = load_transform("device:to=MI210")(step(A100, 500, "fp16"))
     return {
-        "opdb query": float(chain.t_s[0]),
+        "opdb query": float(chain.t_s[0]), "predict": predicted_ms(folder),
         "amp": time_of_product(faster), "device": time_of_product(moved),
     }  # fmt: skip
 
 
-def test_one_share_moves_every_answer(halved: Callable[[str, str], None]) -> None:
-    before = answers()
+def test_one_share_moves_every_answer(halved: Callable[[str, str], None], tmp_path: Path) -> None:
+    before = answers(tmp_path)
     halved("amd", "matmul")
-    after = answers()
+    after = answers(tmp_path)
     assert {name: after[name] / before[name] for name in before} == pytest.approx(dict.fromkeys(before, 2.0), rel=0.05)
 
 

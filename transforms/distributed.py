@@ -53,7 +53,7 @@ def transform(
     if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
             raise WhatifError(
-                "distributed: expected none of DDP's options behind a pipeline, whose stages send at once."
+                "distributed: expected no options of DDP's behind a pipeline, which sends at once."
             )
         return copied_stages(graph, "distributed", network, gradient_mb)
     if communicates(graph):

@@ -41,18 +41,18 @@ def test_one_launch_takes_the_place_of_three() -> None:
 
         us      0          10.3      20.3     29.3
         CPU     |graph -----|gap------|
-        stream              ..|k0--|.|k1--|.|k2--|     2 us after the call, 1 us apart
+        stream              ..|k0--|.|k1--|.|k2--|     2 us after the call, 0.5 us apart
     """
     after = changed("cuda_graph", three_launches())
     assert starts(simulate(after)) == {
-        GRAPH_LAUNCH_NAME: 0, "gap 2": 10_300, "k0": 12_300, "k1": 18_300, "k2": 24_300,
+        GRAPH_LAUNCH_NAME: 0, "gap 2": 10_300, "k0": 12_300, "k1": 17_800, "k2": 23_300,
     }  # fmt: skip
     launch = id_of(after, r"cudaGraphLaunch.*")
     assert (after.low_ns[launch], after.high_ns[launch]) == (2_500 + 3, 20_000 + 600)
     assert sources(after)[launch] == Source.PAPER
-    # In a graph half a microsecond to two lie between kernels, where the stream had one.
-    assert after.low_ns[after.on_gpu].tolist() == [4_500] * 3
-    assert after.high_ns[after.on_gpu].tolist() == [6_000] * 3
+    # In a graph 0.2 to 2 us lie between kernels, 0.5 in the middle.
+    assert after.low_ns[after.on_gpu].tolist() == [4_700] * 3
+    assert after.high_ns[after.on_gpu].tolist() == [6_500] * 3
     assert said(after) == "cuda_graph: 3 launches a step become 1"
     assert after.info.execution == ("cuda_graph",)
 
@@ -84,8 +84,8 @@ def test_a_wait_for_the_gpu_splits_the_graph() -> None:
     after = changed("cuda_graph", graph)
     found = [(name, start) for name, start in zip(names(after), simulate(after).start_ns.tolist(), strict=True)]
     assert found == [
-        (GRAPH_LAUNCH_NAME, 0), ("k0", 12_200), ("k1", 18_200), ("sync", 10_200), ("wait", 23_200),
-        (GRAPH_LAUNCH_NAME, 23_200), ("k2", 35_400), ("k3", 41_400),
+        (GRAPH_LAUNCH_NAME, 0), ("k0", 12_200), ("k1", 17_700), ("sync", 10_200), ("wait", 22_700),
+        (GRAPH_LAUNCH_NAME, 22_700), ("k2", 34_900), ("k3", 40_400),
     ]  # fmt: skip
     assert (
         said(after) == "cuda_graph: 4 launches a step become 2, because the CPU waits for the GPU in between (1 splits)"
@@ -210,6 +210,6 @@ def test_a_host_bound_step_shrinks_to_about_its_gpu_time(shared_traces: Path, tr
     assert prediction.low_ms <= prediction.predicted_ms <= prediction.high_ms
 
 
-def test_a_step_that_the_gpu_bounds_gains_nothing(shared_traces: Path) -> None:
+def test_a_step_that_the_gpu_bounds_gains_its_gaps(shared_traces: Path) -> None:
     prediction = whatif.apply(whatif.read(shared_traces / "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"), "cuda_graph")
-    assert prediction.predicted_ms == pytest.approx(prediction.baseline_ms, rel=1e-4)
+    assert 0.998 * prediction.baseline_ms < prediction.predicted_ms < prediction.baseline_ms

@@ -31,7 +31,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
-from whatif.ingest.called import called_operators, find_calls_of_tasks
+from whatif.ingest.called import called_operators, find_calls_of_tasks, with_convolutions
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.grouped import Grouped
@@ -63,6 +63,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
+    family = with_convolutions(events, columns, family)
     calls = find_calls_of_tasks(events, columns, family)
     flops, size_bytes, op_dtype = task_costs(events, columns, family, calls)
     called, operators = called_operators(events, calls, len(name))

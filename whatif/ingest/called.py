@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from whatif.graph.described import Described
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import (
     Array,
+    Int8,
     Int32,
     Int64,
     TaskKind,
@@ -28,6 +30,7 @@ _HALF = re.compile(r"aten::((?:cudnn|miopen)_convolution_backward)_(input|weight
 _WHOLE = re.compile(r"aten::(cudnn|miopen)_convolution_backward")
 # Operators of which the last two names tell the input and the weight, and where a gradient's own shape stands.
 _BACKWARD_PLACES = {"aten::convolution_backward": (0, 1, 2)}
+_CONVOLUTION = re.compile(r"aten::\w*conv(?!ert)")
 _FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
 
 
@@ -56,6 +59,18 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
     codes = np.unique(key)
     distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
     return Calls(task, operator, np.searchsorted(codes, key), distinct)
+
+
+def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -> Int8:
+    """Return the families, in which products that a convolution without recorded shapes calls are convolutions.
+
+    Where shapes are recorded the call itself says so (``called_operators``), and its products keep their family.
+    """
+    convolution = np.array([_CONVOLUTION.match(name) is not None for name in events.names] + [False])
+    operator = columns["operator"].astype(np.int64)
+    inside = (operator >= 0) & (family == KernelFamily.GEMM)
+    inside[inside] = convolution[events.name[operator[inside]]] & (events.shape[operator[inside]] < 0)
+    return np.where(inside, KernelFamily.CONVOLUTION, family).astype(np.int8)
 
 
 def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:

@@ -28,7 +28,7 @@ _BUSY_MEMORY_FILL = 0.5
 # A nominal 90 % range of a ratio of two laws: between boards of one architecture, between a vendor's architectures,
 # between vendors, whose libraries are others; and by how much more where the work is not known. Our estimate;
 # docs/device.md says how often it holds.
-SPREADS, UNKNOWN_SPREAD = (1.2, 1.45, 2.0), 1.4
+SPREADS, UNKNOWN_SPREAD = (1.2, 1.35, 1.5), 1.4
 # What the shortest kernels take differs by clocks and drivers too: 1 to 3 us on NVIDIA's devices alone.
 FLOOR_SPREADS = (1.2, 1.4, 1.6)
 # Multiprocessors and clocks of an unknown device: from a T4's to an H100's, so that a ratio may be anything within.
@@ -73,16 +73,14 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
         laws.append(np.where(matrix & (flops <= 0), compute, np.maximum(compute, memory)))
     ratio = laws[1] / laws[0]
     spread = spread_between(old, new) * np.where(known, 1.0, UNKNOWN_SPREAD)
-    far_above = np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * laws[0], 0.0)
-    found = with_range(recorded, ratio, spread, old, new, latency_ns=np.where(known & tiled, far_above, 0.0))
+    far_above = np.where(known, np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * laws[0], 0.0), 0.0)
+    found = with_range(recorded, ratio, spread, old, new, latency_ns=np.where(tiled, far_above, 0.0))
     # What a kernel waits for beside its work clocks and multiprocessors shorten at best.
     other = old.sm_count * old.boost_mhz / (new.sm_count * new.boost_mhz)
-    ends = (
-        with_range(recorded, np.minimum(ratio, other), spread, old, new),
-        with_range(recorded, np.maximum(ratio, other), spread, old, new),
-    )
-    low, high = np.minimum(found.low, ends[0].low), np.maximum(found.high, ends[1].high)
-    slow = known & (far_above > 0)
+    by_other = above_floor(recorded, np.full(len(tasks), other), old, new)
+    low, high = np.minimum(found.low, by_other), np.maximum(found.high, by_other)
+    # Where the blocks are known the law holds what a half-empty device waits for.
+    slow = ~tiled & (far_above > 0) & ~np.isfinite(filled(graph, old, tasks))
     return Ratio(found.centre, np.where(slow, low, found.low), np.where(slow, high, found.high))
 
 
@@ -116,7 +114,10 @@ def with_range(
     floor = FLOOR_SPREADS[_tier(old, new)]
     by = np.asarray(ratio)
     ways = ((by, 1.0), (by / np.asarray(spread), 1 / floor), (by * np.asarray(spread), floor))
-    return Ratio(*(above_floor(recorded_ns, r, old, new, floor_by=f, latency_ns=latency_ns) for r, f in ways))
+    found = Ratio(*(above_floor(recorded_ns, r, old, new, floor_by=f, latency_ns=latency_ns) for r, f in ways))
+    # Latency is known to as much as the rest, half of it in each of two devices' ways to do the work.
+    share, by_half = np.asarray(latency_ns) / np.maximum(recorded_ns, 1.0), np.sqrt(np.asarray(spread))
+    return Ratio(found.centre, found.low - share * (1 - 1 / by_half), found.high + share * (by_half - 1))
 
 
 def above_floor(
