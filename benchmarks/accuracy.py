@@ -52,9 +52,9 @@ The two runs of a campaign's pair were timed in alternation, in several rounds: 
 one process, where they took turns about every half second (`--in-turn`, [the campaign](campaign.md)); in older folders
 in processes of their own, minutes apart. Other programs change the machine's pace from round to round, and less within
 one, so *measured* is the baseline's median step times the median, over the rounds, of the changed run's step over the
-baseline's. *raw* is the median of the changed run's own rounds, whatever
-the pace in them, with the error against it. For pairs of the lab both are the same, a step's own median; recordings
-that a pairs.toml names hold no rounds. Of the {paced} pairs of campaigns that are scored, the median error is
+baseline's. *raw* is the median of the changed run's own rounds, whatever the pace in them, with the error against it.
+For pairs of the lab both are the same, a step's own median; recordings that a pairs.toml names hold no rounds.
+Of the {paced} pairs of campaigns that are scored, the median error is
 {paced_error:.1f} % against *measured* and {raw_error:.1f} % against *raw*; *raw* differs from *measured* by
 {moved:.1f} % in the median and {moved_most:.1f} % at most.
 
@@ -67,8 +67,8 @@ With these pairs the median error is {all_error:.1f} %, the largest {all_largest
 ### The pairs that are cited
 
 Pairs whose measured step other pages cite, or whose older measurement was among the most uncertain, were recorded
-again, with baselines of their own ([`{cited_folder}`](../{cited_folder}/README.md)). The program was
-not changed after looking at them. An older pair of the same model and change stays in the list of every pair below, and
+again, with baselines of their own (`{cited_folder}` in the repository, whose README says how). The program was not
+changed after looking at them. An older pair of the same model and change stays in the list of every pair below, and
 is not the one to cite; it ran on another CPU, so the two measured steps need not agree.
 
 {cited}

@@ -1,5 +1,6 @@
 """The campaign's models and variants: published sizes, and variants that change how a step is computed, not what."""
 
+import time
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -144,15 +145,18 @@ def test_a_loader_gives_whole_batches_of_the_decoded_sample(workers: int) -> Non
 def test_the_loaders_workers_rest_while_another_training_runs() -> None:
     run = started("vgg19", loader_workers=2)
     run.step()
-    states = []
-    for act in (run.pause, run.resume):
+    for act, stopped in ((run.pause, True), (run.resume, False)):
         act()
-        states.append({Path(f"/proc/{worker.pid}/stat").read_text().split()[2] for worker in active_children()})
+        end_s = time.monotonic() + 30  # A signal reaches a process when it is next on a core.
+        while [state == "T" for state in worker_states()] != [stopped] * 2 and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert [state == "T" for state in worker_states()] == [stopped] * 2
     run.step()
     run.close()
-    assert states[0] == {"T"}
-    assert len(states[1]) > 0
-    assert "T" not in states[1]
+
+
+def worker_states() -> list[str]:
+    return [Path(f"/proc/{worker.pid}/stat").read_text().split()[2] for worker in active_children()]
 
 
 def jobs_of(**options: Any) -> dict[str, Any]:
