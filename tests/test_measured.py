@@ -152,6 +152,14 @@ def test_ratios_outside_reason_are_not_used() -> None:
     assert times.ratio("bf16")[1] == 0.5
 
 
+def test_a_time_whose_quartiles_lie_farther_apart_than_itself_is_none() -> None:
+    rows = [row("a", recorded=19, bf16=5_800), row("b", recorded=4, bf16=2)]
+    rows[0]["spread"], rows[1]["spread"] = {"recorded": 130.0}, {"recorded": 0.9}
+    times = OperatorTimes.of(facts_of({"operator_times": rows}))
+    assert np.isnan(times.ratio("bf16")[0])
+    assert times.ratio("bf16")[1] == 0.5
+
+
 def test_eval_takes_its_own_ratio_whatever_came_before(tmp_path: Path) -> None:
     norm = row("aten::batch_norm", recorded=200, eval=100, bf16=50, channels_last=180, bf16_channels_last=45)
     graph = conv_steps(CONVOLUTION, norm, folder=tmp_path)

@@ -52,9 +52,7 @@ def transform(
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
     if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
-            raise WhatifError(
-                "distributed: expected no options of DDP's behind a pipeline, which sends at once."
-            )
+            raise WhatifError("distributed: expected no options of DDP's behind a pipeline, which sends at once.")
         return copied_stages(graph, "distributed", network, gradient_mb)
     if communicates(graph):
         return graph.unchanged(

@@ -43,6 +43,8 @@ _LARGEST_EXPONENT = 2.0
 SMALLEST_RATIO, LARGEST_RATIO = 1e-3, 1e3
 # In a step an operator meets other caches than alone; the ratio of two forms moves by less than this. Our estimate.
 CONTEXT_SPREAD = 0.05
+# Quartiles farther apart than the median tell no time: a sum of "19 ns" lay between 0 and 2.6 us on a busy machine.
+LARGEST_SPREAD = 1.0
 # Where the measurement does not tell its own spread.
 UNKNOWN_SPREAD = 0.1
 
@@ -60,11 +62,13 @@ class OperatorTimes:
 
     @staticmethod
     def of(recorded: Recorded) -> OperatorTimes:
-        """Return the table of a recording; what is no positive number counts as not measured."""
+        """Return the table of a recording; what is no positive number, or uncertain, counts as not measured."""
         rows = recorded.operator_times
-        return OperatorTimes(
-            tuple(row.op for row in rows), _columns([row.ns for row in rows]), _columns([row.spread for row in rows])
-        )
+        ns, spread = _columns([row.ns for row in rows]), _columns([row.spread for row in rows])
+        for form, known in spread.items():
+            if form in ns:
+                ns[form] = np.where(known > LARGEST_SPREAD, np.nan, ns[form])
+        return OperatorTimes(tuple(row.op for row in rows), ns, spread)
 
     def __len__(self) -> int:
         return len(self.names)
