@@ -25,7 +25,7 @@ from whatif.models import (
     work_at_batch,
 )
 from whatif.models.durations.estimator import put
-from whatif.models.kernels.stored_weights import sizes_missing
+from whatif.models.kernels.stored_weights import check_sizes_known
 
 MOST_SAMPLES = 10**9
 
@@ -46,11 +46,7 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
         factor = size / graph.info.batch_size
     if factor is None or not 0 < factor < 1e6:
         raise WhatifError(f"batch_size: expected a factor above 0 and below a million, got {factor}.")
-    if sizes_missing(graph):
-        raise WhatifError(
-            f"batch_size: expected the shapes of the products of a forward pass, which may read their weights once for "
-            f"any batch, got none in {graph.info.path or 'this recording'}; record with record_shapes=True."
-        )
+    check_sizes_known(graph, "batch_size")
     graph, tasks = change_memory(graph, lambda memory: with_batch(memory, factor)), batch_tasks(graph)
     graph = put(graph, tasks, at_batch(graph, tasks, factor))
     graph = work_at_batch(graph, tasks, factor)

@@ -90,6 +90,10 @@ def test_a_known_version_without_wrappers_has_constants(tmp_path: Path) -> None:
     assert graph.info.profiler is not None
     assert not graph.info.profiler.read_from_trace
     assert graph.info.profiler.operator_us == pytest.approx(0.78)
+    # Without steps the sentence is of the whole recording.
+    calibration = Baseline.of(graph).calibration
+    assert calibration is not None
+    assert "about 0.08 ms of CPU time in all (" in calibration.sentence
 
 
 def test_own_recordings_are_left_to_what_was_measured(own_traces: Path) -> None:

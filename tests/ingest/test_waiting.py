@@ -42,6 +42,16 @@ def test_a_synchronisation_is_waiting_not_work(tmp_path: Path) -> None:
     assert graph.duration_ns[only(graph, "cudaDeviceSynchronize")] == 4 * US
 
 
+def test_times_below_zero_tell_the_same(tmp_path: Path) -> None:
+    """The first synchronisation finds nothing to wait for, whatever the origin of times is."""
+    events = [call("cudaDeviceSynchronize", -60, 50, 3), *synchronised()]
+    here, below = (
+        read_events(tmp_path, [{**event, "ts": event["ts"] + shift_us} for event in events]) for shift_us in (0, -1e6)
+    )
+    assert here.start_ns.tolist() == below.start_ns.tolist()
+    assert here.duration_ns.tolist() == below.duration_ns.tolist()
+
+
 @pytest.mark.parametrize(("factor", "end"), [(2, 80), (1, 50), (0.5, 35), (0.2, 26), (0, 24)])
 def test_a_synchronisation_follows_its_kernels(tmp_path: Path, factor: float, end: int) -> None:
     """Twice as long: 30 later. Shorter: sooner, but never before the CPU has done its own work (24 us)."""

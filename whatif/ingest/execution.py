@@ -17,7 +17,7 @@ from whatif.simulation.intervals import interval_of, union
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
 _INDUCTOR_KERNEL = re.compile(r"triton_(poi|red|per|tem|for|mm|bmm|split_scan)_|triton__\d+d|cpp_fused_")
 # A graph whose launches were recorded as one task each (Nsight Systems without --cuda-graph-trace=node).
-_WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
+WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
 
 
 def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], list[str]]:
@@ -71,7 +71,7 @@ def _graph_launches(parts: Parts) -> list[str]:
         f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time; all tasks of a launch "
         "have its phase and layer"
     ]
-    whole_graph = np.array([_WHOLE_GRAPH.fullmatch(name) is not None for name in parts.events.names], dtype=np.bool_)
+    whole_graph = np.array([WHOLE_GRAPH.fullmatch(name) is not None for name in parts.events.names], dtype=np.bool_)
     whole = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())
     if whole:
         sentences.append(

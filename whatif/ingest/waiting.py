@@ -96,12 +96,12 @@ def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: I
 
 
 def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, Int64, Int64]:
-    """For each call: can it wait, for which scope, for which task, and when that was done (0: nothing to wait for)."""
+    """For each call: can it wait, for which scope, for which task, and when that was done (long ago: nothing)."""
     n = len(calls.event)
     can_wait = np.zeros(n, dtype=np.bool_)
     scope = np.full(n, ALL_STREAMS, dtype=np.int64)
     target = np.full(n, MISSING, dtype=np.int64)
-    done_ns = np.zeros(n, dtype=np.int64)
+    done_ns = np.full(n, LONG_AGO_NS)  # times may be negative
     if not len(gpu.event):
         return can_wait, scope, target, done_ns
     launched_ns = launch_order(calls, gpu)
@@ -119,8 +119,8 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     # A call that returns while every stream is still busy waited for none of them.
     can_wait[syncs] = everything | (told >= 0) | possible.any(axis=1)
     scope[syncs] = np.where(everything, ALL_STREAMS, best)
-    seen = np.where(possible, ends, 0)
-    latest = np.where(everything, seen.max(axis=1, initial=0), seen[picked, best])
+    seen = np.where(possible, ends, LONG_AGO_NS)
+    latest = np.where(everything, seen.max(axis=1, initial=LONG_AGO_NS), seen[picked, best])
     done_ns[syncs] = np.minimum(latest, calls.end_ns[syncs])
     _event_targets(events, calls, gpu, launched_ns, can_wait, scope, target, done_ns)
     _copy_targets(events, calls, gpu, can_wait, scope, target, done_ns)

@@ -51,7 +51,7 @@ class Calibration:
     corrected_ns: float = 0.0  # the simulated step, where ``untraced`` is given
     event_cost_ns: float = 0.0  # taken out for each event of the profiler
     cost_measured: bool = False  # by the recorder, on the machine of the recording
-    removed_ns: float = 0.0  # CPU time taken out of a step for the events, all threads together
+    removed_ns: float = 0.0  # CPU time taken out of a step for the events, or of all without steps; all threads
     pace: float = 1.0  # factor on what is left of all CPU work
     recorded: Timeline | None = None  # with the profiler in it, where ``estimate`` is given
     estimate: ProfilerEstimate | None = None  # what was taken out, where no step without the profiler was measured
@@ -114,8 +114,9 @@ class Calibration:
         estimate, ms = self.estimate, self.removed_ns / 1e6
         assert estimate is not None
         source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not tell it"
+        where = "a step" if self.graph.info.n_steps else "in all"
         return (
-            f"the step without the profiler was not measured; about {ms:.2f} ms of CPU time a step "
+            f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {where} "
             f"({ms * estimate.low:.2f} to {ms * estimate.high:.2f}) are estimated to be the profiler's "
             f"({estimate.operator_us:.2f} µs an operator, {source}) and are removed."
         )
@@ -186,7 +187,7 @@ def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, repla
         info=replace(graph.info, profiler=None),
     )
     timeline = simulate(without)
-    in_step = graph.step >= 0
+    in_step = graph.step >= 0 if graph.info.n_steps else np.ones(len(graph), dtype=np.bool_)
     removed_ns = float((graph.duration_ns - mid)[in_step].sum()) / max(graph.info.n_steps, 1)
     return Calibration(
         without, timeline, replayed_ns, corrected_ns=step_ns(timeline.step_times_ns(clock), without, clock),

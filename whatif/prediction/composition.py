@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
+from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform
 from whatif.simulation.sharing import USES
@@ -24,10 +25,15 @@ class Applied:
 
     @staticmethod
     def between(before: TaskGraph, after: TaskGraph, transform: Transform) -> Applied:
-        """Compare the graph before ``transform`` with the one that it gave."""
+        """Compare the graph before ``transform`` with the one that it gave.
+
+        Raises WhatifError where it found nothing to change because kernels are not recorded.
+        """
         reorders = transform.schedule is not None and len(after.declined) == len(before.declined)
         told = (before.info.memory, before.info.samples) != (after.info.memory, after.info.samples)
         changed = not is_unchanged(before, after) or reorders or told
+        if not changed:
+            check_kernels_known(before, transform.name)
         return Applied(transform, changed, new_notes(before, after))
 
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph.described import DTYPE_BYTES
 from whatif.graph.kernels import KERNEL_FLOOR_NS, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Phase, among
 from whatif.models.durations.estimator import device
 from whatif.models.durations.roofline import matrix_flops_per_ns
+from whatif.models.kernels.whole_graphs import check_kernels_known
 
 # Products of activations with weights, as recordings describe them; a batched one multiplies two activations.
 _OF_WEIGHTS = ("mm", "linear")
@@ -106,9 +108,14 @@ def stored_weights(graph: TaskGraph) -> StoredWeights | None:
     return found if bound_ns >= MOST * float(graph.duration_ns[products].sum()) else None
 
 
-def sizes_missing(graph: TaskGraph) -> bool:
-    """Whether a GPU's forward passes have products whose sizes the recording does not tell: are they of few rows?"""
-    if not forward_only(graph):
-        return False
+def check_sizes_known(graph: TaskGraph, what_if: str) -> None:
+    """Raise WhatifError, one sentence, where a GPU's forward passes have products of unknown size: of few rows?"""
+    check_kernels_known(graph, what_if)
     products = graph.on_gpu.mask & (graph.family == KernelFamily.GEMM) & (graph.duration_ns > KERNEL_FLOOR_NS)
-    return bool(products.any()) and not bool((products & ((graph.called >= 0) | (graph.flops > 0))).any())
+    known = bool((products & ((graph.called >= 0) | (graph.flops > 0))).any())
+    if forward_only(graph) and products.any() and not known:
+        raise WhatifError(
+            f"{what_if}: expected the shapes of the products of a forward pass, which may read their weights once for "
+            f"any batch, got none in {graph.info.path or 'this recording'}; record with torch.profiler, "
+            "record_shapes=True."
+        )
