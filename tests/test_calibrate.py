@@ -270,6 +270,23 @@ def test_a_step_that_becomes_gpu_bound_on_the_way_is_not_met_by_the_cpu() -> Non
     assert "the GPU's work bounds it" in found.reason
 
 
+def test_a_step_that_hardly_follows_the_cpu_is_not_met_by_its_pace() -> None:
+    """1,000 ns of CPU and 9,000 of GPU take turns: a CPU 15 % faster would meet 9,850, and explain nothing."""
+    build = Build(
+        CPU, STREAM, n_steps=STEPS, steady=(1, STEPS - 1), path="gpu",
+        measured_step_ns={"gpu": (10_000,) * (STEPS - 1), "mark": (10_000,) * STEPS},
+        told={"untraced_step_ms": time(0.00985)},
+    )  # fmt: skip
+    for number in range(STEPS):
+        launch = build.task(0, 1_000, "launch", step=number)
+        done = build.task(1, 9_000, "kernel", step=number)
+        build.edge(launch, done, 0, DependencyKind.LAUNCH)
+        build.edge(done, build.task(0, 0, "wait", TaskKind.WAIT, step=number), 0, DependencyKind.SYNC)
+    found = calibrate(build.graph(), "gpu")
+    assert (found.pace, found.corrected_ns) == (1.0, 10_000)
+    assert "the GPU's work bounds it" in found.reason
+
+
 # -- properties -----------------------------------------------------------------------------------------------------
 
 

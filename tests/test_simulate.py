@@ -109,22 +109,19 @@ def pairs(timeline: Timeline) -> list[tuple[int, int]]:
     return list(zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True))
 
 
-def compiled(graph: TaskGraph) -> Timeline:
-    """The timeline by the compiled loops, however small the graph is."""
-    done, simulator._plain_tasks_done = simulator._plain_tasks_done, simulator.PLAIN_TASKS
-    try:
+def by_loops(graph: TaskGraph, *, of_compiled: bool) -> Timeline:
+    """The timeline by the loops of one kind, whatever ran before and however small the graph is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "use_compiled", lambda _: of_compiled)
         return simulate(graph)
-    finally:
-        simulator._plain_tasks_done = done
+
+
+def compiled(graph: TaskGraph) -> Timeline:
+    return by_loops(graph, of_compiled=True)
 
 
 def plain(graph: TaskGraph) -> Timeline:
-    """The timeline by the loops in plain Python, whatever ran before."""
-    done, simulator._plain_tasks_done = simulator._plain_tasks_done, 0
-    try:
-        return simulate(graph)
-    finally:
-        simulator._plain_tasks_done = done
+    return by_loops(graph, of_compiled=False)
 
 
 def freed(graph: TaskGraph) -> TaskGraph:
@@ -166,6 +163,29 @@ def test_wide_frontiers_equal_the_slow_twin(n_threads: int) -> None:
         build.edge(source, int(random.integers(source + 1, 60)), int(random.integers(-1, 3)))
     graph = build.graph()
     assert pairs(compiled(graph)) == by_oracle(graph)
+
+
+def test_what_starts_first_is_picked_before_what_is_ready_first() -> None:
+    """x is ready before y, and can start only behind a; y's end makes z ready before x was, which then comes first.
+
+    ::
+
+        ns     0                 49 50        60                       100
+        A      |a------------------------------------------------------|z|x|
+        B                           |y--------|
+    """
+    a, b, c, d = (dataclasses.replace(CHANNEL, name=name) for name in "abcd")
+    build = Build(a, b, c, d)
+    build.task(0, 100, "a")
+    before_x, before_y = build.task(2, 49, "before x"), build.task(3, 50, "before y")
+    x, y = build.task(0, 1, "x"), build.task(1, 10, "y")
+    build.edge(before_x, x, 0)
+    build.edge(before_y, y, 0)
+    build.edge(y, build.task(0, 1, "z"), -13)
+    graph = build.graph()
+    for timeline in (plain(graph), compiled(graph), simulate(graph, Frontier.earliest)):
+        assert (starts(timeline)["z"], starts(timeline)["x"]) == (100, 101)
+    assert pairs(plain(graph)) == by_oracle(graph)
 
 
 def test_the_adaptive_choice_gives_the_same_result_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_a_comparison_of_nothing_is_no_success(
     out, err = capsys.readouterr()
     assert "0 pairs, none of them scored" in out
     assert "failed: out of | memory" in out
-    assert err.startswith("whatif: net--compile.json: expected a pair of runs to compare, got 1 runs without a partner")
+    assert err.startswith("whatif: net--compile.json: expected a pair of runs to compare, got 1 that cannot be")
     assert main(["validate", "net--compile.json", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["pairs"] == []
 

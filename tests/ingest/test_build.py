@@ -94,6 +94,16 @@ def test_the_launch_lag_is_the_median_of_the_trace(tmp_path: Path) -> None:
     assert read_events(tmp_path, events).info.launch_lag_ns == 2_500
 
 
+def test_a_call_behind_its_kernel_did_not_launch_it(tmp_path: Path) -> None:
+    """The id counter ran twice: the second run's call has the id of the first run's kernel."""
+    events = [op("aten::add", 0, 600), *launched("K0", 0, 4, 10, 5, 1), kernel("K1", 50, 5, 2),
+              call("cudaLaunchKernel", 300, 4, 2)]  # fmt: skip
+    graph = read_events(tmp_path, events)
+    targets = graph.dependencies.target[graph.dependencies.kind == DependencyKind.LAUNCH]
+    assert [graph.names[code] for code in graph.name[targets]] == ["K0"]
+    assert graph.info.quirks == ()
+
+
 def test_one_call_launches_many_kernels(tmp_path: Path) -> None:
     """A CUDA graph: one call, one correlation id, three kernels."""
     graph = read_events(

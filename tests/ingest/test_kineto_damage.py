@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
 from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks
-from whatif.ingest.events import Events
+from whatif.ingest.events import DROPPED_FAR, Events
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
 
@@ -140,6 +140,13 @@ def test_a_brace_too_many_leaves_half_an_event(read: Callable[[bytes], Events]) 
     events = read(text_of(10).replace(b'"name": "op 4"', b'"name": "op 4"}'))
     assert names_of(events) == all_but(4)
     assert events.dropped == {"no timestamp": 1, "invalid JSON": 1}
+
+
+def test_times_and_durations_of_a_broken_clock_are_left_out(read: Callable[[bytes], Events]) -> None:
+    broken = [event(10, ts=2e12), event(11, dur=2e12)]
+    events = read(json.dumps([*(event(i) for i in range(3)), *broken]).encode())
+    assert len(events) == 3
+    assert events.dropped == {DROPPED_FAR: 2}
 
 
 @pytest.mark.parametrize("separator", [b"", b" ", b",,", b" ,\r\n\t "])

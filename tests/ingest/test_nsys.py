@@ -226,7 +226,7 @@ def test_a_graph_that_was_recorded_whole_is_one_task_and_is_said_to_be(tmp_path:
     assert "CUDA graph 3" in task_names(graph)
     assert graph.info.execution == ("cuda_graph",)
     assert [quirk for quirk in graph.info.quirks if "1 launch of CUDA graphs recorded as one task each" in quirk]
-    for what_if in ("amp", "tf32", "batch_size:factor=2"):
+    for what_if in ("amp", "batch_size:factor=2"):
         with pytest.raises(
             WhatifError, match=rf"^{what_if.partition(':')[0]}: .* one task each, \d+ % of the GPU time"
         ):

@@ -81,6 +81,24 @@ def test_kernels_alone_come_before_launches_and_are_never_mixed() -> None:
     assert sorted(METHOD_ORDER) == sorted(METHODS)
 
 
+def test_what_the_device_was_measured_by_comes_before_what_others_were() -> None:
+    index = indexed(
+        (timed([8], [30.0]), origin(method="event_pair")), (timed([8], [3.0]), origin(T4, method="graph_replay"))
+    )
+    assert [basis.method for basis in ask(index, products([8])).bases] == ["event_pair", "graph_replay"]
+
+
+def test_between_measurements_the_preferred_ones_are_asked_first() -> None:
+    sizes = [8 * i for i in range(1, 41)]
+    index = indexed(
+        (timed(sizes, [30.0 + 0.1 * m for m in sizes]), origin(method="event_pair")),
+        (timed(sizes, [3.0 + 0.1 * m for m in sizes]), origin(method="graph_replay", launch=False)),
+    )
+    answers = ask(index, products([100]))
+    assert answers.answered_by.tolist() == [AnswerSource.INTERPOLATED]
+    assert us(answers.t_s) == pytest.approx([13.0], rel=0.1)
+
+
 def test_frameworks_are_never_mixed() -> None:
     """Two products of one framework and one of the other: the first answers, and each by itself where it is asked."""
     torch, other = origin(), origin()

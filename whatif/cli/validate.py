@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not validation.outcomes:
         where = ", ".join(args.paths)
         raise WhatifError(
-            f"{where}: expected a pair of runs to compare, got {len(validation.unpaired)} runs "
-            "without a partner; the list above gives the reasons."
+            f"{where}: expected a pair of runs to compare, got {len(validation.unpaired)} that "
+            "cannot be compared; the list above gives the reasons."
         )
     return 0

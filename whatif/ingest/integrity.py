@@ -273,6 +273,8 @@ def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
 
 def _unit(parts: Parts, _: TaskGraph) -> Iterator[What]:
     calls, events = parts.calls, parts.events
+    if not events.by_torch:
+        return  # reports of Nsight Systems are in ns
     launch_ns = (calls.end_ns - calls.start_ns)[calls.kind == CallKind.LAUNCH]
     operator_ns = events.duration_ns[events.category == EventCategory.CPU_OP]
     # Durations in ns leave starts where they are, and launches are longer as well.
