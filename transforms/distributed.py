@@ -19,7 +19,7 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.buckets import bucket_of, step_gradients
+from whatif.models.exchange.buckets import bucket_of, step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
@@ -33,7 +33,7 @@ def transform(
     bandwidth: Bandwidth | None = None,
     latency_us: float | None = None,
     cluster: str | None = None,
-    algorithm: str = "ring",
+    algorithm: str = "auto",
     table: str | None = None,
     bucket_mb: float | None = None,
     gradient_mb: float | None = None,
@@ -55,7 +55,7 @@ def transform(
         return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
     if sync and not graph.on_gpu.any():
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
-    gradients = step_gradients(graph, gradient_mb, "distributed")
+    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
     bucket = bucket_of(graph, gradients, bucket_mb)
     graph = all_reduce_buckets(
         graph, gradients, bucket, network, overlap=overlap, synchronised=sync, bucket_view=gradient_as_bucket_view
@@ -65,7 +65,7 @@ def transform(
     first = gradients.step == gradients.step.min()
     size_bytes = int(gradients.size_bytes[first].sum())
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
-        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step in "
+        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'} in "
         f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
         f"the batch is that of each of the {network.workers} workers"
     )

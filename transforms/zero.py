@@ -15,7 +15,7 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
-from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
@@ -46,12 +46,12 @@ def transform(
         return graph.unchanged("zero: the steps exchange gradients already; nothing changes")
     if network.workers == 1:
         return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
-    gradients = step_gradients(graph, gradient_mb, "zero")
+    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())
     first = gradients.step == gradients.step.min()
     graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
     return graph.note(
-        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step; the batch is that of each of "
-        f"the {network.workers} workers"
+        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}; "
+        f"the batch is that of each of the {network.workers} workers"
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.buckets import told_by
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.sweep.scaling import LOADERS, OPTION
@@ -23,27 +22,16 @@ DATA_PARALLEL = "distributed"
 
 
 def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
-    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed.
-
-    If the recording lacks its gradients, they are as large as the parameters that its operators' shapes
-    show, and an assumption says so.
-    """
+    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed."""
     if any(_spreads(transform) for transform in asked):
         free = [
             replace(t, options={key: value for key, value in t.options.items() if key != OPTION}) if _spreads(t) else t
             for t in asked
         ]
         return tuple(free), ()
-    transform, assumed = load_transform(DATA_PARALLEL), []
-    memory = graph.info.memory
-    if memory is not None and memory.gradients and not _tells_gradients(graph):
-        gradient_mb = round(memory.gradients / 1e6, 3)
-        transform = transform.with_options({"gradient_mb": gradient_mb})
-        assumed.append(
-            f"The recording lacks its gradients: they are assumed to be {gradient_mb:,.1f} MB, as large as the "
-            "parameters that the shapes of its operators show, and to finish evenly over the backward pass."
-        )
-    return (*asked, transform), tuple(assumed)
+    told = told_by(graph, None)
+    assumed = (f"The recording lists no gradients: their sizes are told by {told}.",) if told else ()
+    return (*asked, load_transform(DATA_PARALLEL)), assumed
 
 
 def bandwidths_of(
@@ -65,11 +53,3 @@ def bandwidths_of(
 def _spreads(transform: Transform) -> bool:
     """Whether the what-if puts the step on several workers over a network."""
     return OPTION in transform.parameters and "bandwidth" in transform.parameters and transform.name not in LOADERS
-
-
-def _tells_gradients(graph: TaskGraph) -> bool:
-    try:
-        step_gradients(graph, None, DATA_PARALLEL)
-    except WhatifError:
-        return False
-    return True
