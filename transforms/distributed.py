@@ -24,6 +24,7 @@ from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 
 
 def transform(
@@ -47,6 +48,9 @@ def transform(
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if compress not in ("none", "fp16"):
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "distributed", network.workers, chosen)
     if communicates(graph):
         return graph.unchanged(
             "distributed: the steps communicate already, so they belong to one of several workers; nothing changes"

@@ -21,6 +21,7 @@ from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.sharding import FullSharding, fully_sharded
 
 
@@ -47,6 +48,9 @@ def transform(
                          algorithm=algorithm, table=table)  # fmt: skip
     if not 1 <= limit <= 1000:
         raise WhatifError(f"fsdp: expected a limit of 1 unit or more, got {limit}.")
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "fsdp", network.workers, chosen)
     if communicates(graph):
         return graph.unchanged("fsdp: the steps exchange gradients already; nothing changes")
     if network.workers == 1:

@@ -18,6 +18,7 @@ from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
 
 BUCKET = Size("25MiB")
@@ -42,6 +43,9 @@ def transform(
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "zero", network.workers, chosen)
     if communicates(graph):
         return graph.unchanged("zero: the steps exchange gradients already; nothing changes")
     if network.workers == 1:

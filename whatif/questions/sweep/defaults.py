@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.models.exchange.buckets import told_by
+from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import ETHERNET
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.sweep.scaling import LOADERS, OPTION
 from whatif.questions.sweep.values import Varied, parse_vary
@@ -17,6 +19,11 @@ BANDWIDTHS = "bandwidth=1Gbps,2.5Gbps,5Gbps,10Gbps,25Gbps,40Gbps,50Gbps,100Gbps,
 # Of what a recording communicates already only the ratio is known.
 FACTORS = "factor=0.25,0.5,0.75,1,1.5,2,4,8,16"
 WORKERS = 8
+# Of the answer to a question about the network that names no workers.
+FEW_WORKERS = "distributed.workers=2,4,8,16"
+FASTER, FACTOR = "bandwidth", 2.0
+# What-ifs that put in transfers and name no workers.
+COMMUNICATING = ("dts", "pipeline", "straggler")
 # What a run trains with that nothing else is known of: DDP, PyTorch's own.
 DATA_PARALLEL = "distributed"
 
@@ -48,6 +55,33 @@ def bandwidths_of(
     named = {t.name: t.options[OPTION] for t in asked if _spreads(t) and t.options.get(OPTION)}
     chosen = tuple(t.with_options({OPTION: named.get(t.name, WORKERS)}) if _spreads(t) else t for t in spread)
     return chosen, parse_vary(BANDWIDTHS, chosen), assumed
+
+
+def faster_links(
+    graph: TaskGraph, asked: Sequence[Transform]
+) -> tuple[tuple[Transform, ...], tuple[Varied, Varied], tuple[str, ...]] | None:
+    """Return what ``bandwidth`` asks of a step of one worker: data parallelism on a few, at 1 and ``factor`` times.
+
+    None where the steps communicate, by the recording or by a what-if that is asked for, or where nothing tells their
+    gradients: then it is about those transfers.
+    """
+    place = next((at for at, transform in enumerate(asked) if transform.name == FASTER), None)
+    if place is None or communicates(graph) or any(_spreads(t) or t.name in COMMUNICATING for t in asked):
+        return None
+    try:
+        step_gradients(graph, None, DATA_PARALLEL)
+    except WhatifError:
+        return None
+    told = told_by(graph, None)
+    chosen = (*asked[:place], load_transform(DATA_PARALLEL), *asked[place + 1 :])
+    factor = float(asked[place].options.get("factor", FACTOR))
+    rates = f"distributed.bandwidth={ETHERNET},{float(str(ETHERNET).removesuffix('Gbps')) * factor:g}Gbps"
+    assumed = (
+        f"the recording has no communication: assumed is DDP on workers with links of {ETHERNET}, and {factor:g} times "
+        "that (distributed:bandwidth=, cluster= name others)",
+        *([f"the sizes of its gradients are told by {told}"] if told else []),
+    )
+    return chosen, (parse_vary(FEW_WORKERS, chosen), parse_vary(rates, chosen)), assumed
 
 
 def _spreads(transform: Transform) -> bool:

@@ -1,0 +1,178 @@
+"""Recordings of several workers on other numbers of them, and what a slower link may do to a step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import whatif
+from tests.helpers import CPU, STREAM, Build, extra_data
+from tests.transforms.communication_graphs import training
+from tests.transforms.sharded_steps import blocks
+from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
+from whatif.ingest.ranks.read import read_ranks
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.transform import load_transform
+from whatif.questions.sweep.scaling import scaling
+
+ALL_REDUCE, SCATTER, GATHER = (
+    f"ncclDevKernel_{name}(ncclDevKernelArgs)"
+    for name in ("AllReduce_Sum_f32_RING_LL", "ReduceScatter_f32", "AllGather")
+)
+A_NS, B_NS = 1_000, 0.01
+
+
+def taken_ns(size: int, workers: int) -> int:
+    """What a ring takes of the network that the steps below were recorded on."""
+    return round(2 * (workers - 1) * A_NS + 2 * (workers - 1) / workers * size * B_NS)
+
+
+def recorded(workers: int, waits: tuple[int, ...] = (0, 0, 0), name: str = ALL_REDUCE) -> TaskGraph:
+    """Steps of one kernel, two collectives one behind the other, the first of which waits, and an update."""
+    build = Build(CPU, STREAM, gpu="Tesla V100-SXM2-32GB", n_steps=len(waits), workers=workers)
+    for step, wait_ns in enumerate(waits):
+        for what, phase, length, size in (
+            ("b", Phase.BACKWARD, 10_000, -1),
+            (name, Phase.BACKWARD, taken_ns(1_000_000, workers) + wait_ns, 1_000_000),
+            (name, Phase.BACKWARD, taken_ns(9_000_000, workers), 9_000_000),
+            ("u", Phase.UPDATE, 5_000, -1),
+        ):
+            call = build.task(0, 100, f"launch {what}", phase=phase, step=step)
+            kind = TaskKind.COMMUNICATION if what == name else None
+            work = build.task(1, length, what, kind, phase=phase, step=step, size_bytes=size)
+            build.edge(call, work, 0, DependencyKind.LAUNCH)
+    graph = build.graph()
+    return graph.replace(start_ns=np.arange(len(graph), dtype=np.int64))
+
+
+def lengths(graph: TaskGraph) -> list[int]:
+    return graph.duration_ns[graph.kind == TaskKind.COMMUNICATION].tolist()
+
+
+def on(graph: TaskGraph, what_if: str) -> TaskGraph:
+    return whatif.apply(graph, what_if, calibrated=False).graph
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (8, 3)])
+def test_collectives_of_a_ring_are_issued_again_exactly(before: int, after: int) -> None:
+    """Of the two sizes the fit finds a round's and a byte's time, so that another ring is exact.
+
+    A tree, which is less than a ring's rounds where there are many workers, is left out by so few.
+    """
+    found = on(recorded(before), f"distributed:workers={after}")
+    assert lengths(found) == pytest.approx(3 * [taken_ns(1_000_000, after), taken_ns(9_000_000, after)], rel=0.01)
+    assert found.info.workers == after
+
+
+def test_waiting_for_peers_stays() -> None:
+    found = lengths(on(recorded(2, (0, 7_000, 3_000)), "distributed:workers=4"))
+    assert np.subtract(found[::2], taken_ns(1_000_000, 4)).tolist() == pytest.approx([0, 7_000, 3_000], abs=200)
+
+
+def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
+    graph = recorded(4)
+    alone = on(graph, "distributed:workers=1")
+    assert not (alone.kind == TaskKind.COMMUNICATION).any()
+    assert whatif.apply(graph, "distributed:workers=4").predicted_ms == whatif.apply(graph).predicted_ms
+
+
+def test_another_network_is_its_own_model() -> None:
+    found = on(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
+    assert lengths(found) == 3 * [1_500_000, 13_500_000]
+
+
+def test_what_is_no_collective_of_all_is_named() -> None:
+    with pytest.raises(WhatifError, match="got ncclDevKernel_SendRecv alone"):
+        on(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")
+    untold = recorded(2)
+    untold = untold.replace(info=replace(untold.info, workers=None))
+    with pytest.raises(WhatifError, match="how many workers"):
+        on(untold, "distributed:workers=4")
+
+
+def test_a_recording_of_two_ranks_comes_back_from_four() -> None:
+    graph = whatif.read(extra_data("traces", "hta", "v100_allreduce_rank1of2.json.gz"))
+    measured = whatif.apply(graph).predicted_ms
+    assert whatif.apply(graph, "distributed:workers=2").predicted_ms == pytest.approx(measured, rel=0.02)
+    four = whatif.apply(graph, "distributed:workers=4")
+    assert four.predicted_ms > measured
+    back = whatif.apply(four.graph, "distributed:workers=2", calibrated=False).predicted_ms
+    assert back == pytest.approx(whatif.apply(graph, calibrated=False).predicted_ms, rel=0.02)
+
+
+def test_ranks_on_cpus_scale(own_traces: object) -> None:
+    graph = read_ranks([f"{own_traces}/ranks_cpu/even"]).graph
+    found = scaling(Baseline.of(graph), [load_transform("distributed")], (1, 2, 4, 8))
+    steps = [row.step_ms or 0.0 for row in found.rows]
+    assert steps == sorted(steps)
+    assert found.rows[1].step_ms == pytest.approx(79.6, rel=0.01)  # as recorded
+    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 32 / steps[1])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("triosim-vgg13-h100", "vgg13_bs512_adam.json.gz"),
+        ("kineto-resnet50-v100", "num_workers_4.2021-06.pt.trace.json.gz"),
+        ("hta", "v100_allreduce_rank1of2.json.gz"),
+    ],
+)
+def test_up_to_16384_workers_the_step_only_grows_and_the_answer_is_quick(parts: tuple[str, ...]) -> None:
+    baseline = Baseline.of(whatif.read(extra_data("traces", *parts)))
+    counts = [2**power for power in range(15)]
+    begin_s = time.process_time()
+    found = scaling(baseline, [load_transform("distributed")], [16384])
+    assert time.process_time() - begin_s <= 2
+    found = scaling(baseline, [load_transform("distributed")], counts)
+    steps = [row.step_ms or 0.0 for row in found.rows]
+    assert steps == sorted(steps)
+
+
+@given(
+    graph=training(),
+    what_if=st.sampled_from(["distributed", "zero", "zero:stage=1", "zero:stage=3", "fsdp"]),
+    workers=st.integers(2, 40),
+    gbps=st.sampled_from([0.1, 1, 10, 100]),
+    algorithm=st.sampled_from(["auto", "ring", "tree"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_half_of_any_link_makes_no_step_shorter(
+    graph: TaskGraph, what_if: str, workers: int, gbps: float, algorithm: str
+) -> None:
+    join = "," if ":" in what_if else ":"
+    steps = [
+        whatif.apply(graph, f"{what_if}{join}workers={workers},bandwidth={rate}Gbps,algorithm={algorithm}").predicted_ms
+        for rate in (gbps, gbps / 2)
+    ]
+    assert steps[1] >= steps[0]
+
+
+@pytest.mark.parametrize("what_if", ["distributed", "zero", "zero:stage=3", "fsdp"])
+def test_half_of_either_level_of_a_cluster_makes_no_step_shorter(what_if: str, tmp_path: object) -> None:
+    graph = blocks(steps=2)
+    join = "," if ":" in what_if else ":"
+    found = []
+    for number, (inner, outer) in enumerate([("100GB/s", "25Gbps"), ("50GB/s", "25Gbps"), ("100GB/s", "12.5Gbps")]):
+        path = f"{tmp_path}/cluster{number}.toml"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(CLUSTER.format(inner=inner, outer=outer))
+        found.append(whatif.apply(graph, f"{what_if}{join}cluster={path}").predicted_ms)
+    assert min(found) == found[0]
+
+
+CLUSTER = """
+[[level]]
+workers = 4
+bandwidth = "{inner}"
+latency_us = 2
+
+[[level]]
+workers = 4
+bandwidth = "{outer}"
+latency_us = 10
+"""
