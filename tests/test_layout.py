@@ -201,7 +201,8 @@ DEEP_IMPORTS = {
     "whatif.models.exchange.contention", "whatif.models.exchange.data_parallel",
     "whatif.models.exchange.hierarchy", "whatif.models.exchange.network_options",
     "whatif.models.exchange.parameter_server", "whatif.models.exchange.priority",
-    "whatif.models.exchange.replicate", "whatif.models.exchange.stragglers", "whatif.models.parallel.pipeline",
+    "whatif.models.exchange.replicate", "whatif.models.exchange.stragglers", "whatif.models.parallel.other_workers",
+    "whatif.models.parallel.pipeline",
     "whatif.models.parallel.pipeline_plan", "whatif.models.parallel.pipeline_schedule",
     "whatif.models.parallel.sharding", "whatif.models.parallel.tensor_parallel", "whatif.simulation.transfers",
     # What only one or two what-ifs need: their own models.

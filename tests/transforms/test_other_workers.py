@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +13,15 @@ from hypothesis import strategies as st
 
 import whatif
 from tests.helpers import CPU, STREAM, Build, extra_data
-from tests.transforms.communication_graphs import training
+from tests.transforms.communication_graphs import apply, training
 from tests.transforms.sharded_steps import blocks
-from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
+from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.ingest.ranks.read import read_ranks
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
 from whatif.questions.sweep.scaling import scaling
 
-ALL_REDUCE, SCATTER, GATHER = (
-    f"ncclDevKernel_{name}(ncclDevKernelArgs)"
-    for name in ("AllReduce_Sum_f32_RING_LL", "ReduceScatter_f32", "AllGather")
-)
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"
 A_NS, B_NS = 1_000, 0.01
 
 
@@ -54,45 +52,41 @@ def lengths(graph: TaskGraph) -> list[int]:
     return graph.duration_ns[graph.kind == TaskKind.COMMUNICATION].tolist()
 
 
-def on(graph: TaskGraph, what_if: str) -> TaskGraph:
-    return whatif.apply(graph, what_if, calibrated=False).graph
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (8, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 3)])
 def test_collectives_of_a_ring_are_issued_again_exactly(before: int, after: int) -> None:
     """Of the two sizes the fit finds a round's and a byte's time, so that another ring is exact.
 
     A tree, which is less than a ring's rounds where there are many workers, is left out by so few.
     """
-    found = on(recorded(before), f"distributed:workers={after}")
+    found = apply(recorded(before), f"distributed:workers={after}")
     assert lengths(found) == pytest.approx(3 * [taken_ns(1_000_000, after), taken_ns(9_000_000, after)], rel=0.01)
     assert found.info.workers == after
 
 
 def test_waiting_for_peers_stays() -> None:
-    found = lengths(on(recorded(2, (0, 7_000, 3_000)), "distributed:workers=4"))
+    found = lengths(apply(recorded(2, (0, 7_000, 3_000)), "distributed:workers=4"))
     assert np.subtract(found[::2], taken_ns(1_000_000, 4)).tolist() == pytest.approx([0, 7_000, 3_000], abs=200)
 
 
 def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
     graph = recorded(4)
-    alone = on(graph, "distributed:workers=1")
+    alone = apply(graph, "distributed:workers=1")
     assert not (alone.kind == TaskKind.COMMUNICATION).any()
-    assert whatif.apply(graph, "distributed:workers=4").predicted_ms == whatif.apply(graph).predicted_ms
+    assert lengths(apply(graph, "distributed:workers=4")) == lengths(graph)
 
 
 def test_another_network_is_its_own_model() -> None:
-    found = on(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
+    found = apply(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
     assert lengths(found) == 3 * [1_500_000, 13_500_000]
 
 
 def test_what_is_no_collective_of_all_is_named() -> None:
     with pytest.raises(WhatifError, match="got ncclDevKernel_SendRecv alone"):
-        on(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")
+        apply(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")
     untold = recorded(2)
     untold = untold.replace(info=replace(untold.info, workers=None))
     with pytest.raises(WhatifError, match="how many workers"):
-        on(untold, "distributed:workers=4")
+        apply(untold, "distributed:workers=4")
 
 
 def test_a_recording_of_two_ranks_comes_back_from_four() -> None:
@@ -102,11 +96,11 @@ def test_a_recording_of_two_ranks_comes_back_from_four() -> None:
     four = whatif.apply(graph, "distributed:workers=4")
     assert four.predicted_ms > measured
     back = whatif.apply(four.graph, "distributed:workers=2", calibrated=False).predicted_ms
-    assert back == pytest.approx(whatif.apply(graph, calibrated=False).predicted_ms, rel=0.02)
+    assert back == pytest.approx(measured, rel=0.02)
 
 
-def test_ranks_on_cpus_scale(own_traces: object) -> None:
-    graph = read_ranks([f"{own_traces}/ranks_cpu/even"]).graph
+def test_ranks_on_cpus_scale(own_traces: Path) -> None:
+    graph = read_ranks([own_traces / "ranks_cpu" / "even"]).graph
     found = scaling(Baseline.of(graph), [load_transform("distributed")], (1, 2, 4, 8))
     steps = [row.step_ms or 0.0 for row in found.rows]
     assert steps == sorted(steps)
@@ -146,22 +140,23 @@ def test_half_of_any_link_makes_no_step_shorter(
 ) -> None:
     join = "," if ":" in what_if else ":"
     steps = [
-        whatif.apply(graph, f"{what_if}{join}workers={workers},bandwidth={rate}Gbps,algorithm={algorithm}").predicted_ms
+        simulate(
+            apply(graph, f"{what_if}{join}workers={workers},bandwidth={rate}Gbps,algorithm={algorithm}")
+        ).makespan_ns
         for rate in (gbps, gbps / 2)
     ]
     assert steps[1] >= steps[0]
 
 
 @pytest.mark.parametrize("what_if", ["distributed", "zero", "zero:stage=3", "fsdp"])
-def test_half_of_either_level_of_a_cluster_makes_no_step_shorter(what_if: str, tmp_path: object) -> None:
+def test_half_of_either_level_of_a_cluster_makes_no_step_shorter(what_if: str, tmp_path: Path) -> None:
     graph = blocks(steps=2)
     join = "," if ":" in what_if else ":"
     found = []
     for number, (inner, outer) in enumerate([("100GB/s", "25Gbps"), ("50GB/s", "25Gbps"), ("100GB/s", "12.5Gbps")]):
-        path = f"{tmp_path}/cluster{number}.toml"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(CLUSTER.format(inner=inner, outer=outer))
-        found.append(whatif.apply(graph, f"{what_if}{join}cluster={path}").predicted_ms)
+        path = tmp_path / f"cluster{number}.toml"
+        path.write_text(CLUSTER.format(inner=inner, outer=outer), encoding="utf-8")
+        found.append(simulate(apply(graph, f"{what_if}{join}cluster={path}")).makespan_ns)
     assert min(found) == found[0]
 
 
