@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +108,28 @@ def test_ranks_on_cpus_scale(own_traces: Path) -> None:
     assert steps == sorted(steps)
     assert found.rows[1].step_ms == pytest.approx(79.6, rel=0.01)  # as recorded
     assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 32 / steps[1])
+
+
+def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> None:
+    """Ground truth: steps over rate-limited links, measured without the profiler; docs/scaling.md shows the table."""
+    folder, rows, errors = own_traces / "lab_ranks_cpu", [], []
+    for model, rate in itertools.product(("gpt2", "vgg"), (200, 1000)):
+        names = {hosts: f"ranks-{model}-{rate}mbit-{hosts}" for hosts in (2, 4)}
+        measured = {n: json.loads((folder / f"{name}.json").read_text())["median_ms"] for n, name in names.items()}
+        for before, after in ((2, 4), (4, 2)):
+            graph = read_ranks([folder / names[before]]).graph
+            answer = whatif.apply(graph, f"distributed:workers={after}", calibrated=False)
+            error = 100 * (answer.predicted_ms / measured[after] - 1)
+            errors.append(abs(error))
+            rows.append(
+                f"| {model} | {rate:,} Mbit/s | {before} to {after} | {answer.baseline_ms:.1f} ms | "
+                f"{answer.predicted_ms:.1f} ms | {measured[after]:.1f} ms | {error:+.1f} % |"
+            )
+    assert np.median(errors) <= 4
+    assert sorted(errors)[-2] <= 10
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
 
 
 @pytest.mark.parametrize(

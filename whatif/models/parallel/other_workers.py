@@ -20,7 +20,7 @@ from whatif.graph.recorded import Recorded
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, TaskKind
 from whatif.hardware.cluster.collectives import MODELS
-from whatif.hardware.cluster.links import Link
+from whatif.hardware.cluster.links import LATENCY_US, Link
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
@@ -164,7 +164,7 @@ def _issued_again(
     now_ns = (graph.duration_ns[found.task] - found.wait_ns).astype(np.float64)
     known = found.size_bytes >= 0
     size = np.maximum(found.size_bytes, 0).astype(np.float64)
-    round_ns, byte_ns = _fitted(now_ns[known], size[known], found, known, recorded)
+    round_ns, byte_ns = _fitted(now_ns[known], size[known], found, known, recorded, on_gpu=bool(graph.on_gpu.any()))
     before = _cheapest(found.operation, recorded, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
     after = _cheapest(found.operation, workers, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
     cost_before = before.rounds * round_ns + before.share * size * byte_ns
@@ -217,21 +217,21 @@ def _cheapest(
     return _Rounds(np.where(faster, tree.rounds, ring.rounds), np.where(faster, tree.share, ring.share))
 
 
-def _fitted(now_ns: Float64, size: Float64, found: _Collectives, known: Bool, workers: int) -> tuple[float, float]:
-    """A round's and a byte's time on the recorded network: the least squares of relative errors, none below 0."""
+def _fitted(
+    now_ns: Float64, size: Float64, found: _Collectives, known: Bool, workers: int, *, on_gpu: bool
+) -> tuple[float, float]:
+    """A round's and a byte's time on the recorded network: the least squares of relative errors, none below 0.
+
+    Transfers that share a link take longer and hide what a byte takes, so that a round takes at most what it does on
+    its own: a message of gloo, a step of NCCL's ring over a network.
+    """
     ring = _rounds(found.operation, workers, "ring")
     took = np.maximum(now_ns, 1.0)
-    columns = np.stack([ring.rounds[known] / took, ring.share[known] * size / took], axis=1)
-    if not len(took) or not columns[:, 1].any():
+    rounds, moved = ring.rounds[known] / took, ring.share[known] * size / took
+    if not moved.any():
         return 0.0, 1.0
-    best = min(_candidates(columns), key=lambda pair: float(((columns @ np.array(pair) - 1) ** 2).sum()))
-    return best
-
-
-def _candidates(columns: Float64) -> list[tuple[float, float]]:
-    """The solutions of least squares with both terms and with either alone, without those below 0."""
-    ones = np.ones(len(columns))
-    both = np.linalg.lstsq(columns, ones, rcond=None)[0]
-    alone = [float(column @ ones / max(column @ column, 1e-30)) for column in columns.T]
-    pairs = [(float(both[0]), float(both[1])), (alone[0], 0.0), (0.0, alone[1])]
-    return [pair for pair in pairs if min(pair) >= 0]
+    most_ns = LATENCY_US * 1e3 if on_gpu else float(gloo.MESSAGE_NS)
+    both = np.linalg.lstsq(np.stack([rounds, moved], axis=1), np.ones(len(took)), rcond=None)[0]
+    round_ns = float(np.clip(both[0], 0.0, most_ns))
+    byte_ns = float(moved @ (1.0 - round_ns * rounds) / (moved @ moved))
+    return (round_ns, byte_ns) if byte_ns > 0 else (round_ns, 0.0)
