@@ -19,11 +19,12 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.buckets import bucket_of, step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.buckets import bucket_of, step_gradients, told_by
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.stage_gradients import copied_stages, is_pipelined
 
 AXIS = "data"
@@ -36,7 +37,7 @@ def transform(
     bandwidth: Bandwidth | None = None,
     latency_us: float | None = None,
     cluster: str | None = None,
-    algorithm: str = "ring",
+    algorithm: str = "auto",
     table: str | None = None,
     bucket_mb: float | None = None,
     gradient_mb: float | None = None,
@@ -50,19 +51,20 @@ def transform(
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if compress not in ("none", "fp16"):
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
-    if is_pipelined(graph) and not communicates(graph) and network.workers > 1:
+    if is_pipelined(graph) and network.workers > 1:
+        check_exchanges_nothing(graph, "distributed")
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
             raise WhatifError("distributed: expected no options of DDP's behind a pipeline, which sends at once.")
         return copied_stages(graph, "distributed", network, gradient_mb)
-    if communicates(graph):
-        return graph.unchanged(
-            "distributed: the steps communicate already, so they belong to one of several workers; nothing changes"
-        )
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "distributed", network.workers, chosen)
+    check_exchanges_nothing(graph, "distributed")
     if network.workers == 1:
         return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
     if sync and not graph.on_gpu.any():
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
-    gradients = step_gradients(graph, gradient_mb, "distributed")
+    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
     bucket = bucket_of(graph, gradients, bucket_mb)
     graph = all_reduce_buckets(
         graph, gradients, bucket, network, overlap=overlap, synchronised=sync, bucket_view=gradient_as_bucket_view
@@ -72,7 +74,7 @@ def transform(
     first = gradients.step == gradients.step.min()
     size_bytes = int(gradients.size_bytes[first].sum())
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
-        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step in "
+        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'} in "
         f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
         f"the batch is that of each of the {network.workers} workers"
     )

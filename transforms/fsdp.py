@@ -21,6 +21,7 @@ from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.sharding import FullSharding, fully_sharded
 from whatif.models.parallel.stage_gradients import refuse_stages
 
@@ -50,6 +51,9 @@ def transform(
                          algorithm=algorithm, table=table)  # fmt: skip
     if not 1 <= limit <= 1000:
         raise WhatifError(f"fsdp: expected a limit of 1 unit or more, got {limit}.")
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "fsdp", network.workers, chosen)
     check_exchanges_nothing(graph, "fsdp")
     refuse_stages(graph, "fsdp")
     if network.workers == 1:

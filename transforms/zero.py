@@ -15,9 +15,10 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
-from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
+from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
 from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages, told_gradients
 
@@ -45,6 +46,9 @@ def transform(
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
                          algorithm=algorithm, table=table)  # fmt: skip
+    if workers is not None and recorded_on_several(graph):
+        chosen = None if bandwidth is None and cluster is None and table is None else network
+        return on_other_workers(graph, "zero", network.workers, chosen)
     check_exchanges_nothing(graph, "zero")
     if network.workers == 1:
         return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
@@ -55,12 +59,12 @@ def transform(
         return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
             f"zero: {network.workers} copies of the pipeline share the state of each stage"
         )
-    gradients = step_gradients(graph, gradient_mb, "zero")
+    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())
     first = gradients.step == gradients.step.min()
     graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
     return graph.note(
-        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step; the batch is that of each of "
-        f"the {network.workers} workers"
+        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}; "
+        f"the batch is that of each of the {network.workers} workers"
     )

@@ -23,8 +23,8 @@ from .models import MODELS
 
 # In the order in which they run: everything is predicted from the recordings of the first.
 EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "pipeline", "collectives")
-# Run only where they are named: their results have a folder of their own (traces/lab_dts).
-OTHERS = ("dts",)
+# Run only where they are named: their results have folders of their own (traces/lab_dts, traces/lab_ranks_cpu).
+OTHERS = ("dts", "other_hosts")
 INTERRUPTED = 130
 
 

@@ -88,3 +88,20 @@ def test_what_is_wrong_is_told_in_a_sentence(
 ) -> None:
     assert main([trace if word == "TRACE" else word for word in words]) == status
     assert part in capsys.readouterr().err.replace(trace, "TRACE")
+
+
+def test_bandwidth_without_communication_is_answered_for_workers(
+    own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(own_traces / "transformer_cpu.json.gz")
+    assert main(["apply", "bandwidth:factor=4", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["workers"], row["bandwidth"]) for row in found["points"]] == [
+        (str(count), rate) for count in (2, 4, 8, 16) for rate in ("25Gbps", "100Gbps")
+    ]
+    steps = [row["predicted_ms"] for row in found["points"]]
+    assert all(fast <= slow for slow, fast in zip(steps[::2], steps[1::2], strict=True))
+    assert "assumed is DDP" in found["assumed"][0]
+    # With a what-if that puts transfers in, it is about these.
+    assert main(["apply", "distributed:workers=4,bandwidth=1Gbps", "bandwidth", path, "--json"]) == 0
+    assert "points" not in json.loads(capsys.readouterr().out)

@@ -130,7 +130,7 @@ def test_samples_of_a_batch_that_is_changed(resnet: Baseline) -> None:
 
 def test_a_recording_of_several_workers_has_no_single_one(own_traces: Path) -> None:
     rank = Baseline.of(whatif.read(own_traces / "ranks_cpu" / "even" / "rank0.json.gz"))
-    with pytest.raises(WhatifError, match="expected the recording of one worker"):
+    with pytest.raises(WhatifError, match="expected a recording that shows its collectives"):
         curve(rank, ["distributed"], [1, 2])
 
 

@@ -224,7 +224,7 @@ def test_every_bucket_comes_back_whether_it_is_copied_or_not(specs: list[str]) -
 
 def test_the_note_tells_the_network() -> None:
     note = apply(two_layers(), "distributed").notes[-1]
-    assert "8 at 25 Gbit/s and 14 us, ring" in note
+    assert "8 at 25 Gbit/s and 14 us, auto" in note
 
 
 def test_the_memory_of_the_buckets() -> None:

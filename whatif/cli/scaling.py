@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots, trace_then_names
-from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots
+from whatif.cli.rank_files import read_traces, traces_then_names
+from whatif.cli.reading import progress_bar, show
 from whatif.cli.trusted import baseline_of
 
 DEFAULT = "distributed"
@@ -13,12 +14,13 @@ DEFAULT = "distributed"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif scaling``."""
-    parser.usage = "whatif scaling TRACE [NAME[:options] ...] [--workers 1,2,4] [OPTIONS]"
+    parser.usage = "whatif scaling TRACE ... [NAME[:options] ...] [--workers 1,2,4] [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",
-        metavar="TRACE [NAME ...]",
-        help=f"the trace, then what-ifs, one of which has the option workers (default: {DEFAULT})",
+        metavar="TRACE ... [NAME ...]",
+        help="the trace, or those of the ranks of one run or their folder, then what-ifs, one of which has the option "
+        f"workers (default: {DEFAULT})",
     )
     parser.add_argument(
         "--workers",
@@ -38,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scaling curve."""
-    path, names = trace_then_names(args.words, "scaling")
+    paths, names = traces_then_names(args.words, "scaling")
     from whatif.prediction.transform import load_transform
     from whatif.questions.sweep.scaling import parse_workers, scaling
 
     # Checks names and numbers before reading the trace, which may be large.
     transforms = [load_transform(name) for name in names or [DEFAULT]]
     workers = parse_workers(args.workers)
-    check_plots(args.plot, [path])
+    check_plots(args.plot, paths)
 
-    baseline = baseline_of(args, read_trace(path, args))
+    baseline = baseline_of(args, read_traces(paths, args)[0])
     with progress_bar("predicting") as progress:
         found = scaling(
             baseline, transforms, workers, strong=args.strong, jobs=args.jobs, backend=args.backend, progress=progress

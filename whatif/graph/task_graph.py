@@ -79,6 +79,7 @@ class GraphInfo:
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
+    gradient_bytes: tuple[int, ...] = ()  # of a step by autograd's operators, in the order in which it finishes them
     memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
     loads_in_processes: bool = False  # whether processes of their own prepare the batches
     changes: tuple[Change, ...] = ()  # what transforms did that later ones have to know

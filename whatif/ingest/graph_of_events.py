@@ -17,6 +17,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.file_bytes import cut_first
 from whatif.ingest.find_steps import StepRule, steady_range
+from whatif.ingest.gradient_sizes import gradient_sizes
 from whatif.ingest.integrity import find_damage
 from whatif.ingest.memory import find_memory
 from whatif.ingest.ranks.files import rank_facts
@@ -72,7 +73,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
         ),
     )
     rows = find_step_rows(parts)
-    info = replace(info, passes=_passes(info, rows))
+    info = replace(info, passes=_passes(info, rows), gradient_bytes=gradient_sizes(events, rows, edges_ns))
     info = replace(info, memory=find_memory(parts, info, rows))
     graph = assemble(parts, info).check()
     graph = _with_measured_steps(graph, parts)

@@ -61,7 +61,9 @@ def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]
     graph = _named(inserted.graph, ids, new_names)
     measured_ns = graph.start_ns.copy()
     measured_ns[ids] = start_ns
-    lag_ns = start_ns - measured_ns[moved[asks]]
+    asked_ns, free_ns = measured_ns[moved[asks]], _free_ns(events.track[rows], start_ns, end_ns)
+    # What was asked for while its thread was busy waited for that thread, whose order holds it back.
+    lag_ns = start_ns - np.where(free_ns > asked_ns, np.minimum(free_ns, start_ns), asked_ns)
     graph = graph.replace(start_ns=measured_ns)
     graph, main_after = _waiting(graph, moved[main], moved[asks], end_ns)
     graph = graph.add_dependencies(
@@ -108,6 +110,15 @@ def _with_channels(graph: TaskGraph, track: Array) -> tuple[TaskGraph, Array]:
     tracks, which = np.unique(track, return_inverse=True)
     channels = tuple(Thread(f"gloo thread {i + 1}", ThreadKind.CHANNEL) for i in range(len(tracks)))
     return graph.replace(threads=(*graph.threads, *channels)), len(graph.threads) + which
+
+
+def _free_ns(track: Array, start_ns: Int64, end_ns: Int64) -> Int64:
+    """When the thread of each collective was done with the one before; before all times where it is the first."""
+    order = np.lexsort((start_ns, track))
+    free_ns = np.full(len(track), np.iinfo(np.int64).min // 2)
+    same = track[order][1:] == track[order][:-1]
+    free_ns[order[1:][same]] = end_ns[order[:-1][same]]
+    return free_ns
 
 
 def _named(graph: TaskGraph, ids: Array, names: list[str]) -> TaskGraph:

@@ -326,6 +326,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         ranks=tuple(part.info for part in after),
         batch_size=first.batch_size,
         passes=first.passes,
+        workers=graph.info.workers if first.workers == before[0].info.workers else first.workers,
         gpu=first.gpu,
         gpu_memory_bytes=first.gpu_memory_bytes,
         memory=first.memory,

@@ -15,6 +15,7 @@ from whatif.graph.types import (
     Int64,
     Phase,
 )
+from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
 from whatif.models.layers.gradients import ready_gradients
 from whatif.models.layers.layer_facts import gradient_bytes
 
@@ -33,13 +34,17 @@ class StepGradients(NamedTuple):
     task: Int64  # the task with which it is finished
     size_bytes: Int64
     layer: Int64  # the layer that owns it; -1 where no layer is known
+    low_bytes: Int64  # the range of its size
+    high_bytes: Int64
 
 
 def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
-    """Return the gradients of every step by the recorder's list, else by layers, else ``gradient_mb`` of them.
+    """Return the gradients of every step: ``gradient_mb`` of them, else by the first that tells any.
 
-    The latter, in million bytes, are spread evenly over the time of the backward pass. ``name`` is of the what-if that
-    asks. Raises WhatifError where there is no backward pass, or where neither tells any gradient.
+    That is the recorder's list, layers with their parameters, or what the recording shows of gradients
+    (``whatif.models.layers.found_gradients``). ``gradient_mb``, in million bytes, are spread evenly over the time of
+    the backward pass. ``name`` is of the what-if that asks. Raises WhatifError where there is no backward pass, or
+    where nothing tells any gradient.
     """
     work = _backward_work(graph)
     if not work.any():
@@ -53,13 +58,50 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         code = {layer: number for number, layer in enumerate(graph.layers)}
         owners = (gradient.layer for gradient in graph.info.recorded.gradients)
         layer = np.array([code.get(owner, -1) if owner else -1 for owner in owners], dtype=np.int64)
-        return StepGradients(found.step, found.row, found.task, found.size_bytes, layer[found.row])
+        return _certain(found.step, found.row, found.task, found.size_bytes, layer[found.row])
     if bool((work & (gradient_bytes(graph) > 0)[graph.layer]).any()):
         return _by_layer(graph, work)
+    traced = found_gradients(graph)
+    if traced is not None:
+        return _by_trace(graph, work, traced)
     raise WhatifError(
         f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
         f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
     )
+
+
+def told_by(graph: TaskGraph, gradient_mb: float | None) -> str:
+    """Return what tells the gradients where nobody listed them, and how far off it may be; else ""."""
+    if gradient_mb is not None or graph.info.recorded.gradients or bool((gradient_bytes(graph) > 0).any()):
+        return ""
+    traced = found_gradients(graph)
+    if traced is None:
+        return ""
+    certain = traced.low == traced.high == 1.0
+    spread = "" if certain else f" ({100 * (traced.low - 1):+.1f} to {100 * (traced.high - 1):+.1f} %)"
+    return traced.source + spread
+
+
+def _certain(step: Int64, row: Int64, task: Int64, size_bytes: Int64, layer: Int64) -> StepGradients:
+    return StepGradients(step, row, task, size_bytes, layer, size_bytes, size_bytes)
+
+
+def _by_trace(graph: TaskGraph, work: Bool, traced: FoundGradients) -> StepGradients:
+    """Gradients finish with autograd's operators, in a recording without these evenly over the backward pass."""
+    count = len(traced.size_bytes)
+    ready = finished(graph, step_of(graph), work, count)
+    if ready is None or count == 1:
+        even = _spread(graph, work, float(traced.size_bytes.sum()))
+        return _within(even, traced)
+    step, task = np.repeat(list(ready), count).astype(np.int64), np.concatenate(list(ready.values()))
+    layer = np.where(graph.layer[task] > 0, graph.layer[task], -1).astype(np.int64)
+    rows, sizes = np.tile(np.arange(count), len(ready)), np.tile(traced.size_bytes, len(ready))
+    return _within(_certain(step, rows, task, sizes, layer), traced)
+
+
+def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
+    low, high = (np.rint(gradients.size_bytes * by).astype(np.int64) for by in (traced.low, traced.high))
+    return gradients._replace(low_bytes=low, high_bytes=high)
 
 
 def _backward_work(graph: TaskGraph) -> Bool:
@@ -87,7 +129,7 @@ def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
     number = np.full(len(graph.layers), -1, dtype=np.int64)
     distinct, first = np.unique(layer, return_index=True)
     number[distinct[np.argsort(first)]] = np.arange(len(distinct))
-    return StepGradients(steps[last], number[layer], last, sizes[layer], layer)
+    return _certain(steps[last], number[layer], last, sizes[layer], layer)
 
 
 def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
@@ -101,7 +143,7 @@ def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
         parts.append((np.full(count, step), np.arange(count), ready))
     steps, rows, ready = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
     sizes = np.full(len(steps), round(total_bytes / count), dtype=np.int64)
-    return StepGradients(steps, rows, ready, sizes, np.full(len(steps), -1, dtype=np.int64))
+    return _certain(steps, rows, ready, sizes, np.full(len(steps), -1, dtype=np.int64))
 
 
 def at_share(duration_ns: Int64, share: Array) -> Int64:

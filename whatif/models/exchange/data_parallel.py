@@ -71,6 +71,8 @@ class _Buckets(NamedTuple):
 
     step: Int64
     size_bytes: Int64
+    low_bytes: Int64
+    high_bytes: Int64
     first: Int64  # position of its first gradient among those sorted by step, bucket and task
     ready: Int64  # the task with which it and all buckets before it are full
 
@@ -102,7 +104,7 @@ def all_reduce_buckets(
     if not graph.on_gpu.any():
         work_ns = gloo.work_ns(graph, buckets.size_bytes, network.workers, cost.total_ns)
         cost = gloo.bounded_by_cpu(cost, work_ns)
-    times = estimated(cost, SYNCHRONISED if synchronised else OVERLAPPED)
+    times = _as_certain(estimated(cost, SYNCHRONISED if synchronised else OVERLAPPED), buckets, network)
     waiting = _first_behind(graph, ends, buckets)
 
     new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
@@ -145,7 +147,20 @@ def _buckets(gradients: StepGradients, bucket: Int64) -> _Buckets:
     first = np.flatnonzero(np.append(True, (np.diff(gradients.step) != 0) | (np.diff(bucket) != 0)))
     step = gradients.step[first]
     ready = _in_order(np.maximum.reduceat(gradients.task, first), step)
-    return _Buckets(step, np.add.reduceat(gradients.size_bytes, first), first, ready)
+    size, low, high = (
+        np.add.reduceat(column, first) for column in (gradients.size_bytes, gradients.low_bytes, gradients.high_bytes)
+    )
+    return _Buckets(step, size, low, high, first, ready)
+
+
+def _as_certain(times: Estimates, buckets: _Buckets, network: Network) -> Estimates:
+    """The times with the range of what the buckets hold."""
+    known, low, high = (
+        np.maximum(network.cost("all_reduce", size).total_ns, 1)
+        for size in (buckets.size_bytes, buckets.low_bytes, buckets.high_bytes)
+    )
+    low_ns, high_ns = times.low_ns * np.minimum(low / known, 1), times.high_ns * np.maximum(high / known, 1)
+    return replace(times, low_ns=low_ns, high_ns=high_ns)
 
 
 def _in_order(ids: Array, step: Int64) -> Int64:

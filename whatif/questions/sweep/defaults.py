@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import ETHERNET
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.sweep.scaling import LOADERS, OPTION
 from whatif.questions.sweep.values import Varied, parse_vary
@@ -18,32 +19,26 @@ BANDWIDTHS = "bandwidth=1Gbps,2.5Gbps,5Gbps,10Gbps,25Gbps,40Gbps,50Gbps,100Gbps,
 # Of what a recording communicates already only the ratio is known.
 FACTORS = "factor=0.25,0.5,0.75,1,1.5,2,4,8,16"
 WORKERS = 8
+# Of the answer to a question about the network that names no workers.
+FEW_WORKERS = "distributed.workers=2,4,8,16"
+FASTER, FACTOR = "bandwidth", 2.0
+# What-ifs that put in transfers and name no workers.
+COMMUNICATING = ("dts", "pipeline", "straggler")
 # What a run trains with that nothing else is known of: DDP, PyTorch's own.
 DATA_PARALLEL = "distributed"
 
 
 def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
-    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed.
-
-    If the recording lacks its gradients, they are as large as the parameters that its operators' shapes
-    show, and an assumption says so.
-    """
+    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed."""
     if any(_spreads(transform) for transform in asked):
         free = [
             replace(t, options={key: value for key, value in t.options.items() if key != OPTION}) if _spreads(t) else t
             for t in asked
         ]
         return tuple(free), ()
-    transform, assumed = load_transform(DATA_PARALLEL), []
-    memory = graph.info.memory
-    if memory is not None and memory.gradients and not _tells_gradients(graph):
-        gradient_mb = round(memory.gradients / 1e6, 3)
-        transform = transform.with_options({"gradient_mb": gradient_mb})
-        assumed.append(
-            f"The recording lacks its gradients: they are assumed to be {gradient_mb:,.1f} MB, as large as the "
-            "parameters that the shapes of its operators show, and to finish evenly over the backward pass."
-        )
-    return (*asked, transform), tuple(assumed)
+    told = told_by(graph, None)
+    assumed = (f"The recording lists no gradients: their sizes are told by {told}.",) if told else ()
+    return (*asked, load_transform(DATA_PARALLEL)), assumed
 
 
 def bandwidths_of(
@@ -62,14 +57,33 @@ def bandwidths_of(
     return chosen, parse_vary(BANDWIDTHS, chosen), assumed
 
 
-def _spreads(transform: Transform) -> bool:
-    """Whether the what-if puts the step on several workers over a network."""
-    return OPTION in transform.parameters and "bandwidth" in transform.parameters and transform.name not in LOADERS
+def faster_links(
+    graph: TaskGraph, asked: Sequence[Transform]
+) -> tuple[tuple[Transform, ...], tuple[Varied, Varied], tuple[str, ...]] | None:
+    """Return what ``bandwidth`` asks of a step of one worker: data parallelism on a few, at 1 and ``factor`` times.
 
-
-def _tells_gradients(graph: TaskGraph) -> bool:
+    None where the steps communicate, by the recording or by a what-if that is asked for, or where nothing tells their
+    gradients: then it is about those transfers.
+    """
+    place = next((at for at, transform in enumerate(asked) if transform.name == FASTER), None)
+    if place is None or communicates(graph) or any(_spreads(t) or t.name in COMMUNICATING for t in asked):
+        return None
     try:
         step_gradients(graph, None, DATA_PARALLEL)
     except WhatifError:
-        return False
-    return True
+        return None
+    told = told_by(graph, None)
+    chosen = (*asked[:place], load_transform(DATA_PARALLEL), *asked[place + 1 :])
+    factor = float(asked[place].options.get("factor", FACTOR))
+    rates = f"distributed.bandwidth={ETHERNET},{float(str(ETHERNET).removesuffix('Gbps')) * factor:g}Gbps"
+    assumed = (
+        f"the recording has no communication: assumed is DDP on workers with links of {ETHERNET}, and {factor:g} times "
+        "that (distributed:bandwidth=, cluster= name others)",
+        *([f"the sizes of its gradients are told by {told}"] if told else []),
+    )
+    return chosen, (parse_vary(FEW_WORKERS, chosen), parse_vary(rates, chosen)), assumed
+
+
+def _spreads(transform: Transform) -> bool:
+    """Whether the what-if puts the step on several workers over a network."""
+    return OPTION in transform.parameters and "bandwidth" in transform.parameters and transform.name not in LOADERS

@@ -13,6 +13,7 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.parallel.other_workers import recorded_on_several
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction, apply
@@ -172,20 +173,24 @@ def scaling(
     """Predict the step on each number of workers; ``jobs`` and ``backend`` as of ``sweep``.
 
     Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
-    worker alone goes without them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where
-    no what-if has the option, where the recording is of several workers, or where they apply to no number.
+    worker alone goes without them. The collectives of a recording of several workers are issued again for each number,
+    one among them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where no what-if has the
+    option, where a recording of several workers shows no collectives, or where they apply to no number.
     """
     spreading = _spreading(transforms)
     together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
-    if communicates(baseline.graph):
+    several = recorded_on_several(baseline.graph)
+    if communicates(baseline.graph) and not several:
         raise WhatifError(
-            f"scaling: expected the recording of one worker, got {baseline.graph.info.path} of one of several, whose "
-            "steps communicate already."
+            f"scaling: expected a recording that shows its collectives, got {baseline.graph.info.path} of one of "
+            "several workers, which shows none: name the recordings of all ranks."
         )
-    others = tuple(t for t, spreads in zip(transforms, spreading, strict=True) if not spreads)
-    single = apply(baseline, *others) if others else None
+    if several and strong:
+        raise WhatifError("scaling: expected weak scaling of a recording of several workers, got --strong.")
+    alone = tuple(_on(1, transforms, spreading, strong=False, several=several))
+    single = apply(baseline, *alone) if alone else None
     single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
-    chosen = [_on(count, transforms, spreading, strong=strong and not together) for count in workers]
+    chosen = [_on(count, transforms, spreading, strong=strong and not together, several=several) for count in workers]
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
     samples = (single.graph if single else baseline.graph).info.samples
@@ -198,9 +203,9 @@ def scaling(
             }
         rows.append(Workers(count, **fields))
         notes = said or notes
-    several = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
-    if several and all(row.step_ms is None for row in several):
-        raise WhatifError(several[0].reason)
+    spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
+    if spread_out and all(row.step_ms is None for row in spread_out):
+        raise WhatifError(spread_out[0].reason)
     return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes, samples)
 
 
@@ -229,13 +234,13 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
 
 
 def _on(
-    count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool
+    count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool, several: bool
 ) -> tuple[Transform, ...]:
-    """The composition for so many workers."""
+    """The composition for so many workers; one that was recorded as one of ``several`` has to be told of one, too."""
     chosen = [
         transform.with_options({OPTION: count}) if spreads else transform
         for transform, spreads in zip(transforms, spreading, strict=True)
-        if count > 1 or not spreads
+        if count > 1 or several or not spreads
     ]
     shared = [load_transform("batch_size", factor=1.0 / count)] if strong and count > 1 else []
     return (*shared, *chosen)

@@ -1,0 +1,108 @@
+"""Gradients of recordings that list none: by shapes, by the optimizer's thread blocks, by the memory of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.helpers import extra_data
+from whatif import TaskGraph
+from whatif.models.exchange.buckets import step_gradients, step_of, told_by
+from whatif.models.layers.found_gradients import FoundGradients, found_gradients
+
+VGG13, RESNET50, RESNET18 = 133_047_848, 25_557_032, 11_689_512
+
+
+def found(*parts: str) -> tuple[TaskGraph, FoundGradients]:
+    graph = whatif.read(extra_data("traces", *parts))
+    gradients = found_gradients(graph)
+    assert gradients is not None
+    return graph, gradients
+
+
+def without_shapes(graph: TaskGraph) -> TaskGraph:
+    return graph.replace(info=replace(graph.info, gradient_bytes=(), memory=None))
+
+
+@pytest.mark.parametrize(
+    ("parts", "tensors", "numbers"),
+    [
+        (("triosim-vgg13-h100", "vgg13_bs512_adam.json.gz"), 26, VGG13),
+        (("kineto-resnet50-v100", "num_workers_0.2021-06.pt.trace.json.gz"), 161, RESNET50),
+        (("kineto-resnet50-v100", "num_workers_0.2020-12.pt.trace.json.gz"), 161, RESNET50),
+    ],
+)
+def test_shapes_tell_gradients_exactly(parts: tuple[str, ...], tensors: int, numbers: int) -> None:
+    graph, gradients = found(*parts)
+    assert (len(gradients.size_bytes), int(gradients.size_bytes.sum())) == (tensors, 4 * numbers)
+    assert (gradients.low, gradients.high) == (1, 1)
+    # The optimizer's kernels of the same recording are within 1 %, and their range holds the truth.
+    blocks = found_gradients(without_shapes(graph))
+    assert blocks is not None
+    total = float(blocks.size_bytes.sum())
+    assert total == pytest.approx(4 * numbers, rel=0.01)
+    assert blocks.low * total <= 4 * numbers <= blocks.high * total
+
+
+def test_the_optimizers_chunks_hold_every_parameter() -> None:
+    _, gradients = found("param-2080ti", "resnet_kineto.json.gz")
+    total = int(gradients.size_bytes.sum()) / 4
+    assert len(gradients.size_bytes) == 62
+    assert total == pytest.approx(RESNET18, rel=0.02)
+    assert gradients.low * total <= RESNET18 <= gradients.high * total
+
+
+def test_a_gradient_is_ready_with_the_work_that_was_launched_before_its_operator() -> None:
+    graph, gradients = found("kineto-resnet50-v100", "num_workers_0.2021-06.pt.trace.json.gz")
+    rows = step_gradients(graph, None, "test")
+    assert len(rows.task) == 161 * graph.info.n_steps
+    assert (step_of(graph)[rows.task] == rows.step).all()
+    first = rows.step == 0
+    assert (np.diff(rows.task[first]) >= 0).all()
+    assert rows.size_bytes[first].tolist() == gradients.size_bytes.tolist()
+    # The classifier's gradients finish first, those of the first convolution last.
+    assert rows.size_bytes[first][:2].tolist() == [4 * 1000, 4 * 2048 * 1000]
+    assert rows.size_bytes[first][-1] == 4 * 64 * 3 * 7 * 7
+
+
+STOCK = [
+    "triosim-vgg13-h100/vgg13_bs512_adam.json.gz",
+    *(f"kineto-resnet50-v100/num_workers_{n}.{d}.pt.trace.json.gz" for n in (0, 4) for d in ("2020-12", "2021-06")),
+    "param-2080ti/linear_kineto.json.gz",
+    "param-2080ti/resnet_kineto.json.gz",
+    "hta/mi250_minitoy_train.json.gz",
+    "hta/step_based_gp100.json.gz",
+    "edls-a4000/torch_profiler_trace.json.gz",
+]
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_every_stock_training_trace_of_one_worker_trains_on_eight(name: str) -> None:
+    graph = whatif.read(extra_data("traces", name))
+    base = whatif.apply(graph)
+    for what_if in ("distributed", "zero", "fsdp"):
+        answer = whatif.apply(graph, f"{what_if}:workers=8,bandwidth=25Gbps")
+        assert answer.predicted_ms > base.predicted_ms
+        assert any("the batch is that of each of the 8 workers" in note for note in answer.notes)
+
+
+def test_an_uncertain_sum_widens_the_range_of_the_transfer() -> None:
+    graph, gradients = found("param-2080ti", "linear_kineto.json.gz")
+    guessed = whatif.apply(graph, "distributed:workers=8,bandwidth=5Gbps")
+    told_mb = float(gradients.size_bytes.sum()) / 1e6
+    told = whatif.apply(graph, f"distributed:workers=8,bandwidth=5Gbps,gradient_mb={told_mb}")
+    assert guessed.high_ms - guessed.low_ms > told.high_ms - told.low_ms
+    assert told_by(graph, None).startswith("the thread blocks of the optimizer's kernels (-3.2 to +9.7 %)")
+    assert told_by(graph, told_mb) == ""
+
+
+def test_a_recording_of_this_project_keeps_its_own_list(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / "transformer_cpu.json.gz")
+    listed = [row.size_bytes for row in graph.info.recorded.gradients]
+    assert told_by(graph, None) == ""
+    # Autograd's operators say the same.
+    assert sum(graph.info.gradient_bytes) == sum(size for size in listed if size)

@@ -1,0 +1,197 @@
+"""Recordings of several workers on other numbers of them, and what a slower link may do to a step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import whatif
+from tests.helpers import CPU, STREAM, Build, extra_data
+from tests.transforms.communication_graphs import apply, training
+from tests.transforms.sharded_steps import blocks
+from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.ingest.ranks.read import read_ranks
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.transform import load_transform
+from whatif.questions.sweep.scaling import scaling
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"
+A_NS, B_NS = 1_000, 0.01
+
+
+def taken_ns(size: int, workers: int) -> int:
+    """What a ring takes of the network that the steps below were recorded on."""
+    return round(2 * (workers - 1) * A_NS + 2 * (workers - 1) / workers * size * B_NS)
+
+
+def recorded(workers: int, waits: tuple[int, ...] = (0, 0, 0), name: str = ALL_REDUCE) -> TaskGraph:
+    """Steps of one kernel, two collectives one behind the other, the first of which waits, and an update."""
+    build = Build(CPU, STREAM, gpu="Tesla V100-SXM2-32GB", n_steps=len(waits), workers=workers)
+    for step, wait_ns in enumerate(waits):
+        for what, phase, length, size in (
+            ("b", Phase.BACKWARD, 10_000, -1),
+            (name, Phase.BACKWARD, taken_ns(1_000_000, workers) + wait_ns, 1_000_000),
+            (name, Phase.BACKWARD, taken_ns(9_000_000, workers), 9_000_000),
+            ("u", Phase.UPDATE, 5_000, -1),
+        ):
+            call = build.task(0, 100, f"launch {what}", phase=phase, step=step)
+            kind = TaskKind.COMMUNICATION if what == name else None
+            work = build.task(1, length, what, kind, phase=phase, step=step, size_bytes=size)
+            build.edge(call, work, 0, DependencyKind.LAUNCH)
+    graph = build.graph()
+    return graph.replace(start_ns=np.arange(len(graph), dtype=np.int64))
+
+
+def lengths(graph: TaskGraph) -> list[int]:
+    return graph.duration_ns[graph.kind == TaskKind.COMMUNICATION].tolist()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 3)])
+def test_collectives_of_a_ring_are_issued_again_exactly(before: int, after: int) -> None:
+    """Of the two sizes the fit finds a round's and a byte's time, so that another ring is exact.
+
+    A tree, which is less than a ring's rounds where there are many workers, is left out by so few.
+    """
+    found = apply(recorded(before), f"distributed:workers={after}")
+    assert lengths(found) == pytest.approx(3 * [taken_ns(1_000_000, after), taken_ns(9_000_000, after)], rel=0.01)
+    assert found.info.workers == after
+
+
+def test_waiting_for_peers_stays() -> None:
+    found = lengths(apply(recorded(2, (0, 7_000, 3_000)), "distributed:workers=4"))
+    assert np.subtract(found[::2], taken_ns(1_000_000, 4)).tolist() == pytest.approx([0, 7_000, 3_000], abs=200)
+
+
+def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
+    graph = recorded(4)
+    alone = apply(graph, "distributed:workers=1")
+    assert not (alone.kind == TaskKind.COMMUNICATION).any()
+    assert lengths(apply(graph, "distributed:workers=4")) == lengths(graph)
+
+
+def test_another_network_is_its_own_model() -> None:
+    found = apply(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
+    assert lengths(found) == 3 * [1_500_000, 13_500_000]
+
+
+def test_what_is_no_collective_of_all_is_named() -> None:
+    with pytest.raises(WhatifError, match="got ncclDevKernel_SendRecv alone"):
+        apply(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")
+    untold = recorded(2)
+    untold = untold.replace(info=replace(untold.info, workers=None))
+    with pytest.raises(WhatifError, match="how many workers"):
+        apply(untold, "distributed:workers=4")
+
+
+def test_a_recording_of_two_ranks_comes_back_from_four() -> None:
+    graph = whatif.read(extra_data("traces", "hta", "v100_allreduce_rank1of2.json.gz"))
+    measured = whatif.apply(graph).predicted_ms
+    assert whatif.apply(graph, "distributed:workers=2").predicted_ms == pytest.approx(measured, rel=0.02)
+    four = whatif.apply(graph, "distributed:workers=4")
+    assert four.predicted_ms > measured
+    back = whatif.apply(four.graph, "distributed:workers=2", calibrated=False).predicted_ms
+    assert back == pytest.approx(measured, rel=0.02)
+
+
+def test_ranks_on_cpus_scale(own_traces: Path) -> None:
+    graph = read_ranks([own_traces / "ranks_cpu" / "even"]).graph
+    found = scaling(Baseline.of(graph), [load_transform("distributed")], (1, 2, 4, 8))
+    steps = [row.step_ms or 0.0 for row in found.rows]
+    assert steps == sorted(steps)
+    assert found.rows[1].step_ms == pytest.approx(79.6, rel=0.01)  # as recorded
+    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 32 / steps[1])
+
+
+def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> None:
+    """Ground truth: steps over rate-limited links, measured without the profiler; docs/scaling.md shows the table."""
+    folder, rows, errors = own_traces / "lab_ranks_cpu", [], []
+    for model, rate in itertools.product(("gpt2", "vgg"), (200, 1000)):
+        names = {hosts: f"ranks-{model}-{rate}mbit-{hosts}" for hosts in (2, 4)}
+        measured = {n: json.loads((folder / f"{name}.json").read_text())["median_ms"] for n, name in names.items()}
+        for before, after in ((2, 4), (4, 2)):
+            graph = read_ranks([folder / names[before]]).graph
+            answer = whatif.apply(graph, f"distributed:workers={after}", calibrated=False)
+            error = 100 * (answer.predicted_ms / measured[after] - 1)
+            errors.append(abs(error))
+            rows.append(
+                f"| {model} | {rate:,} Mbit/s | {before} to {after} | {answer.baseline_ms:.1f} ms | "
+                f"{answer.predicted_ms:.1f} ms | {measured[after]:.1f} ms | {error:+.1f} % |"
+            )
+    assert np.median(errors) <= 4
+    assert sorted(errors)[-2] <= 10
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("triosim-vgg13-h100", "vgg13_bs512_adam.json.gz"),
+        ("kineto-resnet50-v100", "num_workers_4.2021-06.pt.trace.json.gz"),
+        ("hta", "v100_allreduce_rank1of2.json.gz"),
+    ],
+)
+def test_up_to_16384_workers_the_step_only_grows_and_the_answer_is_quick(parts: tuple[str, ...]) -> None:
+    baseline = Baseline.of(whatif.read(extra_data("traces", *parts)))
+    counts = [2**power for power in range(15)]
+    begin_s = time.process_time()
+    found = scaling(baseline, [load_transform("distributed")], [16384])
+    assert time.process_time() - begin_s <= 2
+    found = scaling(baseline, [load_transform("distributed")], counts)
+    steps = [row.step_ms or 0.0 for row in found.rows]
+    assert steps == sorted(steps)
+
+
+@given(
+    graph=training(),
+    what_if=st.sampled_from(["distributed", "zero", "zero:stage=1", "zero:stage=3", "fsdp"]),
+    workers=st.integers(2, 40),
+    gbps=st.sampled_from([0.1, 1, 10, 100]),
+    algorithm=st.sampled_from(["auto", "ring", "tree"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_half_of_any_link_makes_no_step_shorter(
+    graph: TaskGraph, what_if: str, workers: int, gbps: float, algorithm: str
+) -> None:
+    join = "," if ":" in what_if else ":"
+    steps = [
+        simulate(
+            apply(graph, f"{what_if}{join}workers={workers},bandwidth={rate}Gbps,algorithm={algorithm}")
+        ).makespan_ns
+        for rate in (gbps, gbps / 2)
+    ]
+    assert steps[1] >= steps[0]
+
+
+@pytest.mark.parametrize("what_if", ["distributed", "zero", "zero:stage=3", "fsdp"])
+def test_half_of_either_level_of_a_cluster_makes_no_step_shorter(what_if: str, tmp_path: Path) -> None:
+    graph = blocks(steps=2)
+    join = "," if ":" in what_if else ":"
+    found = []
+    for number, (inner, outer) in enumerate([("100GB/s", "25Gbps"), ("50GB/s", "25Gbps"), ("100GB/s", "12.5Gbps")]):
+        path = tmp_path / f"cluster{number}.toml"
+        path.write_text(CLUSTER.format(inner=inner, outer=outer), encoding="utf-8")
+        found.append(simulate(apply(graph, f"{what_if}{join}cluster={path}")).makespan_ns)
+    assert min(found) == found[0]
+
+
+CLUSTER = """
+[[level]]
+workers = 4
+bandwidth = "{inner}"
+latency_us = 2
+
+[[level]]
+workers = 4
+bandwidth = "{outer}"
+latency_us = 10
+"""

@@ -1,0 +1,36 @@
+"""The gradients of a step by autograd's own operators, where a recording has shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.types import Int64
+from whatif.ingest.events import Events
+from whatif.ingest.op_cost import input_tensors
+from whatif.ingest.step_rows import StepRows
+
+# Runs once for each parameter and backward pass; its input is the finished gradient.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tuple[int, ...]:
+    """Return the bytes of each gradient of a steady step, in the order in which its last backward pass finishes them.
+
+    ``rows`` are of that step; where nothing tells them, the middle one between ``edges_ns`` is taken, and all of a
+    recording without steps. Empty where the shape of one of its gradients was not recorded.
+    """
+    codes = [code for code, name in enumerate(events.names) if name == ACCUMULATE]
+    if not codes:
+        return ()
+    middle = max((len(edges_ns) - 1) // 2, 0)
+    window = edges_ns[middle : middle + 2] if rows is None else np.array([rows.backward_ns, rows.end_ns])
+    first, last = np.searchsorted(events.start_ns, window).tolist() if len(window) == 2 else (0, len(events))
+    sizes: dict[int, int] = {-1: 0}
+    found = []
+    for shape in events.shape[first:last][np.isin(events.name[first:last], codes)].tolist():
+        if shape not in sizes:
+            dims, types, _ = events.shapes[shape]
+            tensors = input_tensors(dims, types) or [None]
+            sizes[shape] = tensors[0].size_bytes if tensors and tensors[0] is not None else 0
+        found.append(sizes[shape])
+    return tuple(found) if all(found) else ()

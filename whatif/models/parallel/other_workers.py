@@ -1,0 +1,237 @@
+"""A recording of data parallel training on another number of workers: its own collectives, issued for so many.
+
+Source: the collectives of DDP, FSDP and ZeRO move the same bytes for any number of workers; nccl-tests,
+doc/PERFORMANCE.md, tells the rounds and the share of them that passes each link.
+Model: of a transfer of S bytes, ``rounds`` * a + ``share`` * S * b; a and b are those of the recorded network, by the
+recorded collectives, or of the network that is asked for. What a collective took more than the shortest one at its
+place of all steps is waiting for peers, which stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.kernels import collective_of
+from whatif.graph.recorded import Recorded
+from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.types import Bool, Float64, Int64, TaskKind
+from whatif.hardware.cluster.collectives import MODELS
+from whatif.hardware.cluster.links import LATENCY_US, Link
+from whatif.hardware.cluster.network import Network
+from whatif.ingest.ranks.merge import COLLECTIVE
+from whatif.models.exchange import gloo
+from whatif.models.exchange.buckets import step_of
+from whatif.models.exchange.collective_tasks import OVERLAPPED, of_activations, recorded_workers, tell
+from whatif.models.layers.found_gradients import found_gradients
+from whatif.models.parallel.sharding import update_share
+from whatif.simulation.transfers import workers_of
+
+KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_UNIT = Link(1e9, 1.0)  # a round takes 1 ns, and so does a byte
+
+
+class _Collectives(NamedTuple):
+    """The collectives of a recording, shape (n,) each: ids, operations, bytes (-1: not known) and waiting, ns."""
+
+    task: Int64
+    operation: list[str]
+    size_bytes: Int64
+    wait_ns: Int64
+
+
+class _Rounds(NamedTuple):
+    """How often each collective pays a round, and how often each of its bytes passes a link, shape (n,) each."""
+
+    rounds: Float64
+    share: Float64
+
+
+def recorded_on_several(graph: TaskGraph) -> bool:
+    """Say whether the recording shows collectives of its own, and no what-if has put any in."""
+    found = _exchanging(graph)
+    return bool(found.any()) and bool((graph.start_ns[found] >= 0).all())
+
+
+def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network | None) -> TaskGraph:
+    """Return the recording of one of several workers as one of ``workers``; ``name`` is of the what-if that asks.
+
+    ``network``: that of so many workers; None is the recorded one. On as many workers and the recorded network nothing
+    changes; on one nothing is sent. Raises WhatifError where nothing tells how many workers were recorded, or which
+    collectives are known.
+    """
+    recorded = recorded_workers(graph)
+    path = graph.info.path or "this recording"
+    if recorded is None or recorded < 2:
+        raise WhatifError(f"{name}: expected a recording that tells how many workers it is one of, got {path}.")
+    found = _collectives(graph)
+    others = sorted(
+        {graph.names[code].partition("(")[0] for code in graph.name[_exchanging(graph) & ~_of_all(graph)].tolist()}
+    )
+    if not len(found.task):
+        raise WhatifError(f"{name}: expected {', '.join(KNOWN)} in {path}, got {', '.join(others)} alone.")
+    notes = [f"{name}: recorded on {recorded} workers, predicted on {workers}, each with its recorded batch"]
+    if others:
+        notes.append(f"{name}: as they were recorded on {recorded} workers remain {', '.join(others)}")
+    if workers == 1:
+        notes.append(f"{name}: the copies into and out of buckets, which one worker has not, remain")
+        graph = graph.remove(found.task)
+    elif workers != recorded or network is not None:
+        graph = _issued_again(graph, found, recorded, workers, network)
+        notes += [f"{name}: sizes of collectives are not recorded"] * bool((found.size_bytes < 0).any())
+    if {"reduce_scatter", "all_gather"} <= set(found.operation):
+        graph = update_share(graph, recorded / workers)
+        notes.append(f"{name}: each worker updates {recorded / workers:.3g} times the parameters that it did")
+    graph = graph.replace(info=_info(graph, workers))
+    for sentence in notes:
+        graph = graph.note(sentence)
+    return graph
+
+
+def _info(graph: TaskGraph, workers: int) -> GraphInfo:
+    told: Recorded = graph.info.recorded
+    if told.ddp is not None:
+        told = replace(told, ddp=replace(told.ddp, world_size=workers) if workers > 1 else None)
+    return replace(graph.info, workers=workers, recorded=told)
+
+
+def _exchanging(graph: TaskGraph) -> Bool:
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
+
+
+def _of_all(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all workers."""
+    known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
+    group = workers_of(graph)  # 0: not told
+    everybody = (group == 0) | (group == recorded_workers(graph))
+    return np.asarray(_exchanging(graph) & known[graph.name] & everybody, dtype=np.bool_)
+
+
+def _collectives(graph: TaskGraph) -> _Collectives:
+    task = np.flatnonzero(_of_all(graph))
+    names = [collective_of(graph.names[code], "") for code in graph.name[task].tolist()]
+    return _Collectives(task, names, _sizes(graph, task, names), _waiting_ns(graph, task))
+
+
+def _sizes(graph: TaskGraph, task: Int64, operation: list[str]) -> Int64:
+    """Bytes of each message; where none is told and each gradient is reduced alone, those of the gradients.
+
+    A trace tells of an all-gather what one worker brings.
+    """
+    size = graph.size_bytes[task].astype(np.int64)
+    gathered = np.array(operation) == "all_gather"
+    size = np.where(gathered & (size > 0), size * (recorded_workers(graph) or 1), size)
+    gradients = found_gradients(graph) if len(task) and bool((size < 0).all()) else None
+    if gradients is None:
+        return size
+    place, count = _from_the_end(graph, task)
+    tensors = len(gradients.size_bytes)
+    alone = (count == tensors) & (place < tensors)
+    return np.where(alone, gradients.size_bytes[::-1][np.minimum(place, tensors - 1)], size)
+
+
+def _from_the_end(graph: TaskGraph, task: Int64) -> tuple[Int64, Int64]:
+    """The place of each collective in its step, counted from its end as the first may be cut, and how many it has."""
+    step = step_of(graph)[task]
+    _, of, counts = np.unique(step, return_inverse=True, return_counts=True)
+    order = np.argsort(of, kind="stable")
+    first = np.cumsum(counts) - counts
+    place = np.empty(len(task), dtype=np.int64)
+    place[order] = counts[of[order]] - 1 - (np.arange(len(task)) - first[of[order]])
+    return place, counts[of].astype(np.int64)
+
+
+def _waiting_ns(graph: TaskGraph, task: Int64) -> Int64:
+    """What each took longer than the shortest of its kind and size at its place of all steps.
+
+    In a graph of several ranks those that come early wait outside of their transfers.
+    """
+    if not len(task) or COLLECTIVE in graph.attached:
+        return np.zeros(len(task), dtype=np.int64)
+    place, _ = _from_the_end(graph, task)
+    _, key = np.unique(np.stack([place, graph.name[task], graph.size_bytes[task]]), axis=1, return_inverse=True)
+    shortest = np.full(int(key.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, key.ravel(), graph.duration_ns[task])
+    return np.asarray(graph.duration_ns[task] - shortest[key.ravel()], dtype=np.int64)
+
+
+def _issued_again(
+    graph: TaskGraph, found: _Collectives, recorded: int, workers: int, network: Network | None
+) -> TaskGraph:
+    now_ns = (graph.duration_ns[found.task] - found.wait_ns).astype(np.float64)
+    known = found.size_bytes >= 0
+    size = np.maximum(found.size_bytes, 0).astype(np.float64)
+    round_ns, byte_ns = _fitted(now_ns[known], size[known], found, known, recorded, on_gpu=bool(graph.on_gpu.any()))
+    before = _cheapest(found.operation, recorded, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
+    after = _cheapest(found.operation, workers, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
+    cost_before = before.rounds * round_ns + before.share * size * byte_ns
+    cost_after = after.rounds * round_ns + after.share * size * byte_ns
+    # Without sizes a transfer may be all rounds or all bytes: the latter is likelier.
+    by_share, by_rounds = after.share / before.share, after.rounds / before.rounds
+    ratio = np.where(known & (cost_before > 0), cost_after / np.maximum(cost_before, 1e-9), by_share)
+    transfer_ns, latency_ns = now_ns * ratio, now_ns * ratio * _latency_share(after.rounds * round_ns, cost_after)
+    low_ns, high_ns = now_ns * np.minimum(ratio, by_share), now_ns * np.maximum(ratio, by_rounds)
+    if network is not None:
+        for operation in dict.fromkeys(found.operation):
+            mine = known & (np.array(found.operation) == operation)
+            cost = network.cost(operation, size[mine])
+            if not graph.on_gpu.any():
+                cost = gloo.bounded_by_cpu(
+                    cost, gloo.work_ns(graph, size[mine].astype(np.int64), workers, cost.total_ns)
+                )
+            transfer_ns[mine] = low_ns[mine] = cost.total_ns
+            latency_ns[mine], high_ns[mine] = cost.latency_ns, cost.total_ns * OVERLAPPED
+    # How long peers let one another wait is another thing on another network: from not at all to what was recorded.
+    graph = graph.with_duration(
+        found.task, np.rint(transfer_ns + found.wait_ns), low_ns=np.rint(np.minimum(low_ns, transfer_ns)),
+        high_ns=np.rint(np.maximum(high_ns, transfer_ns) + found.wait_ns),
+    )  # fmt: skip
+    return tell(graph, found.task, latency_ns + found.wait_ns, workers)
+
+
+def _latency_share(latency: Float64, whole: Float64) -> Float64:
+    return np.asarray(np.where(whole > 0, latency / np.maximum(whole, 1e-9), 0.0), dtype=np.float64)
+
+
+def _rounds(operations: list[str], workers: int, model: str) -> _Rounds:
+    network = Network.of(workers, _UNIT)
+    terms = {}
+    for name in dict.fromkeys(operations):
+        terms[name] = MODELS[model if name in MODELS[model] else "ring"][name](network)
+    columns = np.array([terms[name] for name in operations], dtype=np.float64).reshape(-1, 2).T
+    return _Rounds(columns[0], columns[1])
+
+
+def _cheapest(
+    operations: list[str], workers: int, size: Float64, round_ns: float, byte_ns: float, *, on_gpu: bool
+) -> _Rounds:
+    """Ring or tree, whichever is faster; gloo has the ring alone."""
+    ring = _rounds(operations, workers, "ring")
+    if not on_gpu:
+        return ring
+    tree = _rounds(operations, workers, "tree")
+    faster = (tree.rounds - ring.rounds) * round_ns + (tree.share - ring.share) * size * byte_ns < 0
+    return _Rounds(np.where(faster, tree.rounds, ring.rounds), np.where(faster, tree.share, ring.share))
+
+
+def _fitted(
+    now_ns: Float64, size: Float64, found: _Collectives, known: Bool, workers: int, *, on_gpu: bool
+) -> tuple[float, float]:
+    """A round's and a byte's time on the recorded network: the least squares of relative errors, none below 0.
+
+    Transfers that share a link take longer and hide what a byte takes, so that a round takes at most what it does on
+    its own: a message of gloo, a step of NCCL's ring over a network.
+    """
+    ring = _rounds(found.operation, workers, "ring")
+    took = np.maximum(now_ns, 1.0)
+    rounds, moved = ring.rounds[known] / took, ring.share[known] * size / took
+    if not moved.any():
+        return 0.0, 1.0
+    most_ns = LATENCY_US * 1e3 if on_gpu else float(gloo.MESSAGE_NS)
+    both = np.linalg.lstsq(np.stack([rounds, moved], axis=1), np.ones(len(took)), rcond=None)[0]
+    round_ns = float(np.clip(both[0], 0.0, most_ns))
+    byte_ns = float(moved @ (1.0 - round_ns * rounds) / (moved @ moved))
+    return (round_ns, byte_ns) if byte_ns > 0 else (round_ns, 0.0)
