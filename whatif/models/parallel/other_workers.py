@@ -25,10 +25,10 @@ from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_of
-from whatif.models.exchange.collective_tasks import OVERLAPPED, of_activations, recorded_workers, tell
+from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers, tell
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
-from whatif.simulation.transfers import workers_of
+from whatif.simulation.transfers import of_activations, workers_of
 
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _UNIT = Link(1e9, 1.0)  # a round takes 1 ns, and so does a byte
