@@ -29,6 +29,8 @@ from whatif import Phase, TaskGraph, TaskKind, Thread, ThreadKind, WhatifError, 
 from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.simulation.breakdown import breakdown
 
+pytestmark = pytest.mark.usefixtures("round_v100")
+
 
 def test_distributed_by_hand() -> None:
     """Two buckets. The second all-reduce waits for the first one; the update for both, behind the copies back.

@@ -32,6 +32,8 @@ from tests.transforms.communication_graphs import (
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange.collective_tasks import all_reduces
 
+pytestmark = pytest.mark.usefixtures("round_v100")
+
 
 def test_blueconnect_by_hand() -> None:
     """7.2 MB among 8: 12.6 ms in a ring. Among 4 at 4 GB/s: 3/4 of 1.8 ms; among 2 over the shared link: 1/2 of 7.2 ms.

@@ -22,6 +22,8 @@ from tests.transforms.communication_graphs import (
 from whatif import Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange.priority import by_priority
 
+pytestmark = pytest.mark.usefixtures("round_v100")
+
 
 def used(graph: TaskGraph, spec: str) -> dict[str, int]:
     """The starts of the second step's forward kernels under the schedule of ``spec``."""
