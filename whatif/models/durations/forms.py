@@ -108,8 +108,7 @@ def in_form(
     transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
     own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
-        for column, values in zip(nothing, part, strict=True):
-            column[places[mask]] = values[which[mask]]
+        nothing.put(places[mask], part.take(which[mask]))
     return nothing
 
 
@@ -139,7 +138,7 @@ def usual(
         old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
         now = NHWC if code % 2 else ""
         own_s = graph.duration_ns[tasks[of_code]] / 1e9
-        logs, ends = [], []
+        logs, ends, answered_by = [], [], []
         for series in _USUAL[code // (2 * len(DTYPES))]:
             before = [converted(what, old, now) for what in series]
             after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
@@ -149,8 +148,10 @@ def usual(
             old_s = np.maximum.accumulate(side_times(side, before))
             logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
             ends.append((answer.low.min(), answer.high.max()))
-            found.source[of_code] = np.maximum(found.source[of_code], answer.source.max())
-        found.ratio[of_code] = np.exp(np.mean(logs, axis=0))
+            answered_by.append(int(answer.source.max()))
+        found.source[of_code] = max(answered_by)
+        # Of an operator whose shapes nobody knows nobody can say that it gets slower.
+        found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
         found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
     return found
