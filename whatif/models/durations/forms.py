@@ -114,7 +114,7 @@ def in_form(
 
 def usual(
     graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None,
-    changes_apart: bool = False,
+    changes_apart: bool = False, sheet: bool = False,
 ) -> Changed:  # fmt: skip
     """Return what matrix kernels ``tasks`` (ids) of unknown shapes take in another format or layout, as ``in_form``.
 
@@ -129,6 +129,8 @@ def usual(
     side = side_of(graph)
     if side is None or side.gpu is None:
         return found
+    if sheet:
+        side = replace(side, sources=(AnswerSource.ANALYTIC,))
     convolves = of_convolutions(graph)[tasks]
     kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
