@@ -113,8 +113,11 @@ def _stand_in_for_inplace_abn() -> None:
         return torch.empty_like(y), torch.empty_like(weight), torch.empty_like(weight)
 
     ops = []
-    for name, function in (("forward", forward), ("backward", backward)):
-        op: Any = torch.library.custom_op(f"inplace_abn::{name}", function, mutates_args=())
+    for name, function, schema in (
+        ("forward", forward, "(Tensor x, Tensor weight) -> Tensor"),
+        ("backward", backward, "(Tensor y, Tensor grad, Tensor weight) -> (Tensor, Tensor, Tensor)"),
+    ):
+        op: Any = torch.library.custom_op(f"inplace_abn::{name}", function, mutates_args=(), schema=schema)
         op.register_fake(function)
         ops.append(op)
 

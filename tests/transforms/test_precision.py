@@ -186,10 +186,10 @@ def test_tf32_speeds_up_products_alone() -> None:
     assert changed(faster, "tf32").notes[-1].endswith("nothing changes")
 
 
-def test_tf32_reads_as_much_memory_as_fp32() -> None:
-    """32 rows times a matrix of a gigabyte: in TF32 reading it takes half of what multiplying took."""
-    graph = products_of(attention_step(dtype="fp32"), 32, 16384, 16384)
-    assert 20_000 < duration_of(changed(graph, "tf32"), "qkv") < 40_000
+def test_tf32_gains_less_where_memory_binds() -> None:
+    """32 rows times a matrix of a gigabyte, and a square product."""
+    thin, square = (products_of(attention_step(dtype="fp32"), m, 16384, 16384) for m in (32, 16384))
+    assert duration_of(changed(thin, "tf32"), "qkv") > 1.5 * duration_of(changed(square, "tf32"), "qkv")
 
 
 def test_a_convolution_that_does_not_say_fp32_runs_in_tf32_already() -> None:
