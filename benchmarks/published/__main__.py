@@ -33,8 +33,8 @@ def tables() -> list[str]:
 def section(scores: Scores) -> str:
     """Return what the page says of a table."""
     rows = [
-        (s.group, str(s.rows), f"{s.median_pct:.1f}", f"{s.mean_pct:.1f}", f"{s.bias_pct:+.1f}", f"{s.coverage_pct:.0f}",
-         f"{s.width:.2f}")
+        (s.group, str(s.rows), f"{s.median_pct:.1f}", f"{s.mean_pct:.1f}", f"{s.bias_pct:+.1f}",
+         f"{s.coverage_pct:.0f}", f"{s.width:.2f}")
         for s in scores.groups()
     ]  # fmt: skip
     return f"## {scores.name}\n\n{markdown_table(COLUMNS, rows)}\n"
