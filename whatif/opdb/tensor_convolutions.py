@@ -56,10 +56,9 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     Without what changes the layout around them (``layout_changes``). NaN in formats that the device has no tensor
     cores for. One call that gives both gradients takes as long as both.
     """
-    dtypes = ops.texts["dtype"]
-    rates = np.array(
-        [sustained_tflops(gpu, d) * 1e12 if on_tensor_cores(gpu, d) else np.nan for d in dtypes.table] or [np.nan]
-    )[dtypes.codes]
+    dtypes, forward = ops.texts["dtype"], _of_text(ops, "phase", "fwd")
+    sustained = np.array([_rates(gpu, dtype) for dtype in dtypes.table] or [(np.nan, np.nan)])[dtypes.codes]
+    rates = np.where(forward, sustained[:, 0], sustained[:, 1])
     both = _of_text(ops, "phase", "bwd") + 1.0
     memory_s = work(ops)[1] / 1e9 / memory_gbyte_s(gpu)
     groups = ops.integers["groups"] > 1
@@ -71,6 +70,13 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
     spread = np.where(groups, OTHER_SPREAD, DENSE_SPREAD)
     return t, t / spread, t * spread
+
+
+def _rates(gpu: Gpu, dtype: str) -> tuple[float, float]:
+    """FLOPs a second that convolutions and their gradients sustain, NaN without tensor cores for the format."""
+    if not on_tensor_cores(gpu, dtype):
+        return np.nan, np.nan
+    return sustained_tflops(gpu, dtype, "conv") * 1e12, sustained_tflops(gpu, dtype, "conv_backward") * 1e12
 
 
 def kinds(ops: Operators) -> Int64:
