@@ -25,7 +25,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
-from whatif.opdb.data_sheet import answers_analytically, runs_at
+from whatif.opdb.data_sheet import answers_analytically, rate_tflops
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
@@ -262,8 +262,11 @@ class Estimator:
         """
         if self.gpu is None:
             return np.ones(len(ops), dtype=np.bool_)
-        told, said = ([rate_of(self.gpu, dtype) for dtype in each.dtypes] for each in (ops, spoken))
-        return np.array(told) == np.array(said)
+        gpu = self.gpu
+        told, said = (
+            np.array([rate_tflops(gpu, dtype, "matmul", tf32=False) for dtype in each.dtypes]) for each in (ops, spoken)
+        )
+        return np.asarray(told == said, dtype=np.bool_)
 
     def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
@@ -308,11 +311,6 @@ class Estimator:
             return
         times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
         answers.fill(rows, Estimates(*times), AnswerSource.ANALYTIC, -1, 0)
-
-
-def rate_of(gpu: Gpu, dtype: str) -> float:
-    """Return the device's peak of products in a format, TFLOP/s."""
-    return gpu.matrix_tflops(runs_at(dtype))
 
 
 def _keys(groups: list[GroupInfo]) -> UInt64:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from whatif.graph.described import DTYPE_BYTES, Described
-from whatif.graph.types import Bool, Float64
+from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores, sustained_tflops
 from whatif.opdb.rows import Operators
@@ -20,26 +20,29 @@ from whatif.opdb.work import output_size, work
 
 NHWC = "nhwc"
 
-# All factors below: chosen on timm's training steps under AMP (RTX 3090, PyTorch 1.12, 430 models, both layouts) by
-# `python -m benchmarks.published.fit_timm`, which reports their error on families of models that were left out.
-#
-# Time of a dense convolution over that of its tiles at the sustained rate or of its bytes: kernels of 1x1, and others.
-DENSE_1X1, DENSE = 0.87, 0.93
 # Rows and columns of a tile of the product, and the step of its sum.
 _TILE, _TILE_SUM = 64, 32
-# Time of a depthwise convolution over that of its bytes, by the kernel's side and for strides of 1 and more. NCHW:
-# PyTorch's own kernels, and cuDNN's for sides of 1, 3 and 5; NHWC: cuDNN's, which has none for sides above 7.
-DEPTHWISE = {
-    "nchw": {3: (2.7, 3.4), 5: (6.7, 9.9), 7: (16.0, 31.0), 9: (24.0, 31.0)},
-    "nhwc": {3: (3.4, 3.5), 5: (3.2, 4.5), 7: (7.7, 28.0), 9: (86.0, 86.0)},
+# Time in NCHW and in NHWC over that of a convolution's bytes (dense: of its bytes, or of its tiles at the sustained
+# rate). Chosen on timm's training steps under AMP (RTX 3090, PyTorch 1.12, both layouts) by `python -m
+# benchmarks.published timm --fit`, which reports the error on families of models that were left out.
+FACTORS = {
+    "dense 1x1": (0.87, 0.87),
+    "dense": (0.93, 0.93),
+    # By the kernel's longer side and stride. NCHW: PyTorch's own kernels, and cuDNN's for sides up to 5. NHWC: cuDNN's,
+    # which has none above 7.
+    "depthwise 3": (2.3, 3.0),
+    "depthwise 3 strided": (4.0, 3.5),
+    "depthwise 5": (4.2, 2.0),
+    "depthwise 5 strided": (11.0, 5.5),
+    "depthwise 7": (16.0, 3.5),
+    "depthwise 7 strided": (31.0, 42.0),
+    "depthwise large": (25.0, 84.0),
+    # By the channels of a group. Beside these, the operations at the sustained rate.
+    "grouped": (5.0, 3.5),
+    "grouped, unequal": (6.5, 33.0),  # more outputs than inputs or fewer: no kernel in NHWC
+    "grouped, wide or few": (7.0, 78.0),  # nor for wide groups, and few that are not narrow
 }
-# Time of a grouped convolution over that of its bytes, beside its FLOPs at the sustained rate, by the channels of a
-# group. cuDNN has fast NHWC kernels for groups of 4, 8, 16 or 32 channels in 32 groups or a multiple of that.
-GROUPED = {
-    "nchw": {"fast": 2.2, "thin": 12.0, "middle": 6.4, "wide": 6.5, "unequal": 5.0},
-    "nhwc": {"fast": 2.0, "thin": 21.0, "middle": 30.0, "wide": 75.0, "unequal": 31.0},
-}
-_FAST_WIDTHS, _FAST_GROUPS, _THIN, _MIDDLE = (4, 8, 16, 32), 32, 8, 32
+_NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS = 8, 48, 4
 # What has no kernel for NHWC, over its time in NCHW: group norm (it copies), and operators of other libraries (that of
 # in-place activated batch norm strides through the image).
 GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 12.0
@@ -53,23 +56,44 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     Without what changes the layout around them (``layout_changes``). NaN in formats that the device has no tensor
     cores for. One call that gives both gradients takes as long as both.
     """
-    dtypes = ops.texts["dtype"]
-    rates = np.array(
-        [sustained_tflops(gpu, d) * 1e12 if on_tensor_cores(gpu, d) else np.nan for d in dtypes.table] or [np.nan]
-    )[dtypes.codes]
+    dtypes, forward = ops.texts["dtype"], _of_text(ops, "phase", "fwd")
+    sustained = np.array([_rates(gpu, dtype) for dtype in dtypes.table] or [(np.nan, np.nan)])[dtypes.codes]
+    rates = np.where(forward, sustained[:, 0], sustained[:, 1])
     both = _of_text(ops, "phase", "bwd") + 1.0
     memory_s = work(ops)[1] / 1e9 / memory_gbyte_s(gpu)
-    nhwc = _of_text(ops, "layout", NHWC)
-    taps = ops.integers["kernel_h"] * ops.integers["kernel_w"]
-    dense = np.maximum(_tiled_flops(ops) * both / rates, memory_s) * np.where(taps == 1, DENSE_1X1, DENSE)
-    flops_s = work(ops)[0] / rates
-    apart = [_depthwise(ops, layout) * memory_s for layout in ("nchw", NHWC)]
-    grouped = [_grouped(ops, layout) * memory_s + flops_s for layout in ("nchw", NHWC)]
-    groups, depthwise = ops.integers["groups"] > 1, is_depthwise(ops)
-    t = np.where(depthwise, np.where(nhwc, apart[1], apart[0]), np.where(nhwc, grouped[1], grouped[0]))
-    t = np.where(groups, t, dense) + np.where(np.isnan(rates), np.nan, 0.0)
+    groups = ops.integers["groups"] > 1
+    table = np.array([FACTORS[name] for name in FACTORS])
+    factor = table[kinds(ops), _of_text(ops, "layout", NHWC).astype(np.int64)]
+    dense = np.maximum(_tiled_flops(ops) * both / rates, memory_s) * factor
+    # What a depthwise convolution computes is little beside its bytes.
+    grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
+    t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
     spread = np.where(groups, OTHER_SPREAD, DENSE_SPREAD)
     return t, t / spread, t * spread
+
+
+def _rates(gpu: Gpu, dtype: str) -> tuple[float, float]:
+    """FLOPs a second that convolutions and their gradients sustain, NaN without tensor cores for the format."""
+    if not on_tensor_cores(gpu, dtype):
+        return np.nan, np.nan
+    return sustained_tflops(gpu, dtype, "conv") * 1e12, sustained_tflops(gpu, dtype, "conv_backward") * 1e12
+
+
+def kinds(ops: Operators) -> Int64:
+    """Return the kind of each convolution, shape (n,): a place in ``FACTORS``."""
+    c = ops.integers
+    side, strided = np.maximum(c["kernel_h"], c["kernel_w"]), np.where(c["stride_h"] > 1, " strided", "")
+    groups = np.maximum(c["groups"], 1)
+    width, outputs = c["in_channels"] // groups, c["out_channels"] // groups
+    wide = (width > _WIDE_GROUP) | ((groups <= _FEW_GROUPS) & (width > _NARROW_GROUP))
+    sides = np.select([side <= 3, side <= 5, side <= 7], ["3", "5", "7"], "large")
+    depthwise = np.char.add(np.char.add("depthwise ", sides), np.where(side <= 7, strided, ""))
+    named = np.select(
+        [groups == 1, is_depthwise(ops), width != outputs, wide],
+        [np.where(side == 1, "dense 1x1", "dense"), depthwise, "grouped, unequal", "grouped, wide or few"],
+        "grouped",
+    )
+    return np.array([list(FACTORS).index(name) for name in named.tolist()], dtype=np.int64)
 
 
 def is_depthwise(ops: Operators) -> Bool:
@@ -119,20 +143,3 @@ def _tiled_flops(ops: Operators) -> Float64:
     k = np.where(wgrad, outputs, np.where(dgrad, c["out_channels"] * taps / strides, c["in_channels"] * taps))
     whole = [np.ceil(size / tile) * tile for size, tile in ((m, _TILE), (n, _TILE), (k, _TILE_SUM))]
     return np.asarray(2 * whole[0] * whole[1] * whole[2])
-
-
-def _depthwise(ops: Operators, layout: str) -> Float64:
-    c = ops.integers
-    side, strided = np.maximum(c["kernel_h"], c["kernel_w"]), c["stride_h"] > 1
-    factors = [np.where(strided, *DEPTHWISE[layout][of][::-1]) for of in (3, 5, 7, 9)]
-    return np.select([side <= 3, side <= 5, side <= 7], factors[:3], factors[3])
-
-
-def _grouped(ops: Operators, layout: str) -> Float64:
-    c, factor = ops.integers, GROUPED[layout]
-    groups = np.maximum(c["groups"], 1)
-    width = c["in_channels"] // groups
-    fast = np.isin(width, _FAST_WIDTHS) & (groups % _FAST_GROUPS == 0)
-    classes = [c["in_channels"] != c["out_channels"], fast, width <= _THIN, width <= _MIDDLE]
-    found = [factor[name] for name in ("unequal", "fast", "thin", "middle")]
-    return np.select(classes, found, factor["wide"])

@@ -54,6 +54,10 @@ class Changed(NamedTuple):
         """Mask of the tasks that measurements answer for, shape (n,)."""
         return np.isfinite(self.ratio)
 
+    def put(self, rows: Array, others: Changed) -> None:
+        """Write other answers in the places ``rows``."""
+        self.ratio[rows], self.low[rows], self.high[rows], self.source[rows] = others
+
     def take(self, rows: Array) -> Changed:
         """The answers ``rows``: places or a mask."""
         return Changed(self.ratio[rows], self.low[rows], self.high[rows], self.source[rows])

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from whatif.graph.types import Float64
+from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import compute_share, memory_gbyte_s, on_tensor_cores, sustained_tflops
 from whatif.opdb.rows import Operators, Texts
@@ -28,7 +28,7 @@ _IMAGE_CHANNELS = 4
 _TILE = 128
 
 
-def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool = False) -> Float64:
+def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool | bool = False) -> Float64:
     """Return the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
 
     ``dtype`` counts, and not the format that the operators were recorded in.
@@ -46,7 +46,7 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: bool 
     share = np.where(forward, *(compute_share(gpu, dtype, what).centre for what in ("conv", "conv_backward")))
     share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
     product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
-    changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & (not channels_last)
+    changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & ~np.asarray(channels_last, dtype=np.bool_)
     return np.asarray(np.maximum(product, memory) + np.where(changes, 2 * memory, 0.0), dtype=np.float64)
 
 

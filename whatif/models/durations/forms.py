@@ -108,14 +108,13 @@ def in_form(
     transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
     own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
-        for column, values in zip(nothing, part, strict=True):
-            column[places[mask]] = values[which[mask]]
+        nothing.put(places[mask], part.take(which[mask]))
     return nothing
 
 
 def usual(
     graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None,
-    changes_apart: bool = False,
+    changes_apart: bool = False, sheet: bool = False,
 ) -> Changed:  # fmt: skip
     """Return what matrix kernels ``tasks`` (ids) of unknown shapes take in another format or layout, as ``in_form``.
 
@@ -130,6 +129,8 @@ def usual(
     side = side_of(graph)
     if side is None or side.gpu is None:
         return found
+    if sheet:
+        side = replace(side, sources=(AnswerSource.ANALYTIC,))
     convolves = of_convolutions(graph)[tasks]
     kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
@@ -139,7 +140,7 @@ def usual(
         old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
         now = NHWC if code % 2 else ""
         own_s = graph.duration_ns[tasks[of_code]] / 1e9
-        logs, ends = [], []
+        logs, ends, answered_by = [], [], []
         for series in _USUAL[code // (2 * len(DTYPES))]:
             before = [converted(what, old, now) for what in series]
             after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
@@ -149,8 +150,10 @@ def usual(
             old_s = np.maximum.accumulate(side_times(side, before))
             logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
             ends.append((answer.low.min(), answer.high.max()))
-            found.source[of_code] = np.maximum(found.source[of_code], answer.source.max())
-        found.ratio[of_code] = np.exp(np.mean(logs, axis=0))
+            answered_by.append(int(answer.source.max()))
+        found.source[of_code] = max(answered_by)
+        # Of an operator whose shapes nobody knows nobody can say that it gets slower.
+        found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
         found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
     return found

@@ -39,7 +39,9 @@ from whatif.models.durations.estimator import (
     device,
     scaled,
 )
+from whatif.models.durations.forms import FORM
 from whatif.models.durations.half_precision import SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW
+from whatif.models.durations.measured import has_form
 from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.work_done import work_times
@@ -201,7 +203,7 @@ def _convolutions(
 
     Gives the mask of the tasks, shape (n,), whose calls change between units with and without tensor cores.
     """
-    other_units = np.zeros(len(tasks), dtype=np.bool_)
+    other_units, in_nhwc = np.zeros(len(tasks), dtype=np.bool_), has_form(graph, FORM)[tasks]
     for place, ops in operators_of(graph.info.operators):
         at, which = _tasks_of(graph, tasks, place) if ops.family == "conv" else (place[:0], place[:0])
         if not len(at):
@@ -220,7 +222,10 @@ def _convolutions(
             names = [DTYPES[form] for form in divmod(code, len(DTYPES))]
             calls = np.flatnonzero(pair == code)
             asked = ops.take(which[first[calls]])
-            old_ns, new_ns = (convolution_ns(asked, gpu, form) for gpu, form in zip(devices, names, strict=True))
+            old_ns, new_ns = (
+                convolution_ns(asked, gpu, form, channels_last=in_nhwc[at[first[calls]]])
+                for gpu, form in zip(devices, names, strict=True)
+            )
             on_units = [on_tensor_cores(gpu, form) for gpu, form in zip(devices, names, strict=True)]
             # On units of another kind it is another algorithm: how well the old one did says nothing of it.
             switched = on_units[0] != on_units[1]

@@ -40,12 +40,13 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     matrix = changes & among(family, MATRIX_FAMILIES)
     # Measured products in fp8 hold the casts of their operands (aiconfigurator's take 10 us more than those in bf16 at
     # 197 rows of 768), which `fp8` adds as tasks of their own: there the data sheet answers.
-    told = forms.in_form(graph, ids, formats, dtype=target, sheet=target == "fp8")
+    sheet = target == "fp8"
+    told = forms.in_form(graph, ids, formats, dtype=target, sheet=sheet)
     of_layout = (family == KernelFamily.LAYOUT) & half
     known = np.isfinite(told.ratio) & (matrix | of_layout)
     parts = [(known, told.take(known))]
     rest = np.flatnonzero(matrix & ~known)
-    parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target)))
+    parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target, sheet=sheet)))
     if half:
         moves = np.flatnonzero(changes & ~matrix & ~known & (bytes_left(family) != 1).any(axis=0))
         parts.append((moves, forms.in_traffic(graph, ids[moves], bytes_left(family[moves]))))

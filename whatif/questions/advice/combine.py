@@ -27,6 +27,9 @@ SAVES = 0.05
 # What does the same: torch.compile puts its regions into CUDA graphs by itself.
 SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
 
+# What pays together where neither may alone: tensor cores convolve images whose channels lie innermost.
+TOGETHER = (("amp", "channels_last"),)
+
 
 class Search:
     """Tries combinations of what-ifs that were tried alone."""
@@ -56,6 +59,8 @@ class Search:
         work = self._trier.work
         fitting = [t for t in self._single if self._trier.fits(t) and t.same_training]
         gaining = [t for t in fitting if t.gain_pct >= WORTH_PCT]
+        by_name = {t.transforms[0].name: t.transforms[0] for t in fitting}
+        yield from (tuple(by_name[name] for name in names) for names in TOGETHER if set(names) <= by_name.keys())
         hosts = _largest(fitting, lambda t: work.host_ms - t.work.host_ms / t.samples, SAVES * work.host_ms)
         devices = _largest(fitting, lambda t: work.device_ms - t.work.device_ms / t.samples, SAVES * work.device_ms)
         yield from ((*a.transforms, *b.transforms) for a in hosts for b in devices)

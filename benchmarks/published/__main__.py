@@ -1,0 +1,66 @@
+"""Score predictions against what others published, and write docs/published.md.
+
+    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published [TABLE ...] [--write]
+
+Each table is a module of this folder with ``score(data) -> Scores``; without names all of them run. ``--write`` puts
+their summaries into the page, where each table has a section of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import benchmarks.published
+from benchmarks.extra_data import extra_data
+from benchmarks.published.scores import Scores
+from whatif.report.layout import markdown_table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "published.md"
+COLUMNS = ("group", "rows", "median error, %", "mean error, %", "bias, %", "inside the range, %", "high over low")
+
+
+def tables() -> list[str]:
+    """Return the names of the modules that score a table."""
+    names = [module.name for module in pkgutil.iter_modules(benchmarks.published.__path__)]
+    sources = {name: Path(benchmarks.published.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in names}
+    return [name for name in names if re.search(r"^def score\(", sources[name], re.MULTILINE)]
+
+
+def section(scores: Scores) -> str:
+    """Return what the page says of a table."""
+    rows = [
+        (s.group, str(s.rows), f"{s.median_pct:.1f}", f"{s.mean_pct:.1f}", f"{s.bias_pct:+.1f}",
+         f"{s.coverage_pct:.0f}", f"{s.width:.2f}")
+        for s in scores.groups()
+    ]  # fmt: skip
+    return f"## {scores.name}\n\n{markdown_table(COLUMNS, rows)}\n"
+
+
+def put(page: str, name: str, text: str) -> str:
+    """Return the page with ``text`` as the section of a table."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    before, found, rest = page.partition(begin)
+    after = rest.partition(end)[2] if found else ""
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def main() -> int:
+    """Print the summaries, and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"among {', '.join(tables())} (default: all)")
+    parser.add_argument("--write", action="store_true", help="write the page")
+    args = parser.parse_args()
+    for name in args.tables or tables():
+        text = section(importlib.import_module(f"benchmarks.published.{name}").score(extra_data()))
+        print(text)
+        if args.write:
+            PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
