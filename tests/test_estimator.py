@@ -250,7 +250,8 @@ def test_who_answers_for_half_precision() -> None:
         gpu=V100,
     )
     estimates = in_precision(graph, graph.on_gpu, "fp16")
-    told = [Source.ROOFLINE, Source.PAPER, Source.PAPER, Source.ASSUMED, Source.RECORDED]
+    # Of unknown shapes usual products answer, by the data sheet; of unknown bytes a constant share is left.
+    told = [Source.ROOFLINE, Source.ROOFLINE, Source.PAPER, Source.PAPER, Source.RECORDED]
     assert estimates.source.tolist() == told
     assert (estimates.duration_ns[:4] < 90_000).all()
     assert estimates.duration_ns[4] == 90_000

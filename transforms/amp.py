@@ -1,8 +1,9 @@
 """AMP: train in mixed precision (autocast, and a loss scaler for fp16).
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; Daydream (USENIX ATC 2020) §5.1 and Algorithm 3.
-Model:  each kernel by its kind and its own roofline in half precision on the recorded GPU
-        (whatif/models/durations/half_precision.py); kernels that are half already, the update and communication stay.
+Model:  each operator that autocast's lists change takes the ratio of the op database's answers in half precision and as
+        it was recorded, on the recorded GPU, down to the data sheet (whatif/models/durations/forms.py); what is half
+        already, the update and communication stay.
         Given `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter:
         every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and
         backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU
@@ -21,7 +22,7 @@ from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import change_memory, in_half
 from whatif.models.durations.estimator import device, put
 from whatif.models.durations.half_precision import runs_half_already
-from whatif.models.durations.precision import gets_faster, in_precision, with_autocast, with_dtype
+from whatif.models.durations.precision import gets_faster, in_precision, switches, with_autocast, with_dtype
 from whatif.models.kernels.autocast import autocast_on_cpu
 from whatif.models.kernels.mixed_precision import add_casts, is_matrix
 
@@ -52,11 +53,16 @@ def transform(
     if not on_gpu:
         return with_autocast(change_memory(autocast_on_cpu(graph), in_half), "bf16")
     estimates = in_precision(graph, tasks, target)
-    faster = gets_faster(graph, tasks, estimates)
-    if not (faster & matrix).any():
+    if not (gets_faster(graph, tasks, estimates) & matrix).any():
         return graph.unchanged(f"amp: no matrix kernel gets faster in {target}; nothing changes")
-    graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), faster, target), in_half), target)
+    half = switches(graph, tasks, estimates)
+    if not (graph.called[half & matrix] >= 0).any():
+        graph = graph.note(
+            "amp: this recording tells no shapes (record_shapes=True), so usual operators of the kinds that names tell "
+            "stand in, and the range is wide"
+        )
+    graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), half, target), in_half), target)
     gpu = device(graph)
     if gpu is None:
         graph = graph.note(f"amp: {graph.info.gpu or 'the GPU'} is not in whatif/hardware/gpus, so the range is wide")
-    return add_casts(graph, faster & matrix, gpu, loss_scaler=target == "fp16")
+    return add_casts(graph, half & matrix, gpu, loss_scaler=target == "fp16")

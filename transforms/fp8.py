@@ -2,8 +2,9 @@
 
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA Transformer Engine, "Using FP8 with
         Transformer Engine" (linear layers only, delayed scaling).
-Model:  the products of the forward and the backward pass, but for those of an attention, by their own roofline at the
-        fp8 peak (whatif/models/durations/precision.py), from fp32, TF32, fp16 or bf16; results stay half. Added, with
+Model:  the products of the forward and the backward pass, but for those of an attention, by the ratio of the
+        data sheet's answers in fp8 and as recorded (whatif/models/durations/forms.py), from fp32, TF32, fp16 or
+        bf16; results stay half. Added, with
         launches: casts of input and weight before each forward product, of the gradient before every other backward
         one, each of a third of the product's traffic, and once a pass the update of the scales
         (whatif/models/kernels/fp8.py). Decoding (forward passes of few rows) stores the weights cast and casts inputs

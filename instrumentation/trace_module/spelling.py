@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from whatif.ingest.operator_calls import CHANNELS_LAST
+
 TYPE_NAMES = {
     torch.float64: "double", torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
     torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2", torch.int64: "long int",
@@ -16,7 +18,8 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[str], list[str]]:
     """Return dims, types and concrete values of a call, one entry for each argument of the operator's schema.
 
-    A list of tensors is "TensorList:float": the profiler's own spelling does not tell the type of its members.
+    A tensor with its channels innermost says so in the place of its value, which the profiler leaves empty. A list of
+    tensors is "TensorList:float": the profiler's own spelling does not tell the type of its members.
     """
     dims: list[Any] = []
     types: list[str] = []
@@ -30,9 +33,16 @@ def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], li
     return dims, types, concrete
 
 
+def _layout(tensor: torch.Tensor) -> str:
+    """Name the layout of an image whose channels lie innermost, as in a permuted view; "" of all others."""
+    if tensor.dim() != 4 or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=torch.channels_last):
+        return ""
+    return CHANNELS_LAST
+
+
 def _one(value: Any) -> tuple[list[Any], str, str]:
     if isinstance(value, torch.Tensor):
-        return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), ""
+        return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), _layout(value)
     if isinstance(value, list | tuple):
         tensors = [item for item in value if isinstance(item, torch.Tensor)]
         if tensors:  # of an index some places may hold none

@@ -13,6 +13,7 @@ from whatif.from_module.operations import Operation
 from whatif.from_module.tensor_cores import on_tensor_cores
 from whatif.graph.kernels import KernelFamily, classify_kernel
 from whatif.graph.types import Phase
+from whatif.hardware.gpu import load_gpu
 
 F = "float"
 
@@ -58,7 +59,7 @@ def test_a_convolutions_backward_work_is_two_products_and_a_sum() -> None:
 
 
 def test_tensor_cores_convolve_in_another_layout() -> None:
-    kernels = on_tensor_cores(kernels_of(CONV), ("conv",))
+    kernels = on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ("conv",))
     product, read, written, _ = kernels
     assert product.what.dtype == "tf32"
     assert classify_kernel(product.name) == (KernelFamily.CONVOLUTION, "tf32")
@@ -66,7 +67,7 @@ def test_tensor_cores_convolve_in_another_layout() -> None:
     assert dict(read.what.integers)["elements"] == 8 * 64 * 56 * 56
     assert dict(written.what.integers)["elements"] == 8 * 128 * 28 * 28
     # Without TF32 nothing changes.
-    assert on_tensor_cores(kernels_of(CONV), ()) == kernels_of(CONV)
+    assert on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ()) == kernels_of(CONV)
 
 
 def test_views_and_what_the_host_computes_are_no_kernels() -> None:

@@ -15,7 +15,7 @@ from tests.helpers import CPU, STREAM, Build, id_of, need
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily
-from whatif.models.durations import changed_operators, database
+from whatif.models.durations import changed_operators, database, forms
 from whatif.models.durations.estimator import Source, sources
 from whatif.prediction.transform import load_transform
 
@@ -101,8 +101,8 @@ def test_half_precision_takes_what_was_measured() -> None:
     assert sources(changed)[task] == Source.DATABASE
     assert sources(changed)[id_of(changed, "kernel 1")] == Source.ROOFLINE  # not measured in fp16
     # Once it is half, its recorded operator is none of it any more.
-    again = changed_operators.in_format(changed, changed.on_gpu, "fp16")
-    assert not again.known.any()
+    again = forms.in_form(changed, changed.on_gpu, changed.dtype, dtype="fp16")
+    assert again.ratio[again.known] == pytest.approx(1.0)
 
 
 def test_without_measurements_the_models_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,8 @@ def test_without_measurements_the_models_answer(tmp_path: Path, monkeypatch: pyt
     database._opened.cache_clear()
     graph = step()
     assert not changed_operators.at_batch(graph, graph.on_gpu, 2.0).known.any()
-    assert not changed_operators.in_format(graph, graph.on_gpu, "fp16").known.any()
+    found = forms.in_form(graph, graph.on_gpu, graph.dtype, dtype="fp16")
+    assert (found.source[found.known] >= Source.OTHER_DEVICES).all()
     database._opened.cache_clear()
 
 

@@ -171,7 +171,7 @@ def predict_step(
     if gpu is not None and gpu.fp16_tensor_tflops:
         asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
         families = TF32[tf32] if asked or gpu.tf32_by_default else ()
-        kernels = [on_tensor_cores(mine, families) for mine in kernels]
+        kernels = [on_tensor_cores(mine, gpu, families) for mine in kernels]
     durations = ask(estimator, [kernel for mine in kernels for kernel in mine])
     trace = _trace(graph, kernels, durations, gpu)
     if save is not None:

@@ -18,6 +18,9 @@ _TYPES = {
     "c10::float8_e5m2": "fp8", "signed char": "int8", "long int": "int", "long": "int", "int": "int",
 }  # fmt: skip
 
+# What a predicted step says in the place of a tensor's value where its channels lie innermost; profilers say nothing.
+CHANNELS_LAST = "channels_last"
+
 
 class _Call:
     """One call as a recording tells it; a lookup that finds nothing raises, and the call is none that is known."""
@@ -115,8 +118,10 @@ def _convolution(name: str, call: _Call) -> Described | None:
         ("padding_h", padding[0]), ("padding_w", padding[1]), ("dilation_h", dilation[0]), ("dilation_w", dilation[1]),
         ("groups", x[1] // weight[1]),
     )  # fmt: skip
-    # Which layout the tensors were in is not recorded.
-    return Described("conv", "conv2d", call.dtype(1 if backward else 0), integers, phase)
+    # Profilers do not tell a layout, predicted steps do.
+    images = (1, 2) if backward else (0, 1)
+    layout = "nhwc" if any(call.text(place) == CHANNELS_LAST for place in images) else ""
+    return Described("conv", "conv2d", call.dtype(1 if backward else 0), integers, phase, layout)
 
 
 def _binary(name: str, call: _Call) -> Described | None:

@@ -3,6 +3,7 @@
 - convolutions in fp32 and fp64: Pei et al.'s abstract instruction queue, the faster of im2col and FFT
   (``whatif.opdb.queue_layers``); on NeuSight's convolutions it misses less than the roofline law on each of five GPUs
   (docs/instruction_queue.md).
+- convolutions in the formats of a device's tensor cores: ``whatif.opdb.tensor_convolutions``.
 - collectives: NCCL's own tuner (``whatif.opdb.collective_law``).
 - all others, and convolutions on devices or in formats that the queue does not know: the roofline law
   (``whatif.opdb.data_sheet``).
@@ -20,6 +21,7 @@ from whatif.opdb import data_sheet
 from whatif.opdb.collective_law import answers_collective, collective_analytic
 from whatif.opdb.queue_layers import queue_s
 from whatif.opdb.rows import Operators
+from whatif.opdb.tensor_convolutions import tensor_convolutions
 
 ConvLaw = Literal["queue", "roofline"]
 
@@ -53,4 +55,10 @@ def analytic_answers(
         t = np.where(known, queue, t)
         low = np.where(known, np.minimum(least, queue), low)
         high = np.where(known, queue * QUEUE_HIGH_FACTOR, high)
+    if ops.family == "conv":
+        # In the formats of the device's tensor cores: what the queue does not know.
+        units = tensor_convolutions(gpu, ops)
+        known = np.isfinite(units[0])
+        floor = data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu)
+        t, low, high = (np.where(known, of + floor, old) for of, old in zip(units, (t, low, high), strict=True))
     return t, low, high

@@ -25,7 +25,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
-from whatif.opdb.data_sheet import answers_analytically
+from whatif.opdb.data_sheet import answers_analytically, rate_tflops
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
@@ -238,6 +238,7 @@ class Estimator:
                 return
             part = asked.take(rows)
             known, spoken, extra = model.covers(part)
+            known &= self._at_one_rate(part, spoken)
             keys = np.where(known, asked.group_keys[rows], np.uint64(0))
             measured = _keys(self._measured(asked.family, range(rank, rank + 1)))
             for key in (np.uint64(0), *measured):
@@ -253,6 +254,19 @@ class Estimator:
                 narrower &= (answers.answered_by[here] == AnswerSource.SAME_SHAPE) | (anchors is not None)
                 chosen = np.where(open_, near, narrower)
                 answers.fill(here[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
+
+    def _at_one_rate(self, ops: Operators, spoken: Operators) -> Bool:
+        """Mask of the operators whose format the device multiplies as fast as that in which a model speaks of them.
+
+        fp16 and bf16 stand in for one another, but not on a device that has tensor cores for one of them alone.
+        """
+        if self.gpu is None:
+            return np.ones(len(ops), dtype=np.bool_)
+        gpu = self.gpu
+        told, said = (
+            np.array([rate_tflops(gpu, dtype, "matmul", tf32=False) for dtype in each.dtypes]) for each in (ops, spoken)
+        )
+        return np.asarray(told == said, dtype=np.bool_)
 
     def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""

@@ -137,10 +137,10 @@ def range_ns(
     between two runs are independent of that and of each other: they add as squares.
     """
     missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
-    shares, by_run = (np.ones(1), np.ones(1)), np.zeros(1)
-    if changed.info.recorded.predicted is None:  # a predicted step has no runs, and ranges of its own kind
-        sums = error_sums(changed) if sums is None else sums
-        shares, by_run = combined_shares(sums), run_to_run(changed, sums, predicted_ns)
+    sums = error_sums(changed) if sums is None else sums
+    shares, by_run = combined_shares(sums), np.zeros(1)
+    if changed.info.recorded.predicted is None:  # a predicted step has no runs
+        by_run = run_to_run(changed, sums, predicted_ns)
     below, above = (
         np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + missed**2 + steps**2 + by_run**2)
         for bound_ns, share, steps in zip((low_ns, high_ns), shares, spread, strict=True)

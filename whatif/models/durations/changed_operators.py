@@ -1,4 +1,4 @@
-"""What the op database says of a recorded operator that a what-if changes on its own device: another format or batch.
+"""What the op database says of a recorded operator that a what-if changes on its own device: another batch or size.
 
 New over old time by two estimates of one source, for as far as measurements of that very device go. Where they do not,
 the what-if's own model answers, which knows how well the recorded kernel itself does.
@@ -30,7 +30,7 @@ from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
 from whatif.opdb.importers.described import operators_of
-from whatif.opdb.rows import Operators, Texts
+from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
 # The worst source that may answer: below it other devices' measurements do, which know the recorded kernel less well
@@ -54,6 +54,14 @@ class Changed(NamedTuple):
         """Mask of the tasks that measurements answer for, shape (n,)."""
         return np.isfinite(self.ratio)
 
+    def put(self, rows: Array, others: Changed) -> None:
+        """Write other answers in the places ``rows``."""
+        self.ratio[rows], self.low[rows], self.high[rows], self.source[rows] = others
+
+    def take(self, rows: Array) -> Changed:
+        """The answers ``rows``: places or a mask."""
+        return Changed(self.ratio[rows], self.low[rows], self.high[rows], self.source[rows])
+
 
 def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:
     """Return the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
@@ -66,16 +74,6 @@ def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, mo
     )  # fmt: skip
     times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
     return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
-
-
-def in_format(graph: TaskGraph, tasks: Array, dtype: str) -> Changed:
-    """Return what products and convolutions ``tasks`` (a mask or ids) take in ``dtype`` on the recorded device."""
-
-    def switched(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
-        able = ops.family in ("matmul", "conv", "attention")
-        return replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}), np.full(len(ops), able)
-
-    return _changed(graph, tasks, switched)
 
 
 def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
@@ -205,6 +203,12 @@ def _changed(
     good = same & among(graph.kind[ids], (TaskKind.KERNEL, TaskKind.CPU_OP))
     ratio, low, high = (np.where(good, column[called], np.nan) for column in by_row)
     return Changed(ratio, low, high, source_by_row[called])
+
+
+def side_of(graph: TaskGraph) -> Estimator | None:
+    """Return the chain of the recorded device; None where it is not known."""
+    name = _device_name(graph)
+    return estimator_of(name) if name else None
 
 
 def _device_name(graph: TaskGraph) -> str:

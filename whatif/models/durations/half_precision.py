@@ -1,4 +1,4 @@
-"""How long each kernel takes when autocast runs it in half precision: the model behind the `amp` transform.
+"""What autocast runs in half precision, and what that leaves of the bytes; how much faster a CPU multiplies bf16.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018 (what stays in fp32); Daydream, section 5.1 and
 Algorithm 3 (memory-bound kernels twice, compute-bound kernels three times as fast); PyTorch's autocast op reference
@@ -7,40 +7,14 @@ Algorithm 3 (memory-bound kernels twice, compute-bound kernels three times as fa
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from whatif.graph.kernels import (
-    DTYPES,
-    MATRIX_FAMILIES,
-    KernelFamily,
-)
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.recorded import Rates
 from whatif.graph.types import Bool, Float64, among
-from whatif.hardware.gpu import Gpu
-from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_gbyte_s
-
-# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", said of Volta and Turing, whose fp16 and
-# fp32 peaks have the ratios 8 (V100) and 4 (RTX 2080 Ti with fp32 accumulation; Daydream's own device).
-DAYDREAM_MATRIX_SPEEDUP = 3.0
-# Speedup = (ratio of the peaks) ** exponent: 1 where the peaks are equal, and Daydream's 3 half-way between those two.
-SPEEDUP_EXPONENT = float(np.log(DAYDREAM_MATRIX_SPEEDUP) / np.log(np.sqrt(4 * 8)))
-# Our estimate, not measured: thin products gain little (2x of 8), large aligned ones nearly the ratio of the peaks
-# (6.5x of 8).
-SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
-
-# What the best shapes of a family reach at the most: the slower pass of those that have two.
-_WORK: dict[KernelFamily, MatrixWork] = {
-    KernelFamily.GEMM: "matmul", KernelFamily.CONVOLUTION: "conv_backward", KernelFamily.ATTENTION: "attention",
-    KernelFamily.RNN: "rnn",
-}  # fmt: skip
-# Our estimate, not measured (centre, fast end, slow end): a kernel that reaches a share e of the fp32 peak reaches
-# this share of e on tensor cores, because tiles are larger and operands arrive no faster. A TF32 kernel has them
-# already, and fp16 halves its operands.
-FEED_FROM_FP32 = (0.7, 0.95, 0.45)
-FEED_FROM_TENSOR_CORES = (0.9, 1.0, 0.6)
 
 
 class _Shrink(NamedTuple):
@@ -88,38 +62,9 @@ _SHRINK: dict[KernelFamily, _Shrink] = {
 _SHRINK_BY_FAMILY = np.array([_SHRINK.get(member, _UNCHANGED) for member in KernelFamily] + [_UNCHANGED]).T
 
 
-def half_precision_ratio(
-    family: npt.NDArray[np.integer[Any]],
-    dtype: npt.NDArray[np.integer[Any]],
-    flops: npt.NDArray[np.integer[Any]],
-    size_bytes: npt.NDArray[np.integer[Any]],
-    duration_ns: npt.NDArray[np.integer[Any]],
-    gpu: Gpu | None,
-    target: Literal["fp16", "bf16"] = "fp16",
-) -> tuple[Float64, Float64, Float64]:
-    """Return predicted / recorded duration of each kernel under autocast, and the ends of a nominal 90 % range of it.
-
-    All arrays have shape (n,). `family` holds KernelFamily values and `dtype` positions in `kernels.DTYPES`; `flops`
-    and `size_bytes` are the work of this one kernel and its compulsory traffic as recorded, -1 where unknown. Kernels
-    of the update phase that are not of the optimizer's family (an unfused optimizer's elementwise kernels) are the
-    caller's to leave alone: a name does not tell them apart. A `gpu` of None is taken for one with Volta's ratio of
-    peaks, with a wider range. Source: Daydream, section 5.1, where a kernel's work is unknown; a roofline with the
-    kernel's own efficiency where it is known.
-    """
-    duration = duration_ns.astype(np.float64)
-    changes = _runs_in_fp32(family, dtype, duration)
-    centre, low, high = (_above_floor(duration, np.where(changes, by[family], 1.0), gpu) for by in _SHRINK_BY_FAMILY)
-    for member in MATRIX_FAMILIES:
-        of_member = changes & (family == member)
-        if not of_member.any():
-            continue
-        in_tf32 = _multiplies_in_tf32(dtype, member, gpu)
-        for tf32 in (False, True):
-            mask = of_member & (in_tf32 == tf32)
-            switch = Switch("tf32" if tf32 else "fp32", target, 0.5, FEED_FROM_TENSOR_CORES if tf32 else FEED_FROM_FP32)
-            found = matrix_ratios(member, switch, flops[mask], size_bytes[mask], duration[mask], gpu)
-            centre[mask], low[mask], high[mask] = found
-    return centre, np.minimum(low, centre), np.maximum(high, centre)
+def bytes_left(family: npt.NDArray[np.integer[Any]]) -> Float64:
+    """Return the share of its bytes that a kernel of each family keeps under autocast and its range, shape (3, n)."""
+    return np.asarray(_SHRINK_BY_FAMILY[:, family])
 
 
 def _code(*dtypes: str) -> list[int]:
@@ -140,7 +85,7 @@ def runs_half_already(
     return bool(duration_ns[matrix & is_half(dtype)].sum() > duration_ns[matrix & single].sum())
 
 
-def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
+def runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
     """Select what autocast can change: fp32 and TF32 kernels, and unnamed ones of a step that is not half already."""
     single = among(dtype, _code("fp32", "tf32"))
     # An unnamed attention kernel is taken for a half one: the libraries put the format of their fp32 variants into
@@ -152,90 +97,14 @@ def _runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.in
     return single & matrix if runs_half_already(family, dtype, duration) else single | unnamed
 
 
-def _multiplies_in_tf32(dtype: npt.NDArray[np.integer[Any]], family: KernelFamily, gpu: Gpu | None) -> Bool:
-    """By name; unnamed convolutions use TF32 where they can (torch.backends.cudnn.allow_tf32), matrix products not."""
-    named = among(dtype, _code("tf32"))
-    if family == KernelFamily.CONVOLUTION and gpu is not None and gpu.tf32_by_default:
-        named |= among(dtype, _code(""))
-    return named
-
-
-def _above_floor(duration: Float64, factor: Float64, gpu: Gpu | None) -> Float64:
-    """Shrink only the time above the floor: a kernel that is all latency gains nothing."""
-    fixed = np.minimum(duration, kernel_floor_ns(gpu))
-    shrunk = (fixed + (duration - fixed) * factor) / np.maximum(duration, 1.0)
-    return np.where(factor == 1, 1.0, shrunk)
-
-
-class Switch(NamedTuple):
-    """From which format of the operands to which, what is left of the bytes, and what the units then reach.
-
-    ``feed`` (centre, fast end, slow end): a kernel at a share e of the old peak reaches ``feed * e`` of the new one.
-    """
-
-    before: str
-    after: str
-    bytes_left: float
-    feed: tuple[float, float, float]
-
-
-# Volta's peaks, 125 : 15.7 TFLOP/s, stand for an unknown device, and Ampere's 2 for TF32.
-_UNKNOWN_GAIN = {"fp32": 8.0, "tf32": 2.0}
-
-
-def matrix_ratios(
-    family: KernelFamily,
-    switch: Switch,
-    flops: npt.NDArray[np.integer[Any]],
-    size_bytes: npt.NDArray[np.integer[Any]],
-    duration: Float64,
-    gpu: Gpu | None,
-) -> tuple[Float64, Float64, Float64]:
-    """Return new over recorded time of matrix kernels of one family whose operands change their format, and its range.
-
-    All arrays have shape (n,). Daydream's speedup; where the work is known and the device has faster units for the
-    format, a roofline with the kernel's own efficiency. Never above 1.
-    """
-    gain = (
-        _UNKNOWN_GAIN.get(switch.before, 1.0)
-        if gpu is None
-        else gpu.matrix_tflops(switch.after) / gpu.matrix_tflops(switch.before)
-    )
-    gain = max(gain, 1.0)
-    ratios = [
-        _matrix_floor(duration, duration * gain**-exponent, gpu)
-        for exponent in (SPEEDUP_EXPONENT, SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW if gpu is not None else 0.0)
-    ]
-    known = work_is_known(flops, duration, gpu)
-    if gpu is None or gain == 1.0 or not known.any():
-        return ratios[0], ratios[1], ratios[2]
-    work = flops[known].astype(np.float64)
-    recorded = duration[known]
-    slow = gpu.matrix_tflops(switch.before) * 1e3  # FLOP/ns
-    fast = gpu.matrix_tflops(switch.after) * 1e3
-    efficiency = work / recorded / slow
-    bytes_left = np.maximum(size_bytes[known], 0) * switch.bytes_left
-    memory_ns = bytes_left / memory_gbyte_s(gpu)  # 1 GB/s is 1 byte/ns
-    for position, feed in enumerate(switch.feed):
-        # Fast algorithms (Winograd) do fewer operations than counted: their efficiency passes 1, and the ceiling
-        # holds it.
-        reached = np.minimum(efficiency * feed, compute_share(gpu, switch.after, _WORK[family]).centre)
-        compute_ns = work / (fast * reached)
-        ratios[position][known] = _matrix_floor(recorded, np.maximum(compute_ns, memory_ns), gpu)
-    return ratios[0], ratios[1], ratios[2]
-
-
-def work_is_known(flops: npt.NDArray[np.integer[Any]], duration: npt.NDArray[Any], gpu: Gpu | None) -> Bool:
-    """Select the matrix kernels whose efficiency the recording tells, shape of ``flops``."""
-    return np.asarray((flops > 0) & (duration > 0) & (gpu is not None), dtype=np.bool_)
-
-
-def _matrix_floor(recorded: Float64, predicted: Float64, gpu: Gpu | None) -> Float64:
-    """Predicted over recorded, where predicted is at least the time to start and drain and at most the recorded one."""
-    floor = np.minimum(recorded, kernel_floor_ns(gpu))
-    return np.clip(predicted, floor, recorded) / np.maximum(recorded, 1.0)
-
-
+# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", said of Volta and Turing, whose fp16 and
+# fp32 peaks have the ratios 8 (V100) and 4 (RTX 2080 Ti with fp32 accumulation; Daydream's own device).
+_DAYDREAM_MATRIX_SPEEDUP = 3.0
+# Speedup = (ratio of the rates) ** exponent: 1 where they are equal, and Daydream's 3 half-way between those two.
+SPEEDUP_EXPONENT = float(np.log(_DAYDREAM_MATRIX_SPEEDUP) / np.log(np.sqrt(4 * 8)))
+# Our estimate, not measured: thin products gain little (2x of 8), large aligned ones nearly the ratio of the peaks
+# (6.5x of 8).
+SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
 # AVX-512 BF16 multiplies twice as many pairs an instruction as fp32 (Intel's instruction set reference, VDPBF16PS).
 _CPU_GAIN = 2.0
 # AMX multiplies 16 times as many; without a measured rate either may be there.

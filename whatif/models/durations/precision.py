@@ -1,6 +1,6 @@
 """How long kernels take in another number format: the estimator's answers for fp16, bf16, TF32 and fp8.
 
-Sources: ``whatif/models/durations/half_precision.py``; PyTorch, "TensorFloat-32 on Ampere" (CUDA semantics:
+Sources: ``whatif/models/durations/forms.py`` for times; PyTorch, "TensorFloat-32 on Ampere" (CUDA semantics:
 convolutions use TF32 unless told otherwise, matrix products do not); Micikevicius et al., "FP8 Formats for Deep
 Learning", 2022.
 """
@@ -9,43 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from whatif.graph.edit import as_index
-from whatif.graph.kernels import (
-    DTYPES,
-    MATRIX_FAMILIES,
-    KernelFamily,
-    classify_kernel,
-)
+from whatif.graph.edit import as_ids
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_kernel
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Int8, among
-from whatif.hardware.gpu import Gpu
-from whatif.models.durations.estimator import (
-    Estimates,
-    Source,
-    device,
-    scaled,
-)
-from whatif.models.durations.half_precision import (
-    FEED_FROM_FP32,
-    FEED_FROM_TENSOR_CORES,
-    Switch,
-    half_precision_ratio,
-    is_half,
-    matrix_ratios,
-    work_is_known,
-)
+from whatif.models.durations import forms
+from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.half_precision import bytes_left, is_half, runs_in_fp32
 
 Precision = Literal["fp16", "bf16", "tf32", "fp8"]
 
 _FP32, _TF32, _FP16, _BF16 = (DTYPES.index(name) for name in ("fp32", "tf32", "fp16", "bf16"))
-# What is left of the bytes of a product of which both operands become fp8 and the result stays, or becomes, half.
-_FP8_BYTES_LEFT = {"fp32": 4 / 12, "tf32": 4 / 12, "fp16": 4 / 6, "bf16": 4 / 6}
 
 
 def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates:
@@ -54,57 +33,31 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     What the switch cannot change takes what it took, and keeps its source. fp16 and bf16: as autocast does it, all
     kinds of kernels. TF32: the matrix kernels in fp32. fp8: the products. Casts that come with it are new kernels.
     """
-    gpu, tasks = device(graph), as_index(graph, tasks)
-    if target in ("fp16", "bf16"):
-        return _by_database(graph, tasks, target, _in_half(graph, tasks, gpu, target))
-    dtype, family, duration = matrix_dtype(graph)[tasks], graph.family[tasks], graph.duration_ns[tasks]
-    flops, size_bytes = graph.flops[tasks], graph.size_bytes[tasks]
-    centre, low, high = (np.ones(len(dtype)) for _ in range(3))
-    source = np.full(len(dtype), Source.RECORDED)
-    for member, before in _switched(target):
-        mask = (family == member) & (dtype == DTYPES.index(before))
-        feed = FEED_FROM_FP32 if before == "fp32" else FEED_FROM_TENSOR_CORES
-        # TF32 operands are fp32 in memory.
-        switch = Switch(before, target, _FP8_BYTES_LEFT[before] if target == "fp8" else 1.0, feed)
-        found = matrix_ratios(member, switch, flops[mask], size_bytes[mask], duration[mask].astype(np.float64), gpu)
-        centre[mask], low[mask], high[mask] = found
-        source[mask] = np.where(work_is_known(flops[mask], duration[mask], gpu), Source.ROOFLINE, Source.PAPER)
-    model = scaled(graph, tasks, centre, source, low=np.minimum(low, centre), high=np.maximum(high, centre))
+    ids = as_ids(graph, tasks)
+    formats, half = matrix_dtype(graph), target in ("fp16", "bf16")
+    family, duration_ns = graph.family[ids], graph.duration_ns[ids].astype(np.float64)
+    changes = runs_in_fp32(family, formats[ids], duration_ns) if half else _switches(family, formats[ids], target)
+    matrix = changes & among(family, MATRIX_FAMILIES)
     # Measured products in fp8 hold the casts of their operands (aiconfigurator's take 10 us more than those in bf16 at
-    # 197 rows of 768), which `fp8` adds as tasks of their own.
-    return model if target == "fp8" else _by_database(graph, tasks, target, model)
+    # 197 rows of 768), which `fp8` adds as tasks of their own: there the data sheet answers.
+    told = forms.in_form(graph, ids, formats, dtype=target, sheet=target == "fp8")
+    of_layout = (family == KernelFamily.LAYOUT) & half
+    known = np.isfinite(told.ratio) & (matrix | of_layout)
+    parts = [(known, told.take(known))]
+    rest = np.flatnonzero(matrix & ~known)
+    parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target)))
+    if half:
+        moves = np.flatnonzero(changes & ~matrix & ~known & (bytes_left(family) != 1).any(axis=0))
+        parts.append((moves, forms.in_traffic(graph, ids[moves], bytes_left(family[moves]))))
+    return forms.estimates(graph, ids, parts)
 
 
-def _by_database(graph: TaskGraph, tasks: npt.NDArray[Any], target: Precision, model: Estimates) -> Estimates:
-    """The estimates, but for changed operators that were measured on the recorded GPU in both formats: their ratio."""
-    from whatif.models.durations import changed_operators
-
-    changes = model.source != Source.RECORDED
-    if not changes.any():
-        return model
-    return changed_operators.measured_first(
-        graph, tasks, changed_operators.in_format(graph, tasks, target), changes, model
-    )
-
-
-def _switched(target: Precision) -> list[tuple[KernelFamily, str]]:
-    """The families and formats that a switch to TF32 or fp8 takes from."""
+def _switches(family: Int8, dtype: Int8, target: Precision) -> Bool:
+    """Mask of what a switch to TF32 or fp8 changes, shape (n,)."""
     if target == "tf32":
-        return [(member, "fp32") for member in (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.RNN)]
-    return [(KernelFamily.GEMM, before) for before in _FP8_BYTES_LEFT]
-
-
-def _in_half(graph: TaskGraph, tasks: npt.NDArray[Any], gpu: Gpu | None, target: Literal["fp16", "bf16"]) -> Estimates:
-    family, dtype = graph.family[tasks], matrix_dtype(graph)[tasks]
-    flops, duration = graph.flops[tasks], graph.duration_ns[tasks]
-    centre, low, high = half_precision_ratio(family, dtype, flops, graph.size_bytes[tasks], duration, gpu, target)
-    matrix = among(family, MATRIX_FAMILIES)
-    # Daydream gives factors for matrix kernels and for those that are bound by memory; the others are our estimate.
-    paper = matrix | (family == KernelFamily.ELEMENTWISE)
-    source = np.where(paper, Source.PAPER, Source.ASSUMED)
-    source[matrix & work_is_known(flops, duration, gpu)] = Source.ROOFLINE
-    source[(low == 1) & (high == 1)] = Source.RECORDED
-    return scaled(graph, tasks, centre, source, low=low, high=high)
+        members: tuple[KernelFamily, ...] = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.RNN)
+        return np.asarray(among(family, members) & (dtype == _FP32), dtype=np.bool_)
+    return np.asarray((family == KernelFamily.GEMM) & among(dtype, (_FP32, _TF32, _FP16, _BF16)), dtype=np.bool_)
 
 
 def matrix_dtype(graph: TaskGraph) -> Int8:
@@ -127,6 +80,13 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
 @lru_cache(maxsize=4096)
 def _named_dtype(name: str) -> str:
     return classify_kernel(name)[1]
+
+
+def switches(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
+    """Return a mask, shape (n_tasks,), of those of ``tasks`` that ``in_precision`` estimated in the new format."""
+    changed = np.zeros(len(graph), dtype=np.bool_)
+    changed[tasks] = estimates.source != Source.RECORDED
+    return changed
 
 
 def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:

@@ -26,6 +26,7 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
+from whatif.models.durations.forms import operator_names
 from whatif.models.layers.layer_facts import layer_types
 
 
@@ -271,8 +272,4 @@ def _operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
     """The name's code of the operator that launched (on a CPU: is) each task; -1 where none is known."""
     if not graph.on_gpu.any():
         return graph.name[tasks]
-    # The pieces of an operator between its calls carry its name.
-    pieces = np.flatnonzero(graph.on_cpu & (graph.operator >= 0) & (graph.kind != TaskKind.RUNTIME))
-    names = np.full(int(graph.operator.max(initial=-1)) + 2, -1, dtype=np.int32)
-    names[graph.operator[pieces]] = graph.name[pieces]
-    return names[graph.operator[tasks]]
+    return operator_names(graph, tasks)

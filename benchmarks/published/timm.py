@@ -1,0 +1,269 @@
+"""timm's training steps under AMP on an RTX 3090, in NCHW and NHWC, by `whatif predict MODEL amp [channels_last]`.
+
+    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.timm [--every N] [--fit]
+
+Source of the table: huggingface/pytorch-image-models `results/` (Apache-2.0): `benchmark.py`, synthetic data, forward,
+cross entropy, backward, SGD with momentum; attention is not fused. Needs timm, of which 0.6.13 has nearly all models.
+``--fit`` fits the factors of ``whatif/opdb/tensor_convolutions.py`` to the table and reports their error on families of
+models that were left out; ``--every N`` takes every Nth model alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import importlib
+import pickle
+import re
+import sys
+import tempfile
+import types
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.extra_data import extra_data
+from benchmarks.published.scores import Row, Scores
+from whatif import WhatifError, load_transform
+from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.predict_step import PredictedStep, predict_step
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import load_gpu
+from whatif.opdb.default import estimator
+from whatif.opdb.importers.described import operators_of
+from whatif.opdb.law import fit_shares
+from whatif.opdb.tensor_convolutions import FACTORS, NHWC, kinds
+
+DEVICE = "RTX3090"
+GROUPS = {"nchw": ("amp",), "nhwc": ("amp", "channels_last")}
+# The names of one family of models begin alike, but for who trained them.
+_TRAINERS = re.compile(r"^(tf|gluon|ssl|swsl|ig|legacy|tv|ens_adv|dm|jx|eca|ese|nf|seca|se)_?(?=[a-z])")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table: the newest PyTorch that was measured."""
+
+    model: str
+    layout: str
+    batch: int
+    side: int
+    step_ms: float
+
+
+def cases(data: Path, every: int = 1) -> list[Case]:
+    """Return the rows of ``truth/timm_rtx3090_amp_training.csv`` under ``data``, of every Nth model."""
+    newest: dict[tuple[str, str], dict[str, str]] = {}
+    with (data / "truth" / "timm_rtx3090_amp_training.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = row["model"], row["layout"]
+            if key not in newest or int(row["torch"]) >= int(newest[key]["torch"]):
+                newest[key] = row
+    models = sorted({model for model, _ in newest})[::every]
+    return [
+        Case(model, layout, int(row["batch_size"]), int(row["image_size"]), float(row["step_ms"]))
+        for (model, layout), row in sorted(newest.items())
+        if model in models
+    ]
+
+
+def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
+    """Return the operators of a training step; kept in the folder for temporary files. None: timm lacks the model."""
+    import timm
+
+    key = hashlib.sha256(f"1 {timm.__version__} {model} {batch} {side}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / "whatif-timm-graphs"
+    folder.mkdir(exist_ok=True)
+    kept = folder / key
+    if kept.exists():
+        found = pickle.loads(kept.read_bytes())
+        return found if isinstance(found, OperatorGraph) else None
+    _stand_in_for_inplace_abn()
+    step = importlib.import_module("whatif.instrumentation.trace_module.step")
+    wanted = step.Wanted(
+        "timm:create_model", [("", (batch, 3, side, side), "")], {"model_name": model}, optimizer="momentum",
+        loss="cross_entropy", capability=8.6,
+    )  # fmt: skip
+    try:
+        found = step.take_down_step(wanted)
+    except WhatifError as error:
+        print(f"{model}: {error}", file=sys.stderr)
+        found = None
+    kept.write_bytes(pickle.dumps(found))
+    return found if isinstance(found, OperatorGraph) else None
+
+
+@lru_cache(maxsize=1)
+def _stand_in_for_inplace_abn() -> None:
+    """Provide in-place activated batch norm's operators on shapes alone: its kernels are CUDA's."""
+    import torch
+    from torch import Tensor
+
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def backward(y: Tensor, grad: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.empty_like(y), torch.empty_like(weight), torch.empty_like(weight)
+
+    ops = []
+    for name, function in (("forward", forward), ("backward", backward)):
+        op: Any = torch.library.custom_op(f"inplace_abn::{name}", function, mutates_args=())
+        op.register_fake(function)
+        ops.append(op)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output, inputs[1])
+
+    def gradients(ctx: Any, grad: Any) -> Any:
+        y, weight = ctx.saved_tensors
+        dx, dweight, _ = ops[1](y, grad, weight)
+        return dx, dweight
+
+    ops[0].register_autograd(gradients, setup_context=keep)
+    functions: Any = types.ModuleType("inplace_abn.functions")
+    functions.inplace_abn = functions.inplace_abn_sync = lambda x, weight, *rest, **options: ops[0](x, weight)
+    sys.modules |= {"inplace_abn": types.ModuleType("inplace_abn"), "inplace_abn.functions": functions}
+
+
+def in_half(graph: OperatorGraph) -> OperatorGraph:
+    """Return the step of the model with all its numbers in fp16, as ``--dtype fp16`` takes it down."""
+    half = {"float": "c10::Half", "TensorList:float": "TensorList:c10::Half"}
+    operations = [
+        replace(
+            o, types=[half.get(kind, kind) for kind in o.types],
+            outputs=tuple((shape, half.get(kind, kind)) for shape, kind in o.outputs),
+        )
+        for o in graph.operations
+    ]  # fmt: skip
+    return replace(graph, operations=operations)
+
+
+def predicted(graph: OperatorGraph, names: Sequence[str], dtype: str = "fp32") -> PredictedStep:
+    """Predict the step under what-ifs."""
+    known, gpu = estimator(DEVICE), load_gpu(DEVICE)
+    return predict_step(graph, known, gpu, dtype=dtype, transforms=[load_transform(name) for name in names])
+
+
+def score(data: Path, every: int = 1, *, direct: bool = False) -> Scores:
+    """Score the table by layout; with ``direct`` also the step asked for in fp16 itself."""
+    rows = []
+    for case in cases(data, every):
+        graph = operator_graph(case.model, case.batch, case.side)
+        if graph is None:
+            continue
+        asked = [(f"AMP, {case.layout.upper()}", predicted(graph, GROUPS[case.layout]))]
+        if direct and case.layout == "nchw":
+            asked.append(("--dtype fp16", predicted(in_half(graph), (), "fp16")))
+        rows += [
+            Row(group, case.model, step.prediction.predicted_ms, case.step_ms, *step.range_ms) for group, step in asked
+        ]
+    return Scores("timm on an RTX 3090", "ms", tuple(rows))
+
+
+def rank_correlation(scores: Scores) -> float:
+    """Return Spearman's correlation of predicted and measured NHWC over NCHW."""
+    by_model: defaultdict[str, dict[str, Row]] = defaultdict(dict)
+    for row in scores.rows:
+        if row.group.startswith("AMP"):
+            by_model[row.what][row.group] = row
+    both = [(rows["AMP, NHWC"], rows["AMP, NCHW"]) for rows in by_model.values() if len(rows) > 1]
+    pairs = [(last.predicted / first.predicted, last.measured / first.measured) for last, first in both]
+    ranks = np.array(pairs).argsort(axis=0).argsort(axis=0)
+    return float(np.corrcoef(ranks.T)[0, 1])
+
+
+def family(model: str) -> str:
+    """Return the family of a model: its name up to the first digit, without who trained it."""
+    found = re.match(r"[a-z]+", _TRAINERS.sub("", model))
+    return found[0] if found else model
+
+
+def parts_ms(step: PredictedStep, layout: str) -> Counter[tuple[str, int]]:
+    """Return what the convolutions of each kind take in a step, ms, by their layout (1: NHWC)."""
+    graph = step.graph
+    kind: dict[int, tuple[str, int]] = {}
+    for places, ops in operators_of(graph.info.operators):
+        if ops.family == "conv":
+            named, layouts = kinds(ops), ops.texts["layout"].decoded()
+            for place, of, lies in zip(places.tolist(), named.tolist(), layouts, strict=True):
+                kind[place] = list(FACTORS)[of], int(NHWC in (layout, lies))
+    mine = graph.on_gpu.mask & (graph.step == graph.info.steady[0]) & (graph.family == KernelFamily.CONVOLUTION)
+    found: Counter[tuple[str, int]] = Counter()
+    for task in np.flatnonzero(mine & (graph.called >= 0)).tolist():
+        if graph.called[task] in kind:
+            found[kind[graph.called[task]]] += graph.duration_ns[task] / 1e6
+    return found
+
+
+# Measured steps that are no such step: they page memory (VGG-13 takes twice what its neighbours take), or run
+# convolutions one sample at a time (conditional convolutions in NHWC).
+_LEFT_OUT = re.compile(r"^vgg|^efficientnet_cc")
+
+
+def fit(data: Path, every: int = 1) -> None:
+    """Print the factors that fit the table, beside those that are used, and the errors of families left out."""
+    found: list[tuple[str, str, float, float, Counter[tuple[str, int]]]] = []
+    for case in cases(data, every):
+        graph = operator_graph(case.model, case.batch, case.side)
+        if graph is None or _LEFT_OUT.match(case.model):
+            continue
+        step = predicted(graph, GROUPS[case.layout])
+        parts = parts_ms(step, case.layout)
+        found.append((family(case.model), case.layout, case.step_ms, step.prediction.predicted_ms, parts))
+    names = sorted({key for *_, parts in found for key in parts})
+    columns = np.array([[parts[name] for name in names] for *_, parts in found])
+    whole = np.array([total for *_, total, _ in found])
+    terms = np.column_stack([columns, whole - columns.sum(axis=1)])
+    measured = np.array([ms for _, _, ms, *_ in found])
+    families = np.array([name for name, *_ in found])
+    out = np.zeros(len(found))
+    for name in np.unique(families):
+        held = families == name
+        out[held] = (terms[held] * _shares(terms[~held], measured[~held])).sum(axis=1)
+    for (kind, nhwc), share in zip(names, _shares(terms, measured)[:-1].tolist(), strict=True):
+        used, layout = FACTORS[kind][nhwc], "NHWC" if nhwc else "NCHW"
+        print(f"{kind:22s} {layout}  used {used:6.2f}  fits {share * used:6.2f}")
+    for layout in GROUPS:
+        mine = np.array([of == layout for _, of, *_ in found])
+        for told, values in (("as used", whole), ("families left out", out)):
+            error = values[mine] / measured[mine] - 1
+            print(f"{layout} {told:18s} median {np.median(abs(error)):.1%} bias {error.mean():+.1%}")
+
+
+def _shares(terms: Float64, measured: Float64) -> Float64:
+    """Factors of the parts; the rest of a step stays as it is."""
+    shares = fit_shares(
+        terms[:, :-1], np.maximum(measured - terms[:, -1], 0.02 * measured), np.ones(terms.shape[1] - 1)
+    )
+    return np.append(shares, 1.0)
+
+
+def main() -> int:
+    """Print the scores, or fit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth model alone")
+    parser.add_argument("--fit", action="store_true", help="fit the factors, families of models left out in turn")
+    parser.add_argument("--direct", action="store_true", help="score --dtype fp16 as well")
+    args = parser.parse_args()
+    if args.fit:
+        fit(extra_data(), args.every)
+        return 0
+    scores = score(extra_data(), args.every, direct=args.direct)
+    for row in sorted(scores.rows, key=lambda row: row.error):
+        print(f"{row.group:12s} {row.what:36s} {row.predicted:8.1f} {row.measured:8.1f} {100 * row.error:+6.1f} %"
+              f"  {row.low:8.1f} to {row.high:8.1f}")  # fmt: skip
+    for group in scores.groups():
+        print(group)
+    print(f"rank correlation of NHWC over NCHW: {rank_correlation(scores):.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,287 @@
+"""What recorded kernels take with their operands in another number format, or images in another layout.
+
+One chain answers of the operator before and after, down to the data sheet, and the ratio of the two times changes the
+recorded one; a step that was predicted takes the chain's answer itself. What moves bytes and computes little is asked
+by its bytes. Where a recording tells no shapes, usual operators of the kind that names tell stand in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.described import DTYPE_BYTES, Described
+from whatif.graph.edit import as_ids
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_operator
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Bool, Float64, Int8, Int32, Int64, Phase, TaskKind, among
+from whatif.hardware.roofline import kernel_floor_ns
+from whatif.models.durations.changed_operators import Changed, side_of
+from whatif.models.durations.database import SOURCE_OF_ANSWER, same_source_ratio
+from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.measured import has_form
+from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.opdb.importers.described import operators_of
+from whatif.opdb.rows import Operators, operators
+from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
+
+# What a what-if puts images into whose channels are to lie innermost (``whatif.models.durations.measured``).
+FORM = "channels_last"
+# Families whose operators multiply matrices.
+_MATRIX = ("matmul", "conv", "attention")
+# What stands for operators of which a recording tells no shapes: convolutions of ResNet-50, and square products. Each
+# in several sizes, of which that counts whose time is a kernel's own.
+_CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
+_BATCHES = (4, 32, 256)
+_SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> Described:
+    channels, outputs, side, kernel = sizes
+    integers = {
+        "batch": batch, "in_channels": channels, "out_channels": outputs, "in_h": side, "in_w": side,
+        **dict.fromkeys(("kernel_h", "kernel_w"), kernel), **dict.fromkeys(("padding_h", "padding_w"), kernel // 2),
+        **dict.fromkeys(("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"), 1),
+    }  # fmt: skip
+    return Described("conv", "conv2d", "fp32", tuple(integers.items()), phase)
+
+
+def _product(side: int) -> Described:
+    return Described("matmul", "linear", "fp32", (("batch", 1), ("m", side), ("n", side), ("k", side)))
+
+
+# Series of growing size: products, then convolutions of the forward and of the backward pass.
+_USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = (
+    (tuple(map(_product, _SIDES)),),
+    *(
+        tuple(
+            tuple(_convolution(batch, sizes, phase) for batch in _BATCHES)
+            for phase in phases
+            for sizes in _CONVOLUTIONS
+        )
+        for phases in (("fwd",), ("dgrad", "wgrad"))
+    ),
+)
+# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads". The range is our estimate: from nothing to
+# the ratio of Volta's peaks.
+_DAYDREAM = (1 / 3, 1 / 8, 1.0)
+
+
+def in_form(
+    graph: TaskGraph, tasks: Array, formats: Int8, *, dtype: str = "", layout: str | None = None, sheet: bool = False
+) -> Changed:
+    """Return what matrix kernels ``tasks`` (a mask or ids) take in another number format or layout of images.
+
+    ``formats``, shape (n_tasks,), are positions in `kernels.DTYPES`. ``layout`` is "nhwc", or "" for NCHW; "" and None
+    leave format and layout as they are now. Down to the data sheet, or by it alone (``sheet``), with what the layout's
+    changes around a convolution take: kernels of their own where the recording has them.
+    """
+    ids = as_ids(graph, tasks)
+    side = side_of(graph)
+    nothing = _same(len(ids), np.nan, Source.RECORDED)
+    able = graph.on_gpu.mask[ids] & among(graph.family[ids], (*MATRIX_FAMILIES, KernelFamily.LAYOUT))
+    of_matrix = np.array([what.family in _MATRIX for what in graph.info.operators] + [False])
+    places = np.flatnonzero(able & of_matrix[graph.called[ids]])
+    if side is None or side.gpu is None or not len(places):
+        return nothing
+    asked = ids[places]
+    if sheet:
+        side = replace(side, sources=(AnswerSource.ANALYTIC,))
+    of_layout = graph.family[asked] == KernelFamily.LAYOUT
+    # Transposes move bytes of whatever is multiplied in the format of their operator.
+    multiplied = np.zeros(len(graph.info.operators), dtype=np.int8)
+    multiplied[graph.called[asked[~of_layout]]] = formats[asked[~of_layout]]
+    now_in = np.where(of_layout, multiplied[graph.called[asked]], formats[asked])
+    last = has_form(graph, FORM)[asked]
+    key = (graph.called[asked].astype(np.int64) * len(DTYPES) + now_in) * 2 + last
+    codes, first, which = np.unique(key, return_index=True, return_inverse=True)
+    before, after = [], []
+    for place in first.tolist():
+        what = graph.info.operators[graph.called[asked[place]]]
+        now = NHWC if last[place] else what.layout
+        before.append(converted(what, DTYPES[now_in[place]] or what.dtype, now))
+        after.append(converted(what, dtype or before[-1].dtype, now if layout is None else layout))
+    whole, product, changes = _priced(side, before, after, told=graph.info.recorded.predicted is not None)
+    # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
+    transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
+    own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), transposed)
+    for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
+        nothing.put(places[mask], part.take(which[mask]))
+    return nothing
+
+
+def usual(
+    graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None,
+    changes_apart: bool = False,
+) -> Changed:  # fmt: skip
+    """Return what matrix kernels ``tasks`` (ids) of unknown shapes take in another format or layout, as ``in_form``.
+
+    Usual operators of the recorded device stand in, by the name of the operator that called, else by the kernel's own;
+    the range holds each of them. ``changes_apart``: without what changing the layout takes, which other kernels do. On
+    a device that is not known, and of attentions, Daydream's speedup of a format.
+    """
+    found = _same(len(tasks), 1.0, Source.PAPER if dtype else Source.RECORDED)
+    if dtype:
+        for column, end in zip((found.ratio, found.low, found.high), _DAYDREAM, strict=True):
+            column[:] = end
+    side = side_of(graph)
+    if side is None or side.gpu is None:
+        return found
+    convolves = of_convolutions(graph)[tasks]
+    kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
+    kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
+    key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
+    for code in np.unique(key[kind >= 0]).tolist():
+        of_code = key == code
+        old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
+        now = NHWC if code % 2 else ""
+        own_s = graph.duration_ns[tasks[of_code]] / 1e9
+        logs, ends, answered_by = [], [], []
+        for series in _USUAL[code // (2 * len(DTYPES))]:
+            before = [converted(what, old, now) for what in series]
+            after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
+            whole, product, _ = _priced(side, before, after, told=False)
+            answer = product if changes_apart else whole
+            # A size's own time grows with it.
+            old_s = np.maximum.accumulate(side_times(side, before))
+            logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
+            ends.append((answer.low.min(), answer.high.max()))
+            answered_by.append(int(answer.source.max()))
+        found.source[of_code] = max(answered_by)
+        # Of an operator whose shapes nobody knows nobody can say that it gets slower.
+        found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
+        found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
+        found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
+    return found
+
+
+def of_convolutions(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the matrix kernels that a convolution runs, by its operator's name or theirs.
+
+    cuDNN runs many as products, whose names say nothing else.
+    """
+    named = np.array([classify_operator(name) == KernelFamily.CONVOLUTION for name in graph.names] + [False])
+    called = named[operator_names(graph, np.arange(len(graph)))] & among(graph.family, MATRIX_FAMILIES)
+    return np.asarray(called | (graph.family == KernelFamily.CONVOLUTION), dtype=np.bool_)
+
+
+def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
+    """Return the name of the operator that called each of ``tasks`` (ids), a position in ``graph.names``; -1: unknown.
+
+    The pieces of an operator on the CPU, around its calls, have its name.
+    """
+    pieces = np.flatnonzero(graph.on_cpu & (graph.operator >= 0) & (graph.kind != TaskKind.RUNTIME))
+    names = np.full(int(graph.operator.max(initial=-1)) + 2, -1, dtype=np.int32)
+    names[graph.operator[pieces]] = graph.name[pieces]
+    return names[graph.operator[tasks]]
+
+
+def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
+    """Return what ``tasks`` (ids), which move bytes and compute little, take with a share of them left.
+
+    ``left``, shape (3, n): the share and its range. A kernel whose bytes are not recorded is told by its time above
+    that of the shortest ones.
+    """
+    side, gpu = side_of(graph), device(graph)
+    duration_ns = graph.duration_ns[tasks].astype(np.float64)
+    floor_ns = np.minimum(duration_ns, kernel_floor_ns(gpu))
+    ratio, low, high = ((floor_ns + (duration_ns - floor_ns) * part) / np.maximum(duration_ns, 1.0) for part in left)
+    # What the operands' formats leave open.
+    low, high = (np.where(ratio > 0, end / np.maximum(ratio, 1e-9), 1.0) for end in (low, high))
+    source = np.full(len(tasks), Source.PAPER, dtype=np.int8)
+    known = np.flatnonzero(graph.size_bytes[tasks] > 0)
+    if side is not None and side.gpu is not None and len(known):
+        sizes = graph.size_bytes[tasks[known]].astype(np.float64)
+        distinct, which = np.unique(_rounded(np.stack([sizes, sizes * left[0][known]])), axis=1, return_inverse=True)
+        old, new = (elementwise_of(row) for row in distinct)
+        told = same_source_ratio(old, new, side, side, worst=AnswerSource.ANALYTIC)
+        at = which.reshape(-1)
+        good = np.isfinite(told.ratio)[at]
+        ratio[known[good]] = told.ratio[at[good]]
+        source[known[good]] = SOURCE_OF_ANSWER[told.answered_by[at[good]]]
+    return Changed(ratio, ratio * np.minimum(low, 1.0), ratio * np.maximum(high, 1.0), source)
+
+
+def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Changed]]) -> Estimates:
+    """Return the times of ``tasks`` (ids) where each of ``parts``, a mask or places among them, takes its ratio.
+
+    The others take what they took, and keep their source.
+    """
+    ends = [column[tasks].astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)]
+    source = np.full(len(tasks), Source.RECORDED, dtype=np.int8)
+    for places, changed in parts:
+        for end, by in zip(ends, changed[:3], strict=True):
+            end[places] *= by
+        source[places] = changed.source
+    return Estimates.of(ends[0], source, ends[1], ends[2])
+
+
+def elementwise_of(size_bytes: Float64) -> Operators:
+    """Return the operators of one input in fp32 that move so many bytes, shape (n,): memory asks for no format."""
+    elements = np.maximum(np.rint(size_bytes / (2 * DTYPE_BYTES["fp32"])), 1).astype(np.int64)
+    return operators("elementwise", {"elements": elements, "tensors": np.ones_like(elements)}, name="relu",
+                     dtype="fp32")  # fmt: skip
+
+
+def _same(n: int, ratio: float, source: Source) -> Changed:
+    ratios = [np.full(n, ratio) for _ in range(3)]
+    return Changed(ratios[0], ratios[1], ratios[2], np.full(n, source, dtype=np.int8))
+
+
+def _rounded(sizes: Float64) -> Float64:
+    """Three digits: a graph has thousands of sizes, which differ by less than any estimate knows."""
+    step = 10.0 ** (np.floor(np.log10(np.maximum(sizes, 1))) - 2)
+    return np.rint(sizes / step) * step
+
+
+def _priced(
+    side: Estimator, before: list[Described], after: list[Described], *, told: bool
+) -> tuple[Changed, Changed, Changed]:
+    """New over old time of n operators, of their products alone, and of the layout's changes (NaN without any before).
+
+    ``told``: the old time is what the chain itself said, so that the new one is too, whoever answers.
+    """
+    n = len(before)
+    ratio, low, high, t = (np.full(n, np.nan) for _ in range(4))
+    source = np.full(n, Source.ROOFLINE, dtype=np.int8)
+    for (places, old), (_, new) in zip(operators_of(before), operators_of(after), strict=True):
+        first = side.estimate(old)
+        t[places] = first.t_s
+        if told:
+            answers = side.estimate(new)
+            columns = [answers.t_s / first.t_s, answers.low_s / first.low_s, answers.high_s / first.high_s]
+            answered_by = answers.answered_by
+        else:
+            ratios = same_source_ratio(old, new, side, side, worst=AnswerSource.ANALYTIC)
+            columns, answered_by = [ratios.ratio, ratios.low, ratios.high], ratios.answered_by
+        for column, values in zip((ratio, low, high), columns, strict=True):
+            column[places] = values
+        source[places] = SOURCE_OF_ANSWER[answered_by]
+    product = Changed(ratio, low, high, source)
+    old_s, new_s = (_changes_s(side, whats) for whats in (before, after))
+    whole = Changed(
+        (t * ratio + new_s) / (t + old_s), (t * low + new_s) / (t + old_s), (t * high + new_s) / (t + old_s), source
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by = np.where(old_s > 0, new_s / old_s, np.nan)
+    return whole, product, Changed(by, by, by, source)
+
+
+def side_times(side: Estimator, whats: list[Described]) -> Float64:
+    """Return what the chain says of operators of one family, seconds, shape (n,)."""
+    ((_, ops),) = operators_of(whats)
+    return side.estimate(ops).t_s
+
+
+def _changes_s(side: Estimator, whats: list[Described]) -> Float64:
+    """What changing the layout around each convolution takes, seconds, shape (n,)."""
+    total = np.zeros(len(whats))
+    if side.gpu is None:
+        return total
+    sizes = [(place, size) for place, what in enumerate(whats) for _, size in layout_changes(side.gpu, what)]
+    if sizes:
+        at, moved = np.array([place for place, _ in sizes]), np.array([size for _, size in sizes])
+        np.add.at(total, at, side.estimate(elementwise_of(2 * moved)).t_s)
+    return total

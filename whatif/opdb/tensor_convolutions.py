@@ -1,0 +1,139 @@
+"""Convolutions on tensor cores: their layout, what changes it around them, and the time of each in either layout.
+
+Tensor cores convolve with channels innermost (NHWC; NVIDIA, "Convolutional Layers User's Guide"). Around a convolution
+of tensors in PyTorch's usual layout (NCHW) cuDNN transposes what is read and what is written; depthwise and grouped
+ones have kernels of their own in either layout, which are bound by what they load, and some of which are very slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.described import DTYPE_BYTES, Described
+from whatif.graph.types import Bool, Float64, Int64
+from whatif.hardware.gpu import Gpu
+from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores, sustained_tflops
+from whatif.opdb.rows import Operators
+from whatif.opdb.work import output_size, work
+
+NHWC = "nhwc"
+
+# Rows and columns of a tile of the product, and the step of its sum.
+_TILE, _TILE_SUM = 64, 32
+# Time in NCHW and in NHWC over that of a convolution's bytes (dense: of its bytes, or of its tiles at the sustained
+# rate). Chosen on timm's training steps under AMP (RTX 3090, PyTorch 1.12, both layouts) by `python -m
+# benchmarks.published timm --fit`, which reports the error on families of models that were left out.
+FACTORS = {
+    "dense 1x1": (0.87, 0.87),
+    "dense": (0.93, 0.93),
+    # By the kernel's longer side and stride. NCHW: PyTorch's own kernels, and cuDNN's for sides up to 5. NHWC: cuDNN's,
+    # which has none above 7.
+    "depthwise 3": (2.3, 3.0),
+    "depthwise 3 strided": (4.0, 3.5),
+    "depthwise 5": (4.2, 2.0),
+    "depthwise 5 strided": (11.0, 5.5),
+    "depthwise 7": (16.0, 3.5),
+    "depthwise 7 strided": (31.0, 42.0),
+    "depthwise large": (25.0, 84.0),
+    # By the channels of a group. Beside these, the operations at the sustained rate.
+    "grouped": (5.0, 3.5),
+    "grouped, unequal": (6.5, 33.0),  # more outputs than inputs or fewer: no kernel in NHWC
+    "grouped, wide or few": (7.0, 78.0),  # nor for wide groups, and few that are not narrow
+}
+_NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS = 8, 48, 4
+# What has no kernel for NHWC, over its time in NCHW: group norm (it copies), and operators of other libraries (that of
+# in-place activated batch norm strides through the image).
+GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 12.0
+# Either way of the estimate, nominal 90 %: dense ones by what models differ by, the others by what their classes do.
+DENSE_SPREAD, OTHER_SPREAD = 1.4, 2.0
+
+
+def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Float64]:
+    """Return the time of n convolutions on tensor cores and its nominal 90 % range, seconds, shape (n,) each.
+
+    Without what changes the layout around them (``layout_changes``). NaN in formats that the device has no tensor
+    cores for. One call that gives both gradients takes as long as both.
+    """
+    dtypes = ops.texts["dtype"]
+    rates = np.array(
+        [sustained_tflops(gpu, d) * 1e12 if on_tensor_cores(gpu, d) else np.nan for d in dtypes.table] or [np.nan]
+    )[dtypes.codes]
+    both = _of_text(ops, "phase", "bwd") + 1.0
+    memory_s = work(ops)[1] / 1e9 / memory_gbyte_s(gpu)
+    groups = ops.integers["groups"] > 1
+    table = np.array([FACTORS[name] for name in FACTORS])
+    factor = table[kinds(ops), _of_text(ops, "layout", NHWC).astype(np.int64)]
+    dense = np.maximum(_tiled_flops(ops) * both / rates, memory_s) * factor
+    # What a depthwise convolution computes is little beside its bytes.
+    grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
+    t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
+    spread = np.where(groups, OTHER_SPREAD, DENSE_SPREAD)
+    return t, t / spread, t * spread
+
+
+def kinds(ops: Operators) -> Int64:
+    """Return the kind of each convolution, shape (n,): a place in ``FACTORS``."""
+    c = ops.integers
+    side, strided = np.maximum(c["kernel_h"], c["kernel_w"]), np.where(c["stride_h"] > 1, " strided", "")
+    groups = np.maximum(c["groups"], 1)
+    width, outputs = c["in_channels"] // groups, c["out_channels"] // groups
+    wide = (width > _WIDE_GROUP) | ((groups <= _FEW_GROUPS) & (width > _NARROW_GROUP))
+    sides = np.select([side <= 3, side <= 5, side <= 7], ["3", "5", "7"], "large")
+    depthwise = np.char.add(np.char.add("depthwise ", sides), np.where(side <= 7, strided, ""))
+    named = np.select(
+        [groups == 1, is_depthwise(ops), width != outputs, wide],
+        [np.where(side == 1, "dense 1x1", "dense"), depthwise, "grouped, unequal", "grouped, wide or few"],
+        "grouped",
+    )
+    return np.array([list(FACTORS).index(name) for name in named.tolist()], dtype=np.int64)
+
+
+def is_depthwise(ops: Operators) -> Bool:
+    """Return a mask of the convolutions that have a group for each channel of the input, shape (n,)."""
+    groups = ops.integers["groups"]
+    return np.asarray((groups > 1) & (groups == ops.integers["in_channels"]), dtype=np.bool_)
+
+
+def layout_changes(gpu: Gpu, what: Described) -> list[tuple[str, float]]:
+    """Return what is transposed around one convolution of tensors in NCHW: the way, and the bytes of the tensor.
+
+    Its larger tensors; weights are small beside them. Nothing around depthwise and grouped convolutions, and without
+    tensor cores. On GPUs of other vendors none is known.
+    """
+    c = {name: np.array(float(value)) for name, value in what.integers}
+    tensor_cores = gpu.vendor == "nvidia" and on_tensor_cores(gpu, what.dtype)
+    if what.family != "conv" or not tensor_cores or what.layout == NHWC or c["groups"] > 1:
+        return []
+    size = DTYPE_BYTES[what.dtype]
+    x = float(c["batch"] * c["in_channels"] * c["in_h"] * c["in_w"] * size)
+    y = float(c["batch"] * c["out_channels"] * output_size(c, "h") * output_size(c, "w") * size)
+    read, written = {
+        "fwd": ([x], [y]), "dgrad": ([y], [x]), "wgrad": ([x, y], []), "bwd": ([x, y, y], [x]),
+    }[what.phase]  # fmt: skip
+    return [("nchwToNhwc", size) for size in read] + [("nhwcToNchw", size) for size in written]
+
+
+def converted(what: Described, dtype: str, layout: str) -> Described:
+    """Return the same operator in another number format and layout ("nhwc", or "" for NCHW)."""
+    return replace(what, dtype=dtype, layout=layout if what.family == "conv" else what.layout)
+
+
+def _of_text(ops: Operators, column: str, text: str) -> Bool:
+    texts = ops.texts[column]
+    return np.array([told == text for told in texts.table] or [False])[texts.codes]
+
+
+def _tiled_flops(ops: Operators) -> Float64:
+    """The operations of whole tiles, of one gradient where a call gives both: an implicit product's."""
+    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    taps, outputs = c["kernel_h"] * c["kernel_w"], c["batch"] * output_size(c, "h") * output_size(c, "w")
+    dgrad, wgrad = _of_text(ops, "phase", "dgrad"), _of_text(ops, "phase", "wgrad")
+    inputs = c["batch"] * c["in_h"] * c["in_w"]
+    strides = np.maximum(c["stride_h"] * c["stride_w"], 1)
+    m = np.where(wgrad, c["in_channels"] * taps, np.where(dgrad, inputs, outputs))
+    n = np.where(dgrad, c["in_channels"], c["out_channels"])
+    k = np.where(wgrad, outputs, np.where(dgrad, c["out_channels"] * taps / strides, c["in_channels"] * taps))
+    whole = [np.ceil(size / tile) * tile for size, tile in ((m, _TILE), (n, _TILE), (k, _TILE_SUM))]
+    return np.asarray(2 * whole[0] * whole[1] * whole[2])
