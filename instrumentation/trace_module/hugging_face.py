@@ -108,7 +108,7 @@ def _config(transformers: Any, target: str, overrides: dict[str, Any]) -> Any:
                 f"of Hugging Face, got none of these; whatif uses no network: run `hf download {target} {CONFIG}`, "
                 "which asks for access to a gated model, or name a folder."
             ) from error
-        if "model_type" in said or "Unrecognized model" in said:
+        if any(words in said for words in ("model_type", "Unrecognized model", "does not recognize this architecture")):
             raise WhatifError(
                 f"{target}: expected the {CONFIG} of a model that this version of transformers "
                 f"({transformers.__version__}) knows, got another or no model_type; update transformers, or name "

@@ -48,15 +48,6 @@ def taken(name: str, *inputs: tuple[str, tuple[int, ...], str], **wanted: Any) -
     return found
 
 
-def peak_bytes(graph: OperatorGraph) -> int:
-    changes = [c for a in graph.allocations for c in ((a.birth, 1, a.size_bytes), (a.death, 0, -a.size_bytes))]
-    now = most = 0
-    for _, _, size in sorted(changes):
-        now += size
-        most = max(most, now)
-    return graph.resident_bytes + most
-
-
 @pytest.mark.parametrize(("name", "optimizer"), TWINS)
 def test_a_step_is_the_recorded_one(name: str, optimizer: str, own_traces: Path) -> None:
     """Operators as often as recorded, FLOPs as recorded, memory within what libraries take beside tensors."""
@@ -79,7 +70,7 @@ def test_a_step_is_the_recorded_one(name: str, optimizer: str, own_traces: Path)
     assert memory is not None
     # Convolutions of oneDNN copy tensors into layouts of their own: up to 4.2 % of these small models.
     tolerance = 0.045 if name in ("resnet50", "vgg19") else 0.001
-    assert peak_bytes(graph) == pytest.approx(peak(memory).total, rel=tolerance)
+    assert graph.peak_bytes == pytest.approx(peak(memory).total, rel=tolerance)
 
 
 def forward_flops(graph: OperatorGraph) -> int:

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_json, add_plot, check_plots
-from whatif.cli.reading import show
+from whatif.cli.reading import patience, show
 from whatif.errors import WhatifError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from whatif.from_module.operations import OperatorGraph
+    from whatif.from_module.predict_step import PredictedStep
     from whatif.from_module.targets import Kind
     from whatif.hardware.gpu import Gpu
+    from whatif.prediction.predict import AnyTransform
 
 _Shape = tuple[str, tuple[int, ...], str]
 _DTYPES = ("fp32", "fp64", "fp16", "bf16")
@@ -117,17 +121,8 @@ def run(args: argparse.Namespace) -> int:
 
         replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])
-    graph = _graph(target, kind, wanted, gpu)
-    from whatif.from_module.predict_step import predict_step
-
-    if args.measure:
-        _measure(graph, device, args.db, on_host=gpu is None)
-    from whatif.opdb.default import estimator
-
-    predicted = predict_step(
-        graph, estimator(device, database=args.db), gpu, tf32=args.tf32, transforms=transforms,
-        save=None if args.save is None else Path(args.save),
-    )  # fmt: skip
+    with patience("predicting"):
+        predicted = _predicted(target, kind, wanted, device, gpu, args, transforms)
     from whatif.report.plot_predict import predicted_figure
     from whatif.report.text_predict import print_predicted
 
@@ -138,6 +133,22 @@ def run(args: argparse.Namespace) -> int:
         figure=lambda: predicted_figure(predicted),
         warnings=(sentence for sentence in predicted.warnings if sentence != predicted.prediction.verdict),
     )
+
+
+def _predicted(
+    target: str, kind: Kind, wanted: dict[str, Any], device: str, gpu: Gpu | None, args: argparse.Namespace,
+    transforms: Sequence[AnyTransform],
+) -> PredictedStep:  # fmt: skip
+    graph = _graph(target, kind, wanted, gpu)
+    if args.measure:
+        _measure(graph, device, args.db, on_host=gpu is None)
+    from whatif.from_module.predict_step import predict_step
+    from whatif.opdb.default import estimator
+
+    return predict_step(
+        graph, estimator(device, database=args.db), gpu, tf32=args.tf32, transforms=transforms,
+        save=None if args.save is None else Path(args.save),
+    )  # fmt: skip
 
 
 def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]:

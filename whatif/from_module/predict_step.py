@@ -50,6 +50,7 @@ class PredictedStep:
     prediction: Prediction
     durations: Durations
     notes: tuple[str, ...]
+    taken_bytes: int | None  # the most memory that the operators' tensors take, without what-ifs
 
     @property
     def graph(self) -> TaskGraph:
@@ -67,7 +68,10 @@ class PredictedStep:
     def peak_bytes(self) -> int | None:
         """The most memory that a step takes, bytes; None where nobody knows."""
         memory = self.graph.info.memory
-        return peak(memory).total if memory is not None else None
+        if memory is not None:
+            return peak(memory).total
+        # A forward pass alone: what-ifs change it by what nobody knows.
+        return None if self.prediction.transforms else self.taken_bytes
 
     @property
     def samples_per_s(self) -> float | None:
@@ -184,7 +188,7 @@ def predict_step(
             recorded = read(path)
     baseline = Baseline.of(recorded)
     prediction = apply(baseline, *transforms)
-    return PredictedStep(graph.source, estimator.device, gpu, prediction, durations, graph.notes)
+    return PredictedStep(graph.source, estimator.device, gpu, prediction, durations, graph.notes, graph.peak_bytes)
 
 
 def _trace(

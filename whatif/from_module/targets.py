@@ -16,7 +16,7 @@ TIMM_PREFIX = "timm:"
 _MOST_CONFIG_BYTES = 2**22
 _CONFIG_KEYS = ("model_type", "architectures")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _EXPECTED = "module:Model, file.py:Model, a Hugging Face folder, config.json or cached name, timm:NAME, or a .onnx file"
 
 
