@@ -147,10 +147,10 @@ def in_half(graph: OperatorGraph) -> OperatorGraph:
     return replace(graph, operations=operations)
 
 
-def predicted(graph: OperatorGraph, names: Sequence[str], dtype: str = "fp32") -> PredictedStep:
+def predicted(graph: OperatorGraph, names: Sequence[str]) -> PredictedStep:
     """Predict the step under what-ifs."""
     known, gpu = estimator(DEVICE), load_gpu(DEVICE)
-    return predict_step(graph, known, gpu, dtype=dtype, transforms=[load_transform(name) for name in names])
+    return predict_step(graph, known, gpu, transforms=[load_transform(name) for name in names])
 
 
 # All 430 models take an hour of CPU time.
@@ -166,7 +166,7 @@ def score(data: Path, every: int = EVERY, *, direct: bool = False) -> Scores:
             continue
         asked = [(f"AMP, {case.layout.upper()}", predicted(graph, GROUPS[case.layout]))]
         if direct and case.layout == "nchw":
-            asked.append(("--dtype fp16", predicted(in_half(graph), (), "fp16")))
+            asked.append(("--dtype fp16", predicted(in_half(graph), ())))
         rows += [
             Row(group, case.model, step.prediction.predicted_ms, case.step_ms, *step.range_ms) for group, step in asked
         ]

@@ -19,9 +19,14 @@ _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
     "adagrad": (torch.optim.Adagrad, {}),
     "rmsprop": (torch.optim.RMSprop, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
 }
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 _FUSED = ("adam", "adamw")
+# torch loops over the parameters for it unless foreach is asked for: it is chosen where memory is short.
+_LOOPS = ("adafactor",)
+# What an update of meta tensors reads back (Adafactor: norms): none of torch.optim's branches depends on it.
+READ_IN_UPDATE = 1.0
 _ELEMENTWISE_LISTS = frozenset(
     f"aten::_foreach_{name}"
     for name in ("add", "sub", "mul", "div", "sqrt", "neg", "lerp", "addcmul", "addcdiv", "maximum", "pow", "copy")
@@ -46,7 +51,7 @@ def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.opt
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise WhatifError("predict: expected a model with parameters to train, got none; take --inference.")
-    how = how or ("for-loop" if on_cpu else "foreach")
+    how = how or ("for-loop" if on_cpu or name in _LOOPS else "foreach")
     made, options = _CLASSES[name]
     flags: dict[str, Any] = {"fused": True} if how == "fused" else {"foreach": how == "foreach"}
     with fused_on_meta():
@@ -68,6 +73,8 @@ def prepare_state(optimizer: torch.optim.Optimizer) -> None:
 class _ListsOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func._schema.name)
+        if name == "aten::_local_scalar_dense" and args[0].is_meta:
+            return READ_IN_UPDATE
         return lists_on_meta(func, name, args, kwargs) if "_foreach_" in name else func(*args, **(kwargs or {}))
 
 

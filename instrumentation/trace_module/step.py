@@ -10,12 +10,16 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from whatif.errors import WhatifError
+from whatif.from_module.lora import Lora
 from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.targets import Kind, kind_of
 from whatif.graph.types import Phase
 
 from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision
 from ..tensors import dtype_name, tensors_in
+from .fine_tuning import add_lora, freeze
+from .hugging_face import Built, build_hugging_face, build_timm
 from .load import load_model
 from .losses import loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
@@ -31,34 +35,47 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU."""
+    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
+
+    ``task`` and ``sizes`` ("batch", "seq", ...) are of models that come as a configuration. Without ``dtype`` it is the
+    configuration's, else fp32.
+    """
 
     target: str
     inputs: Sequence[tuple[str, tuple[int, ...], str]] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
-    dtype: str = "fp32"
+    dtype: str | None = None
     optimizer: str = "adam"
     loss: str = "auto"
     attention: str | None = None
     inference: bool = False
     capability: float | None = 8.0
+    task: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    lora: Lora | None = None
+    frozen: str | None = None
 
 
 def take_down_step(wanted: Wanted) -> OperatorGraph:
     """Return the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
-    model, own_inputs = load_model(wanted.target, wanted.keywords)
+    built = _built(wanted)
+    model = built.model
     if wanted.attention is not None:
         _set_attention(model, wanted)
-    dtype = DTYPES[wanted.dtype]
+    dtype = DTYPES[wanted.dtype] if wanted.dtype else built.dtype or torch.float32
     model.to(dtype)
+    notes = [*built.notes]
+    if wanted.lora is not None:
+        notes.append(add_lora(model, wanted.lora, wanted.target))
+    if wanted.frozen is not None:
+        notes.append(freeze(model, wanted.frozen, wanted.target))
     model.train(not wanted.inference)
-    positional, named = _inputs(wanted, own_inputs, dtype)
+    positional, named = _inputs(wanted, built.inputs, dtype)
     optimizer = None
     if not wanted.inference:
         optimizer = make_optimizer(wanted.optimizer, model, on_cpu=wanted.capability is None)
     order = GradientOrder(model)
     watch = Watch(model, rounded=wanted.capability is not None)
-    notes: list[str] = []
     try:
         with fused_on_meta():
             if optimizer is not None:
@@ -104,6 +121,16 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         wanted.target, watch.operations, watch.layer_calls, watch.allocations,
         sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta), metadata, tuple(notes),
     )  # fmt: skip
+
+
+def _built(wanted: Wanted) -> Built:
+    kind = kind_of(wanted.target)
+    if kind == Kind.HUGGING_FACE:
+        labels = not wanted.inference and wanted.loss == "auto"
+        return build_hugging_face(wanted.target, wanted.task, wanted.sizes, wanted.keywords, labels=labels)
+    if kind == Kind.TIMM:
+        return build_timm(wanted.target, wanted.sizes, wanted.keywords)
+    return Built(*load_model(wanted.target, wanted.keywords))
 
 
 def _run(
@@ -156,6 +183,8 @@ def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], di
             "inputs, got neither."
         )
     own = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, own)
+    if wanted.sizes:  # made for the task, in torch's own type
+        own = tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, own)
     if isinstance(own, dict):
         return [], own
     return (list(own) if isinstance(own, list | tuple) else [own]), {}

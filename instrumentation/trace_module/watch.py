@@ -14,7 +14,7 @@ from whatif.graph.types import Phase
 from ..layers import Hooks, hook_layers
 from ..tensors import tensors_in
 from .known_values import KnownValues
-from .optimizers import lists_on_meta
+from .optimizers import READ_IN_UPDATE, lists_on_meta
 from .spelling import TYPE_NAMES, spelled
 
 # Operators that read a value back: a program that does so chooses by data, and a step without data cannot.
@@ -57,6 +57,9 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_tensors = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
         if device_tensors and name.removeprefix("aten::").rstrip("_") in _READ_BACK:
             known = [self._values.twin(t) for t in device_tensors]
+            if self.phase == Phase.UPDATE and name == "aten::_local_scalar_dense" and known[0] is None:
+                self._take_down(func, name, args, kwargs, device_tensors, None)
+                return READ_IN_UPDATE
             if name != "aten::_local_scalar_dense" or known[0] is None:
                 self._cannot_tell(name)
             self._take_down(func, name, args, kwargs, device_tensors, None)

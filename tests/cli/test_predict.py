@@ -22,6 +22,7 @@ KEYS = {
     "trace", "transforms", "steps", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "predicted_ms",
     "low_ms", "high_ms", "speedup", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown", "warnings",
     "device", "kernels", "answered_by", "unknown_operators", "peak_bytes", "fits", "flops", "mfu_pct", "notes",
+    "samples_per_s", "tokens_per_s", "flops_count",
 }  # fmt: skip
 
 

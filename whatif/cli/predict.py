@@ -12,17 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_json, add_plot, check_plots
-from whatif.cli.reading import show
+from whatif.cli.reading import patience, show
 from whatif.errors import WhatifError
 
 if TYPE_CHECKING:
-    from whatif.from_module.operations import OperatorGraph
-    from whatif.hardware.gpu import Gpu
+    from collections.abc import Sequence
 
+    from whatif.from_module.operations import OperatorGraph
+    from whatif.from_module.predict_step import PredictedStep
+    from whatif.from_module.targets import Kind
+    from whatif.hardware.gpu import Gpu
+    from whatif.prediction.predict import AnyTransform
+
+_Shape = tuple[str, tuple[int, ...], str]
 _DTYPES = ("fp32", "fp64", "fp16", "bf16")
 # A common training GPU with the most complete measurements.
 _DEVICE = "A100-SXM-80"
-_SUFFIXES = (".json", ".json.gz", ".onnx")
+_TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq")
+# Of the inputs of a task; "target": positions that a seq2seq model writes.
+_SIZES = ("batch", "seq", "target", "image")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,26 +41,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="MODEL [NAME ...]",
         help="module:Model or file.py:Model (a torch.nn.Module, or a function that returns one, alone or with its "
-        "inputs), a .onnx file, or a Chakra execution trace (.json); then what-ifs",
+        "inputs), a Hugging Face model (folder, config.json, or name in the local cache), timm:NAME, a .onnx file, or "
+        "a Chakra execution trace (.json); then what-ifs",
     )
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="SHAPE",
-        help="shape of an input, such as 64,3,224,224 or input_ids=8,512:int64 (repeatable)",
+        help="shape of an input, such as 64,3,224,224 or input_ids=8,512:int64 (repeatable); of a Hugging Face or timm "
+        "model its sizes: batch=8,seq=2048, or batch=64,image=224",
+    )
+    parser.add_argument(
+        "--task", choices=_TASKS, help="what a Hugging Face model is for (default: by its configuration's architecture)"
     )
     parser.add_argument(
         "--input-dtype", metavar="TYPE", help="type of inputs for which --input names none (default: --dtype)"
     )
     parser.add_argument("--device", default=_DEVICE, metavar="GPU", help=f"a GPU's name, or cpu (default: {_DEVICE})")
-    parser.add_argument("--dtype", choices=_DTYPES, default="fp32", help="type of the parameters (default: fp32)")
+    parser.add_argument("--dtype", choices=_DTYPES, help="type of the parameters (default: fp32, or that "
+                        "of a Hugging Face configuration)")  # fmt: skip
     parser.add_argument(
         "--optimizer",
         default="adam",
         metavar="NAME[:HOW]",
-        help="sgd, momentum, adam, adamw, adagrad, rmsprop or none; HOW: foreach, fused or for-loop (default: adam)",
+        help="sgd, momentum, adam, adamw, adafactor, adagrad, rmsprop or none; HOW: foreach, fused or for-loop "
+        "(default: adam)",
     )
+    parser.add_argument(
+        "--lora",
+        metavar="r=RANK[,...]",
+        help="train low-rank adapters alone, as PEFT does: r=16,targets=q_proj+v_proj,dropout=0.05",
+    )
+    parser.add_argument("--freeze", metavar="REGEX", help="do not train parameters whose names match")
     parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), default="auto", help="loss "
                         "if the model returns none (default: auto)")  # fmt: skip
     parser.add_argument("--attention", metavar="KIND", help="attention of a transformers model: eager or sdpa")
@@ -63,7 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="conv",
         help="fp32 operations that may use TF32 (default: conv, as in PyTorch)",
     )
-    parser.add_argument("--kwargs", metavar="JSON", help='arguments to call MODEL with, such as {"layers": 12}')
+    parser.add_argument("--kwargs", metavar="JSON", help='arguments to call MODEL with, or fields of a '
+                        'configuration to replace, such as {"layers": 12}')  # fmt: skip
     parser.add_argument(
         "--db",
         metavar="FOLDER",
@@ -85,8 +107,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the predicted step."""
     target, *names = args.words
     # Checks the options before building the model.
-    inputs = [_input(text, args.input_dtype) for text in args.input]
-    keywords = _keywords(args.kwargs)
+    from whatif.from_module.targets import kind_of
+
+    kind = kind_of(target)
+    wanted = _wanted(target, kind, args)
     from whatif.prediction.transform import load_transform
 
     transforms = [load_transform(name) for name in names]
@@ -97,17 +121,8 @@ def run(args: argparse.Namespace) -> int:
 
         replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])
-    graph = _graph(target, args, inputs, keywords, gpu)
-    from whatif.from_module.predict_step import predict_step
-
-    if args.measure:
-        _measure(graph, device, args.db, on_host=gpu is None)
-    from whatif.opdb.default import estimator
-
-    predicted = predict_step(
-        graph, estimator(device, database=args.db), gpu, dtype=args.dtype, tf32=args.tf32, transforms=transforms,
-        save=None if args.save is None else Path(args.save),
-    )  # fmt: skip
+    with patience("predicting"):
+        predicted = _predicted(target, kind, wanted, device, gpu, args, transforms)
     from whatif.report.plot_predict import predicted_figure
     from whatif.report.text_predict import print_predicted
 
@@ -120,10 +135,67 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _input(text: str, dtype: str | None) -> tuple[str, tuple[int, ...], str]:
+def _predicted(
+    target: str, kind: Kind, wanted: dict[str, Any], device: str, gpu: Gpu | None, args: argparse.Namespace,
+    transforms: Sequence[AnyTransform],
+) -> PredictedStep:  # fmt: skip
+    graph = _graph(target, kind, wanted, gpu)
+    if args.measure:
+        _measure(graph, device, args.db, on_host=gpu is None)
+    from whatif.from_module.predict_step import predict_step
+    from whatif.opdb.default import estimator
+
+    return predict_step(
+        graph, estimator(device, database=args.db), gpu, tf32=args.tf32, transforms=transforms,
+        save=None if args.save is None else Path(args.save),
+    )  # fmt: skip
+
+
+def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ``trace_module.step.Wanted`` that options give, checked before torch is imported."""
+    from whatif.from_module.lora import lora_of
+    from whatif.from_module.targets import Kind
+
+    by_task = kind in (Kind.HUGGING_FACE, Kind.TIMM)
+    if args.task is not None and kind != Kind.HUGGING_FACE:
+        raise UsageError(f"predict: expected a Hugging Face model for --task, got {target!r}; leave --task out.")
+    sizes, inputs = _sizes_or_shapes(args, by_task=by_task)
+    if by_task and not args.input:
+        raise UsageError("predict: expected --input batch=8,seq=2048 (text) or batch=64 (images), got no --input.")
+    if args.freeze is not None:
+        try:
+            re.compile(args.freeze)
+        except re.error as error:
+            raise UsageError(f"predict: expected --freeze REGEX, got {args.freeze!r}: {error}.") from None
+    return {
+        "target": target, "inputs": inputs, "keywords": _keywords(args.kwargs), "dtype": args.dtype,
+        "optimizer": args.optimizer, "loss": args.loss, "attention": args.attention, "inference": args.inference,
+        "task": args.task, "sizes": sizes, "frozen": args.freeze,
+        "lora": None if args.lora is None else lora_of(args.lora),
+    }  # fmt: skip
+
+
+def _sizes_or_shapes(args: argparse.Namespace, *, by_task: bool) -> tuple[dict[str, int], list[_Shape]]:
+    """The sizes of a task's inputs, or the shapes of a module's."""
+    if not by_task or any(":" in text or re.search(r"=\d+,\d", text) for text in args.input):
+        return {}, [_input(text, args.input_dtype) for text in args.input]
+    sizes: dict[str, int] = {}
+    for part in ",".join(args.input).split(",") if args.input else ():
+        found = re.fullmatch(rf"({'|'.join(_SIZES)})=(\d{{1,9}})", part.strip(), re.ASCII)
+        if found is None or int(found[2]) == 0:
+            raise UsageError(
+                f"predict: expected --input with whole numbers above 0 for {', '.join(_SIZES)}, as batch=8,seq=2048, "
+                f"got {part!r}."
+            )
+        sizes[found[1]] = int(found[2])
+    return sizes, []
+
+
+def _input(text: str, dtype: str | None) -> _Shape:
     found = re.fullmatch(r"(?:([A-Za-z_]\w*)=)?(\d{1,9}(?:,\d{1,9})*)(?::(\w+))?", text, re.ASCII)
     if found is None:
-        raise UsageError(f"predict: expected --input [NAME=]SIZES[:TYPE], such as 64,3,224,224, got {text!r}.")
+        hint = "; batch=8,seq=2048 is for Hugging Face and timm models" if re.match(r"batch=|seq=", text) else ""
+        raise UsageError(f"predict: expected --input [NAME=]SIZES[:TYPE], such as 64,3,224,224, got {text!r}{hint}.")
     kind = found[3] or dtype or ""
     kinds = ("fp32", "fp64", "fp16", "bf16", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
     if kind and kind not in kinds:
@@ -159,36 +231,25 @@ def _device(told: str) -> tuple[str, Gpu | None]:
     return name, None
 
 
-def _graph(
-    target: str, args: argparse.Namespace, inputs: list[tuple[str, tuple[int, ...], str]], keywords: dict[str, Any],
-    gpu: Gpu | None,
-) -> OperatorGraph:  # fmt: skip
-    if target.endswith(_SUFFIXES):
-        return _read_graph(target)
-    _need_torch()
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
-    capability = None
-    if gpu is not None:
-        # Devices of other vendors have no such number; their kernels are as new as Ampere's.
-        capability = float(gpu.compute_capability or 8.0)
-    wanted = step.Wanted(
-        target, inputs, keywords, args.dtype, args.optimizer, args.loss, args.attention, args.inference, capability
-    )
+def _graph(target: str, kind: Kind, wanted: dict[str, Any], gpu: Gpu | None) -> OperatorGraph:
     from whatif.from_module.operations import OperatorGraph
+    from whatif.from_module.targets import Kind
 
-    found = step.take_down_step(wanted)
-    assert isinstance(found, OperatorGraph)  # the module is found by its name
-    return found
-
-
-def _read_graph(path: str) -> OperatorGraph:
-    if path.endswith(".onnx"):
+    if kind == Kind.ONNX:
         from whatif.from_module.onnx_file import read_onnx
 
-        return read_onnx(Path(path))
-    from whatif.from_module.chakra import read_chakra
+        return read_onnx(Path(target))
+    if kind == Kind.CHAKRA:
+        from whatif.from_module.chakra import read_chakra
 
-    return read_chakra(Path(path))
+        return read_chakra(Path(target))
+    _need_torch()
+    step = importlib.import_module("whatif.instrumentation.trace_module.step")
+    # Devices of other vendors have no such number; their kernels are as new as Ampere's.
+    capability = None if gpu is None else float(gpu.compute_capability or 8.0)
+    found = step.take_down_step(step.Wanted(**wanted, capability=capability))
+    assert isinstance(found, OperatorGraph)  # the module is found by its name
+    return found
 
 
 def _need_torch() -> None:

@@ -28,6 +28,7 @@ from whatif.from_module.operations import (
     tensors_of,
 )
 from whatif.graph.described import Described
+from whatif.ingest.op_cost import is_causal
 from whatif.ingest.operator_calls import describe
 
 
@@ -175,18 +176,10 @@ def _attention(name: str, operation: Operation) -> list[Kernel]:
     heads, rows = (1, 2) if "scaled_dot_product" in name else (2, 1)
     sizes = (
         ("batch", q[0]), ("query_length", q[rows]), ("key_length", k[rows]), ("heads", q[heads]),
-        ("kv_heads", k[heads]), ("head_size", q[3]), ("causal", int(_is_causal(operation))),
+        ("kv_heads", k[heads]), ("head_size", q[3]), ("causal", int(is_causal(operation.name, operation.concrete))),
     )  # fmt: skip
     what = Described("attention", "attention", format_of(operation), sizes)
     return [named(f"flash_{'bwd' if backward else 'fwd'}", name, what, ATTENTION_BACKWARD if backward else 1.0)]
-
-
-def _is_causal(operation: Operation) -> bool:
-    """Whether a mask of positions is set: the first truth among the arguments of every attention operator but one."""
-    truths = [text for text in operation.concrete if text in ("True", "False")]
-    # The efficient kernel's first truth says whether it keeps what its backward pass needs.
-    place = 1 if operation.name == "aten::_scaled_dot_product_efficient_attention" else 0
-    return truths[place : place + 1] == ["True"]
 
 
 def _loss_backward(name: str, operation: Operation) -> list[Kernel]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from whatif.graph.types import Phase
@@ -65,6 +66,16 @@ class OperatorGraph:
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return any(operation.phase == Phase.BACKWARD for operation in self.operations)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that the device holds in the step, bytes; None where no allocations are told."""
+        if not self.allocations:
+            return None
+        # What is given back makes room for what is taken in the same place.
+        changes = [(a.birth, 1, a.size_bytes) for a in self.allocations]
+        changes += [(a.death, 0, -a.size_bytes) for a in self.allocations]
+        return self.resident_bytes + max(accumulate(size for *_, size in sorted(changes)))
 
 
 # Bytes of an element, by the profiler's names of types.

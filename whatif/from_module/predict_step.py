@@ -34,6 +34,8 @@ from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.predict import AnyTransform, Prediction, apply
 
 _STEADY = 4
+# What is counted as FLOPs, and so in MFU.
+FLOPS_COUNT = "matrix products that run, a multiply-add is two; of causal attention half"
 # Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
 
@@ -45,10 +47,10 @@ class PredictedStep:
     source: str
     device: str
     gpu: Gpu | None
-    dtype: str
     prediction: Prediction
     durations: Durations
     notes: tuple[str, ...]
+    taken_bytes: int | None  # the most memory that the operators' tensors take, without what-ifs
 
     @property
     def graph(self) -> TaskGraph:
@@ -66,11 +68,29 @@ class PredictedStep:
     def peak_bytes(self) -> int | None:
         """The most memory that a step takes, bytes; None where nobody knows."""
         memory = self.graph.info.memory
-        return peak(memory).total if memory is not None else None
+        if memory is not None:
+            return peak(memory).total
+        # A forward pass alone: what-ifs change it by what nobody knows.
+        return None if self.prediction.transforms else self.taken_bytes
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples that a second of such steps trains, or infers; None where the batch is not known."""
+        samples = self.graph.info.samples
+        return 1e3 * samples / self.prediction.predicted_ms if samples and self.prediction.predicted_ms else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second, counted in the first input; None where that is not one of whole numbers, (batch, seq)."""
+        recorded = self.graph.info.recorded
+        shape = recorded.input_shape or ()
+        if self.samples_per_s is None or len(shape) != 2 or recorded.input_dtype not in ("int64", "int32"):
+            return None
+        return self.samples_per_s * shape[1]
 
     @property
     def flops(self) -> int:
-        """FLOPs of the products of one step."""
+        """FLOPs of the products of one step, as ``FLOPS_COUNT`` says."""
         graph = self.prediction.baseline.graph
         counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
         return int(graph.flops[counted].sum())
@@ -83,7 +103,7 @@ class PredictedStep:
         graph = self.graph
         counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
         flops = np.bincount(graph.dtype[counted], weights=graph.flops[counted], minlength=len(DTYPES))
-        formats = [name if name in MATRIX_DTYPES else self.dtype for name in DTYPES]
+        formats = [name if name in MATRIX_DTYPES else "fp32" for name in DTYPES]
         peak_s = sum(f / 1e12 / self.gpu.matrix_tflops(name) for f, name in zip(flops.tolist(), formats, strict=True))
         return float(100.0 * peak_s) / (self.prediction.predicted_ms / 1e3)
 
@@ -128,7 +148,10 @@ class PredictedStep:
             "unknown_operators": self.durations.unknown,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
             "flops": self.flops,
+            "flops_count": FLOPS_COUNT,
             "mfu_pct": self.mfu_pct,
             "notes": list(self.notes),
             "warnings": list(self.warnings),
@@ -136,8 +159,8 @@ class PredictedStep:
 
 
 def predict_step(
-    graph: OperatorGraph, estimator: Asked, gpu: Gpu | None, *, dtype: str = "fp32",
-    tf32: str = "conv", transforms: Sequence[AnyTransform] = (), save: Path | None = None,
+    graph: OperatorGraph, estimator: Asked, gpu: Gpu | None, *, tf32: str = "conv",
+    transforms: Sequence[AnyTransform] = (), save: Path | None = None,
 ) -> PredictedStep:  # fmt: skip
     """Predict the step of an operator graph on a device, under what-ifs; ``gpu`` is None for a CPU.
 
@@ -165,7 +188,7 @@ def predict_step(
             recorded = read(path)
     baseline = Baseline.of(recorded)
     prediction = apply(baseline, *transforms)
-    return PredictedStep(graph.source, estimator.device, gpu, dtype, prediction, durations, graph.notes)
+    return PredictedStep(graph.source, estimator.device, gpu, prediction, durations, graph.notes, graph.peak_bytes)
 
 
 def _trace(

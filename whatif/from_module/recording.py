@@ -22,12 +22,38 @@ from whatif.hardware.gpu import Gpu
 _PROCESS, _STREAM = 1, 7
 
 
+class _Event(msgspec.Struct, gc=False):
+    """An event of the file. A step of a large model has 100,000: dicts would take several times as long."""
+
+    ph: str
+    cat: str
+    name: str
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    args: dict[str, Any]
+
+
+class _MemoryEvent(msgspec.Struct, gc=False):
+    """What was allocated or given back, as PyTorch's profiler writes it."""
+
+    ts: float
+    args: dict[str, Any]
+    ph: str = "i"
+    cat: str = "cpu_instant_event"
+    s: str = "t"
+    name: str = "[memory]"
+    pid: int = _PROCESS
+    tid: int = _PROCESS
+
+
 def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: dict[str, Any]) -> dict[str, Any]:
     """Return a recording as PyTorch's profiler and our recorder write it, as a JSON object.
 
     ``told`` is what the recorder's part says beside ``graph.metadata``.
     """
-    events = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
+    events: list[_Event | _MemoryEvent] = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
     events += [_annotation(span, "whatif::layer::") for span in schedule.layers]
     # Autograd counts on from step to step.
     steps, a_step = len(schedule.steps), 1 + max((o.sequence for o in graph.operations), default=0)
@@ -39,12 +65,11 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: di
     events += [_event(span, "cuda_runtime", span.name, {"correlation": span.correlation}) for span in schedule.calls]
     events += [_gpu_task(span) for span in schedule.kernels]
     events += [
-        {
-            "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": _PROCESS, "tid": _PROCESS,
-            "ts": time_ns / 1e3,
-            "args": {"Device Type": 0 if gpu is None else 1, "Device Id": -1 if gpu is None else 0, "Addr": address,
-                     "Bytes": size, "Total Allocated": held},
-        }
+        _MemoryEvent(
+            time_ns / 1e3,
+            {"Device Type": 0 if gpu is None else 1, "Device Id": -1 if gpu is None else 0, "Addr": address,
+             "Bytes": size, "Total Allocated": held},
+        )
         for time_ns, address, size, held in memory_events(graph, schedule)
     ]  # fmt: skip
     devices = []
@@ -75,25 +100,24 @@ def write_trace(trace: dict[str, Any], path: Path, *, user_named: bool) -> None:
         part.write_bytes(data)
 
 
-def _event(span: Span, category: str, name: str, args: dict[str, Any], *, thread: int = _PROCESS) -> dict[str, Any]:
+def _event(span: Span, category: str, name: str, args: dict[str, Any], *, thread: int = _PROCESS) -> _Event:
     # Whole nanoseconds: the reader takes decimals exactly, and a double holds three of them for years of microseconds.
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": _PROCESS if thread == _PROCESS else 0, "tid": thread,
-        "ts": span.start_ns / 1e3, "dur": (span.end_ns - span.start_ns) / 1e3, "args": args,
-    }  # fmt: skip
+    process = _PROCESS if thread == _PROCESS else 0
+    start_us, took_us = span.start_ns / 1e3, (span.end_ns - span.start_ns) / 1e3
+    return _Event("X", category, name, process, thread, start_us, took_us, args)
 
 
-def _annotation(span: Span, prefix: str = "") -> dict[str, Any]:
+def _annotation(span: Span, prefix: str = "") -> _Event:
     return _event(span, "user_annotation", prefix + span.name, {})
 
 
-def _node(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
+def _node(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     sequence = graph.operations[span.operation].sequence
     args = {"Fwd thread id": 1} | ({"Sequence number": sequence + counted} if sequence >= 0 else {})
     return _event(span, "cpu_op", f"autograd::engine::evaluate_function: {span.name}", args)
 
 
-def _operator(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
+def _operator(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     operation = graph.operations[span.operation]
     types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
     args: dict[str, Any] = {
@@ -104,7 +128,7 @@ def _operator(graph: OperatorGraph, span: Span, counted: int) -> dict[str, Any]:
     return _event(span, "cpu_op", operation.name, args)
 
 
-def _gpu_task(span: Span) -> dict[str, Any]:
+def _gpu_task(span: Span) -> _Event:
     args = {"device": 0, "stream": _STREAM, "correlation": span.correlation}
     category = "gpu_memcpy" if span.name == COPY_NAME else "kernel"
     return _event(span, category, span.name, args | ({"bytes": 8} if category == "gpu_memcpy" else {}), thread=_STREAM)

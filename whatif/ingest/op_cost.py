@@ -80,7 +80,7 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
     `input_dims`, `input_types` and `concrete_inputs` are "Input Dims", "Input type" and "Concrete Inputs" of a trace
     event as decoded JSON; anything at all may stand there, nothing raises. A forward convolution needs the concrete
     stride and padding to know its output; a backward one does not, and without its output mask it counts both
-    gradients. Attention counts the full score matrix, causal or not.
+    gradients. Causal attention of as many queries as keys counts half of the score matrix: kernels skip the rest.
     """
     if not isinstance(op_name, str):
         return None
@@ -268,7 +268,23 @@ def _convolution_backward_input(name: str, inputs: Inputs, concrete: list[Any]) 
     return _cost(2 * grad.elements * prod(weight.shape[1:]), [grad, weight], None, grad)
 
 
-def _attention_flops(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
+# Which of the truths among an attention's arguments says that it is causal, where it is not the first one; and where a
+# number does, its place among the arguments (native_functions.yaml of PyTorch: compute_log_sumexp, custom_mask_type).
+_CAUSAL_TRUTH = {"_scaled_dot_product_efficient_attention": 1, "_scaled_dot_product_cudnn_attention": 1}
+_CAUSAL_NUMBER = {"_efficient_attention_forward": 9, "_efficient_attention_backward": 14}
+
+
+def is_causal(op_name: str, concrete: list[Any]) -> bool:
+    """Whether an attention operator's concrete inputs tell it to leave out the keys behind each query."""
+    name = op_name.removeprefix("aten::")
+    if name in _CAUSAL_NUMBER:
+        return text_of(concrete, _CAUSAL_NUMBER[name]) not in ("", "0")
+    truths = [text for text in concrete if text in ("True", "False")]
+    place = _CAUSAL_TRUTH.get(name, 0)
+    return truths[place : place + 1] == ["True"]
+
+
+def _attention_flops(name: str, q: Tensor, k: Tensor, v: Tensor, concrete: list[Any]) -> tuple[int, int]:
     """Multiply-adds of the score product and of the value product."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise ValueError("packed sequences: their lengths are not in the shapes")
@@ -277,19 +293,20 @@ def _attention_flops(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, i
     pairs = q.shape[0] * q.shape[head] * q.shape[row] * k.shape[row]
     if q.shape[3] != k.shape[3] or k.shape[row] != v.shape[row]:
         raise ValueError("not an attention")
-    return pairs * q.shape[3], pairs * v.shape[3]
+    share = 2 if is_causal(name, concrete) and q.shape[row] == k.shape[row] else 1
+    return pairs * q.shape[3] // share, pairs * v.shape[3] // share
 
 
 def _attention(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     q, k, v = _need(inputs, 0, 1, 2)
-    score, value = _attention_flops(name, q, k, v)
+    score, value = _attention_flops(name, q, k, v, concrete)
     return _cost(2 * (score + value), [q, k, v], (*q.shape[:-1], v.shape[-1]), q)
 
 
 def _attention_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     """(grad_out, q, k, v, ...): the scores again, then two products for each forward one (FlashAttention, alg. 4)."""
     grad, q, k, v = _need(inputs, 0, 1, 2, 3)
-    score, value = _attention_flops(name, q, k, v)
+    score, value = _attention_flops(name, q, k, v, concrete)
     # The forward output is read once more, it is shaped like its gradient; the gradients of q, k and v are written.
     written = q.elements + k.elements + v.elements
     return _cost(2 * (3 * score + 2 * value), [grad, grad, q, k, v], (written,), q)

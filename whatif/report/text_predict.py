@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whatif.from_module.predict_step import PredictedStep
+from whatif.from_module.predict_step import FLOPS_COUNT, PredictedStep
 from whatif.prediction.composition import spelled
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
@@ -50,11 +50,14 @@ def print_predicted(predicted: PredictedStep) -> None:
 
 def _facts(predicted: PredictedStep) -> list[str]:
     found = []
-    samples = predicted.graph.info.samples
-    if samples and predicted.prediction.predicted_ms:
-        found.append(f"{1e3 * samples / predicted.prediction.predicted_ms:,.1f} samples/s")
+    if predicted.samples_per_s is not None:
+        tokens = f", {predicted.tokens_per_s:,.0f} tokens/s" if predicted.tokens_per_s is not None else ""
+        found.append(f"{predicted.samples_per_s:,.1f} samples/s{tokens}")
     if predicted.mfu_pct is not None:
-        found.append(f"{predicted.flops / 1e12:,.2f} TFLOP a step, {predicted.mfu_pct:.0f} % of the device's peak")
+        found.append(
+            f"{predicted.flops / 1e12:,.2f} TFLOP a step, {predicted.mfu_pct:.0f} % of the device's peak (MFU)"
+        )
+        found.append(f"FLOPs: {FLOPS_COUNT}")
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
         has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
