@@ -202,10 +202,10 @@ def test_a_convolution_that_does_not_say_fp32_runs_in_tf32_already() -> None:
         build.edge(call, build.task(1, 100_000, name, **columns), kind=DependencyKind.LAUNCH)
         return build.graph()
 
-    assert duration_of(changed(convolution(simt), "tf32"), simt) < 50_000
+    assert duration_of(changed(convolution(simt), "tf32"), simt) < 60_000
     assert duration_of(changed(convolution(unnamed), "tf32"), unnamed) == 100_000
     # And half precision gains from TF32 what is left: the peaks' factor of two, and the layout's changes are half.
-    assert duration_of(changed(convolution(simt), "amp:target=bf16"), simt) < 50_000
+    assert duration_of(changed(convolution(simt), "amp:target=bf16"), simt) < 60_000
     assert duration_of(changed(convolution(unnamed), "amp:target=bf16"), unnamed) >= 50_000
 
 

@@ -76,16 +76,26 @@ class Search:
         """Add to the best combination what gains most beside it while something does; at the end another batch."""
         pool = [t for t in self._single if self._trier.fits(t)]
         same = [t.transforms[0] for t in pool if t.same_training][: 2 * MOST_PARTNERS]
-        chosen = self._best(t for t in self._found.values() if t.same_training and _can_begin(t))
-        while chosen is not None and len(chosen.transforms) < MOST_TOGETHER:
+        able = [t for t in self._found.values() if t.same_training and _can_begin(t)]
+        first = self._best(able)
+        if first is None:
+            return
+        # The best of those that share nothing with it leads elsewhere: two that gain little alone may relieve in turn
+        # what the step waits for.
+        second = self._best(t for t in able if not set(t.spelled) & set(first.spelled))
+        for start in (first, second):
+            if start is not None:
+                self._grow_from(start, pool, same)
+
+    def _grow_from(self, chosen: Trial, pool: Sequence[Trial], same: Sequence[Transform]) -> None:
+        while len(chosen.transforms) < MOST_TOGETHER:
             grown = self._best(self._attempt((*chosen.transforms, t)) for t in same)
             if grown is None or grown.gain_pct < chosen.gain_pct + WORTH_PCT:
                 break
             chosen = grown
-        if chosen is not None:
-            for trial in pool:
-                if not trial.same_training:
-                    self._attempt((*chosen.transforms, *trial.transforms))
+        for trial in pool:
+            if not trial.same_training:
+                self._attempt((*chosen.transforms, *trial.transforms))
 
     def _best(self, trials: Iterable[Trial | None]) -> Trial | None:
         """The trial that gains most among those that fit into the device."""
