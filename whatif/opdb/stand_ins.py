@@ -12,7 +12,7 @@ from whatif.opdb.rows import Operators, Texts
 
 # The same product as another function of the library calls it; and functions of one input or two that cost what their
 # memory traffic does. In the order of preference.
-_NAMES = {
+STAND_INS = {
     "mm": ("linear",), "matmul": ("linear", "bmm"), "linear": ("mm",), "bmm": (),
     "sub": ("add",), "add": ("sub",), "mul": ("add",), "div": ("add",), "pow": ("div",),
     "sub_scalar": ("add_scalar",), "add_scalar": ("mul_scalar",), "mul_scalar": ("add_scalar",),
@@ -36,7 +36,7 @@ def stand_ins(
     Convolutions' gradients are said as a forward pass of as many FLOPs: that of the input swaps the channels.
     """
     extra = np.zeros(len(ops))
-    names_table = [_first(name, names, _NAMES) for name in ops.texts["name"].table]
+    names_table = [_first(name, names, STAND_INS) for name in ops.texts["name"].table]
     dtype_table = [_first(own, (dtype,), _DTYPES) for own in ops.texts["dtype"].table]
     phase_table = [own if own == phase else (phase if ops.family == "conv" and own in ("dgrad", "wgrad") else "")
                    for own in ops.texts["phase"].table]  # fmt: skip

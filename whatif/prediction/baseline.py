@@ -11,7 +11,15 @@ from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, Float64, TaskKind
 from whatif.prediction.calibrate import Calibration, calibrate
-from whatif.prediction.ranges import combined_shares, error_sums, run_to_run, simulated_at, spread_of_steps
+from whatif.prediction.ranges import (
+    PREDICTED_REST,
+    combined_shares,
+    error_sums,
+    predicted_shares,
+    run_to_run,
+    simulated_at,
+    spread_of_steps,
+)
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
 from whatif.simulation.steps import default_clock, steady, step_ns
@@ -137,8 +145,9 @@ def range_ns(
     between two runs are independent of that and of each other: they add as squares.
     """
     missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
-    shares, by_run = (np.ones(1), np.ones(1)), np.zeros(1)
-    if changed.info.recorded.predicted is None:  # a predicted step has no runs, and ranges of its own kind
+    if changed.info.recorded.predicted is not None:  # such a step has no runs, and ranges of its own kind
+        shares, by_run = predicted_shares(changed), np.full(1, PREDICTED_REST)
+    else:
         sums = error_sums(changed) if sums is None else sums
         shares, by_run = combined_shares(sums), run_to_run(changed, sums, predicted_ns)
     below, above = (
