@@ -2,9 +2,9 @@
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.neusight [--left-out FOLDER]
 
-``--left-out`` names a folder with one folder of models a device, fitted without that device
-(``benchmarks/shipped_models.py --without DEVICE``). Source of the table: sitar-lab/NeuSight (MIT; Lee et al., ASPLOS
-2025), inference and training (forward and backward, no optimizer).
+``--left-out`` names a folder with one folder of models a device, each fitted without it (``python -m
+benchmarks.shipped_models DATABASE --scope across --without DEVICE --out FOLDER/DEVICE``). Source of the table:
+sitar-lab/NeuSight (MIT; Lee et al., ASPLOS 2025), inference and training (forward and backward, no optimizer).
 """
 
 from __future__ import annotations
