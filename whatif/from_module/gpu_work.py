@@ -175,21 +175,6 @@ def _softmax_backward(name: str, operation: Operation) -> list[Kernel]:
     return [named("softmax", name, what, SOFTMAX_BACKWARD)]
 
 
-def _grouped_product(name: str, operation: Operation) -> list[Kernel]:
-    """The products of a mixture of experts: rows of all of them behind one another, or a batch of matrices.
-
-    How the rows fall to the experts is not known: as many to each.
-    """
-    left, right = (tuple(shape) for shape in operation.dims[:2])
-    out = operation.outputs[0][0]
-    groups = (right if len(right) == 3 else left if len(left) == 3 else out)[0]
-    k = left[-1] // (groups if len(left) == len(right) == 2 else 1)
-    m = left[-2] if len(left) == 3 or len(right) == 2 else max(left[-2] // groups, 1)
-    n = right[-1] // (groups if len(left) == 3 and len(right) == 2 else 1)
-    sizes = (("batch", groups), ("m", m), ("n", n), ("k", max(k, 1)))
-    return [named("gemm_grouped", name, Described("matmul", "bmm", format_of(operation), sizes))]
-
-
 def as_they_lie(kernel: Kernel) -> Kernel:
     """Return the kernel of a linear layer whose weights are not transposed (GPT-2's): a batch of one such product.
 
@@ -288,7 +273,7 @@ _ATTENTIONS = (
     "_flash_attention_forward", "_efficient_attention_forward",
 )  # fmt: skip
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear"), _product),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm"), _product),
     **dict.fromkeys(("convolution", "_convolution", "conv2d", "cudnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(
@@ -303,7 +288,6 @@ _RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
     "_softmax_backward_data": _softmax_backward,
-    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped_product),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("embedding", "index", "index_select", "gather"), _rows_taken),
     **dict.fromkeys(_ATTENTIONS, _attention),
