@@ -123,6 +123,11 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     return found
 
 
+# What moves as many bytes takes so much less: 1.17 forward and 1.27 backward for ResNet-50 on a V100 (a recording of
+# docs/accuracy.md).
+BATCH_NORM_PASSES = 1.2
+
+
 def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     """One kernel: statistics read all, normalizing reads it again; backward reads input and gradient twice each."""
     x = bytes_of(tensors_of(operation)[:1])
@@ -130,7 +135,18 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     backward = name.endswith("backward")
     reads = (2 if trains else 1) * (2 if backward else 1)
     what = traffic(2 * x, x, format_of(operation))
-    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, (reads + 1) / 3)]
+    share = BATCH_NORM_PASSES * (reads + 1) / 3
+    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
+
+
+# Windows overlap what a warp reads, and gradients look for the windows that an element was the largest of: as often what
+# is moved takes. VGG-13's on an H100: 1.4 and 3.1; ResNet-50's on a V100 backward: 1.9 (recordings of docs/accuracy.md).
+MAX_POOL, MAX_POOL_BACKWARD = 1.4, 2.4
+
+
+def _max_pool(name: str, operation: Operation) -> list[Kernel]:
+    share = MAX_POOL_BACKWARD if name.endswith("backward") else MAX_POOL
+    return [replace(kernel, share=share) for kernel in _elementwise(name, operation)]
 
 
 # What gradients take of the forward kernel's time: a V100's in NeuSight's training cells, less 10 us of launch (layer
@@ -288,6 +304,7 @@ _RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
     "_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _max_pool),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("embedding", "index", "index_select", "gather"), _rows_taken),
     **dict.fromkeys(_ATTENTIONS, _attention),
