@@ -121,8 +121,8 @@ def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
     found = evaluate_unseen_devices(part)
     assert found.held_out == found.rows == 24_662
     assert found.sources["same_shape"] > 24_000  # the others have too few devices
-    assert found.total.mape_pct <= 22.0
-    assert 90 <= found.total.coverage_pct <= 97
+    assert found.total.mape_pct <= 17.0  # 15.8; the same shape alone 20.2
+    assert 88 <= found.total.coverage_pct <= 97
 
 
 def test_nothing_held_out_is_learned_from(store: Store) -> None:

@@ -139,8 +139,8 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
 
 
-# Windows overlap what a warp reads, and gradients look for the windows that an element was the largest of: as often what
-# is moved takes. VGG-13's on an H100: 1.4 and 3.1; ResNet-50's on a V100 backward: 1.9 (recordings of docs/accuracy.md).
+# Windows overlap, and gradients look for the windows that an element was the largest of: as often what is moved takes.
+# VGG-13's on an H100: 1.4 and 3.1; ResNet-50's on a V100 backward: 1.9 (recordings of docs/accuracy.md).
 MAX_POOL, MAX_POOL_BACKWARD = 1.4, 2.4
 
 
