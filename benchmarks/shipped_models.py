@@ -76,6 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("database")
     parser.add_argument("--out", default=str(Path(__file__).resolve().parents[1] / "whatif" / "opdb" / "fitted"))
     parser.add_argument("--devices", nargs="*", metavar="NAME", help="only of these")
+    parser.add_argument("--without", nargs="*", metavar="NAME", default=[], help="none of these")
     parser.add_argument("--families", nargs="*", metavar="FAMILY", help="only of these")
     parser.add_argument("--scope", choices=("own", "across", "both"), default="both")
     args = parser.parse_args(words)
@@ -86,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
         (said, rows)
         for said, rows in contributions
         if said.origin.device.name in (args.devices or [said.origin.device.name])
+        and said.origin.device.name not in args.without
         and rows.family in (args.families or [rows.family])
     ]
     samples = chosen(wanted)

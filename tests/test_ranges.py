@@ -17,11 +17,13 @@ from whatif.models.durations.estimator import Source, mark
 from whatif.prediction.predict import Baseline
 from whatif.prediction.ranges import (
     GLOO_SLOWED,
+    PREDICTED_SHARE,
     RUN_TO_RUN,
     RUN_TO_RUN_GPU,
     RUN_TO_RUN_WORKERS,
     combined_shares,
     error_sums,
+    predicted_shares,
     run_to_run,
     simulated_at,
     spread_of_steps,
@@ -54,6 +56,22 @@ def test_errors_of_two_sources_add_as_squares() -> None:
     """300 and 400 ns make 500 of 700."""
     below, above = shares(row((300, 0), (400, 100), source=(Source.ASSUMED, Source.ROOFLINE)))
     assert (below, above) == pytest.approx((5 / 7, 1.0))
+
+
+def test_families_of_a_predicted_step_are_wrong_independently() -> None:
+    """Of bounds of 300 and 400 ns of two families 0.6 x 500 are left, below; above nothing is wide."""
+    build = Build(CPU, STREAM)
+    for name in ("a product", "a sum"):
+        build.task(1, 1_000, name, TaskKind.KERNEL)
+    graph = build.graph()
+    graph = graph.replace(
+        family=np.array([0, 1], dtype=np.int8),
+        low_ns=graph.duration_ns - np.array([300, 400]),
+        high_ns=graph.duration_ns,
+    )
+    below, above = predicted_shares(graph)
+    assert below[0] == pytest.approx(PREDICTED_SHARE * 500 / 700)
+    assert above[0] == 1
 
 
 def test_operators_measured_alone_share_the_caches_only() -> None:

@@ -130,7 +130,8 @@ def test_a_device_that_nobody_measured() -> None:
     assert len(fitted.facts.devices) == 5
     assert 0.1 < fitted.facts.half["add"] < 0.35
     fresh = measured(H100, seed=50)
-    answers = Estimator(EMPTY, H100, launch=True, models=models.in_memory([fitted])).estimate(fresh.ops)
+    alone = (AnswerSource.LEARNED_ACROSS,)
+    answers = Estimator(EMPTY, H100, alone, launch=True, models=models.in_memory([fitted])).estimate(fresh.ops)
     inside = answers.answered_by == AnswerSource.LEARNED_ACROSS
     assert inside.mean() > 0.9
     assert np.median(np.abs(answers.t_s / fresh.t_s - 1)[inside]) < 0.15

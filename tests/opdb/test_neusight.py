@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_every_measurement_is_there(store: Store) -> None:
     assert devices == {"P4", "P100-PCIE-16", "V100-PCIE-32", "T4", "A100-PCIE-40", "A100-PCIE-80"}
 
 
-def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store) -> None:
+def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store, tmp_path: Path) -> None:
     """What would be fitted again: an importer that changes makes the models stale.
 
     The overhead that is taken out of convolutions is fitted, and its last bits depend on the machine's linear algebra.
@@ -64,6 +65,12 @@ def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store) ->
         if not facts.across and facts.sources[0].name == "neusight"
     }
     contributions, _ = read_contributions(store)
+    amd = Store.open(tmp_path / "amd", create=True)
+    with tarfile.open(extra_data("opdata", "neusight", "amd_train.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    for name in ("elem", "ln", "softmax"):
+        add_found(read_foreign("neusight", tmp_path / "amd_train" / f"{name}.csv"), amd)
+    contributions += read_contributions(amd)[0]
     found = {
         (one.device, one.kind.family): (
             len(one),
@@ -71,7 +78,7 @@ def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store) ->
         )
         for one in samples.samples_of(contributions)
     }
-    assert len(shipped) == 20
+    assert len(shipped) == 24
     assert found == shipped
 
 
@@ -114,8 +121,8 @@ def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
     found = evaluate_unseen_devices(part)
     assert found.held_out == found.rows == 24_662
     assert found.sources["same_shape"] > 24_000  # the others have too few devices
-    assert found.total.mape_pct <= 22.0
-    assert 90 <= found.total.coverage_pct <= 97
+    assert found.total.mape_pct <= 17.0  # 15.8; the same shape alone 20.2
+    assert 88 <= found.total.coverage_pct <= 97
 
 
 def test_nothing_held_out_is_learned_from(store: Store) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.from_module.gpu_work import _RULES, kernels_of
+from whatif.from_module.gpu_work import _RULES, BATCH_NORM_PASSES, as_they_lie, kernels_of
 from whatif.from_module.moved_bytes import traffic
 from whatif.from_module.multi_tensor import CHUNK_ELEMENTS, launches_of
 from whatif.from_module.operations import Operation
@@ -14,6 +16,7 @@ from whatif.from_module.tensor_cores import on_tensor_cores
 from whatif.graph.kernels import KernelFamily, classify_kernel
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import load_gpu
+from whatif.ingest.op_cost import op_cost
 
 F = "float"
 
@@ -70,6 +73,53 @@ def test_tensor_cores_convolve_in_another_layout() -> None:
     assert on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ()) == kernels_of(CONV)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "sizes"),
+    [
+        ([64, 128], [4, 128, 256], (4, 16, 256, 128)),  # rows of all experts, a matrix of each: a forward pass
+        ([4, 16, 128], [4, 128, 256], (4, 16, 256, 128)),
+        ([128, 64], [64, 256], (4, 128, 256, 16)),  # their weights' gradients
+        ([4, 16, 128], [128, 256], (4, 16, 64, 128)),
+    ],
+)
+def test_a_grouped_product_is_a_batch_of_as_many_flops(
+    left: list[int], right: list[int], sizes: tuple[int, ...]
+) -> None:
+    call = operation("_grouped_mm", left, right, [4], out=(64, 256), types=[F, F, "int"])
+    (kernel,) = kernels_of(call)
+    assert tuple(dict(kernel.what.integers).values()) == sizes
+    cost = op_cost("aten::_grouped_mm", call.dims, call.types, call.concrete)
+    assert cost is not None
+    assert cost.flops == 2 * prod(sizes)
+
+
+def test_gradients_of_normalizations_take_a_share_of_the_forward_kernel() -> None:
+    layer_norm = operation(
+        "native_layer_norm_backward", [8, 512, 1024], [8, 512, 1024], [], [8, 512, 1], [8, 512, 1], [1024], [1024], [],
+        out=(8, 512, 1024), types=[F, F, "ScalarList", F, F, F, F, ""],
+        concrete=["", "", "[1024]", "", "", "", "", "[True, True, True]"],
+    )  # fmt: skip
+    kernels = kernels_of(layer_norm)
+    assert [(k.what.name, dict(k.what.integers)) for k in kernels] == [
+        ("layer_norm", {"rows": 4096, "columns": 1024})
+    ] * 2
+    for columns, name in ((1024, "softmax"), (2048, "add")):  # longer rows cost what they move
+        shape = [8, 16, 512, columns]
+        softmax = operation(
+            "_softmax_backward_data", shape, shape, [], [], out=tuple(shape), types=[F, F, "Scalar", "Scalar"],
+            concrete=["", "", "-1", ""],
+        )  # fmt: skip
+        (kernel,) = kernels_of(softmax)
+        assert kernel.what.name == name
+
+
+def test_weights_that_are_not_transposed_are_also_asked_for_as_a_batch_of_one() -> None:
+    (kernel,) = kernels_of(operation("addmm", [16], [4, 8], [8, 16], out=(4, 16)))
+    other = as_they_lie(kernel).also
+    assert other is not None
+    assert (other.name, other.integers) == ("bmm", kernel.what.integers)
+
+
 def test_views_and_what_the_host_computes_are_no_kernels() -> None:
     assert kernels_of(operation("view", [4, 4], [], view=True)) == []
     assert kernels_of(operation("transpose", [4, 4], view=True)) == []
@@ -94,8 +144,8 @@ def test_batch_norm_reads_its_input_twice_where_it_trains() -> None:
                              types=[F] * 5 + ["Scalar"], concrete=[""] * 5 + [trains]))[0]
         for trains in ("True", "False")
     )  # fmt: skip
-    assert trained.share == pytest.approx(1.0)  # two reads and a write, as an addition has
-    assert evaluated.share == pytest.approx(2 / 3)
+    assert trained.share == pytest.approx(BATCH_NORM_PASSES)  # two reads and a write, as an addition has
+    assert evaluated.share == pytest.approx(BATCH_NORM_PASSES * 2 / 3)
 
 
 @pytest.mark.parametrize(

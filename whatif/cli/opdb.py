@@ -23,7 +23,7 @@ REST_IS_FOREIGN = True
 _SEED = whole_number(0, what="a natural number")
 _SHARE = number(lambda share: 0 < share < 1, "a share between 0 and 1")
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
-_ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_shape", "learned_across", "analytic")
+_ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_chip", "same_shape", "learned_across", "analytic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"evaluate only this source (repeatable): {', '.join(_ANSWER_SOURCES)}",
     )  # fmt: skip
     # The earlier spelling of --source; scripts may still use it.
+    evaluate.add_argument(
+        "--errors", metavar="FILE", help="with --unseen-device: write each source's errors, as the chain weights them"
+    )
     evaluate.add_argument("--rung", action="append", dest="source", choices=_ANSWER_SOURCES, help=argparse.SUPPRESS)
 
     from whatif.cli.opdb_fit import add_fit_arguments, run_fit
@@ -329,6 +332,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     if args.unseen_device and (args.seed is not None or args.share is not None):
         raise WhatifError("opdb: expected --unseen-device without --seed and --share, which have no effect with it.")
+    if args.errors is not None and not args.unseen_device:
+        raise WhatifError("opdb: expected --errors with --unseen-device, whose errors they are.")
     sources = sorted(AnswerSource[name.upper()] for name in args.source) if args.source else ALL_SOURCES
     store, device = _store(args), _device(args.device)
     fit = _fit_for(args.unseen_device) if args.fit else None
@@ -340,6 +345,10 @@ def _evaluate(args: argparse.Namespace) -> int:
                 store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, sources=sources,
                 device=device, progress=progress, fit=fit,
             )  # fmt: skip
+    if args.errors is not None:
+        from whatif.opdb.evaluate import write_errors
+
+        write_errors(found, Path(args.errors))
     return show(args, found.to_dict, lambda: print_evaluation(found))
 
 

@@ -34,12 +34,16 @@ from whatif.ingest.operator_calls import describe
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: its name, and the operator of the database whose time, ``share`` times, is its own."""
+    """One kernel: its name, and the operator of the database whose time, ``share`` times, is its own.
+
+    ``also`` is another operator that does the same work: a library has the kernels of both, and takes the faster.
+    """
 
     name: str
     what: Described
     share: float = 1.0
     known: bool = True
+    also: Described | None = None
 
 
 def kernels_of(operation: Operation) -> list[Kernel]:
@@ -120,6 +124,11 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     return found
 
 
+# What moves as many bytes takes so much less: 1.17 forward and 1.27 backward for ResNet-50 on a V100 (a recording of
+# docs/accuracy.md).
+BATCH_NORM_PASSES = 1.2
+
+
 def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     """One kernel: statistics read all, normalizing reads it again; backward reads input and gradient twice each."""
     x = bytes_of(tensors_of(operation)[:1])
@@ -127,15 +136,42 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     backward = name.endswith("backward")
     reads = (2 if trains else 1) * (2 if backward else 1)
     what = traffic(2 * x, x, format_of(operation))
-    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, (reads + 1) / 3)]
+    share = BATCH_NORM_PASSES * (reads + 1) / 3
+    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
+
+
+# Windows overlap, and gradients look for the windows that an element was the largest of: as often what is moved takes.
+# VGG-13's on an H100: 1.4 and 3.1; ResNet-50's on a V100 backward: 1.9 (recordings of docs/accuracy.md).
+MAX_POOL, MAX_POOL_BACKWARD = 1.4, 2.4
+
+
+def _max_pool(name: str, operation: Operation) -> list[Kernel]:
+    share = MAX_POOL_BACKWARD if name.endswith("backward") else MAX_POOL
+    return [replace(kernel, share=share) for kernel in _elementwise(name, operation)]
+
+
+# What gradients take of the forward kernel's time: a V100's in NeuSight's training cells, less 10 us of launch (layer
+# norm: 1.4, 1.6 and 2.1 for 4, 5 and 17 MB, in two kernels; softmax: 2.6 to 2.8 of rows of 512 and 1,024).
+LAYER_NORM_INPUT, LAYER_NORM_WEIGHTS = 1.2, 0.6
+SOFTMAX_BACKWARD = 2.7
+# Shorter rows are held in one warp's registers, which leaves few warps to wait for memory; longer ones are read by a
+# block, and cost what they move (PyTorch, PersistentSoftmax.cuh).
+_LONGEST_IN_A_WARP = 1024
 
 
 def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
-    x = bytes_of(tensors_of(operation)[:1])
+    x, dtype = bytes_of(tensors_of(operation)[:1]), format_of(operation)
     if not name.endswith("backward"):
         what = _own(operation)
-        return [named("layer_norm", name, what or traffic(x, x, format_of(operation)))]
-    dtype = format_of(operation)
+        return [named("layer_norm", name, what or traffic(x, x, dtype))]
+    if name == "native_layer_norm_backward":
+        columns = prod(map(int, re.findall(r"\d+", operation.concrete[2])))
+        sizes = (("rows", prod(operation.dims[1]) // columns), ("columns", columns))
+        forward = Described("normalization", "layer_norm", dtype, sizes)
+        return [
+            named("layer_norm", name, forward, LAYER_NORM_INPUT),
+            named("layer_norm_gammabeta", name, forward, LAYER_NORM_WEIGHTS),
+        ]
     return [
         named("layer_norm", name, traffic(2 * x, x, dtype)),
         named("layer_norm_gammabeta", name, traffic(2 * x, 0, dtype)),
@@ -145,6 +181,25 @@ def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
 def _softmax(name: str, operation: Operation) -> list[Kernel]:
     what = _own(operation)
     return [named("softmax", name, what)] if what is not None else _elementwise(name, operation)
+
+
+def _softmax_backward(name: str, operation: Operation) -> list[Kernel]:
+    shape = operation.dims[0]
+    if int(operation.concrete[2]) % len(shape) != len(shape) - 1 or shape[-1] > _LONGEST_IN_A_WARP:
+        return _elementwise(name, operation)
+    sizes = (("rows", prod(shape[:-1])), ("columns", shape[-1]))
+    what = Described("normalization", "softmax", format_of(operation), sizes)
+    return [named("softmax", name, what, SOFTMAX_BACKWARD)]
+
+
+def as_they_lie(kernel: Kernel) -> Kernel:
+    """Return the kernel of a linear layer whose weights are not transposed (GPT-2's): a batch of one such product.
+
+    On a P4 a transposed operand costs two to three times (NeuSight's `linear` and `bmm`).
+    """
+    if kernel.what.family != "matmul" or kernel.what.name != "linear":
+        return kernel
+    return replace(kernel, also=replace(kernel.what, name="bmm"))
 
 
 def _embedding_backward(name: str, operation: Operation) -> list[Kernel]:
@@ -227,7 +282,7 @@ _ATTENTIONS = (
     "_flash_attention_forward", "_efficient_attention_forward",
 )  # fmt: skip
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear"), _product),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm"), _product),
     **dict.fromkeys(("convolution", "_convolution", "conv2d", "cudnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(
@@ -241,6 +296,8 @@ _RULES: dict[str, _Rule] = {
         _layer_norm,
     ),
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _max_pool),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("embedding", "index", "index_select", "gather"), _rows_taken),
     **dict.fromkeys(_ATTENTIONS, _attention),

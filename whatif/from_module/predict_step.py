@@ -18,7 +18,7 @@ from whatif.from_module.durations import (
     ask,
     work_on_host,
 )
-from whatif.from_module.gpu_work import Kernel, kernels_of
+from whatif.from_module.gpu_work import Kernel, as_they_lie, kernels_of
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.recording import trace_of, write_trace
 from whatif.from_module.schedule import schedule_steps
@@ -59,7 +59,7 @@ class PredictedStep:
 
     @cached_property
     def range_ms(self) -> tuple[float, float]:
-        """A nominal 90 % range of the step, ms: all durations at their low, and all at their high end."""
+        """A nominal 90 % range of the step, ms: what families of kernels may miss, each on its own."""
         predicted = self.prediction
         low_ns, high_ns = bounds_ns(predicted.baseline, self.graph, predicted.predicted_ms * 1e6)
         return low_ns / 1e6, high_ns / 1e6
@@ -168,10 +168,7 @@ def predict_step(
     default is "conv". With ``save`` the step is written as a recording that every command reads. Raises WhatifError
     where nobody can tell how long an operator takes.
     """
-    if gpu is None:
-        kernels = work_on_host(estimator, graph)
-    else:
-        kernels = [kernels_of(operation) for operation in graph.operations]
+    kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph)
     if gpu is not None and gpu.fp16_tensor_tflops:
         asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
         families = TF32[tf32] if asked or gpu.tf32_by_default else ()
@@ -189,6 +186,18 @@ def predict_step(
     baseline = Baseline.of(recorded)
     prediction = apply(baseline, *transforms)
     return PredictedStep(graph.source, estimator.device, gpu, prediction, durations, graph.notes, graph.peak_bytes)
+
+
+def _kernels(graph: OperatorGraph) -> list[list[Kernel]]:
+    """The kernels of each operation of a graph; a linear layer transposes its weights just before its product."""
+    found, before = [], ""
+    for operation in graph.operations:
+        mine = kernels_of(operation)
+        if operation.name == "aten::addmm" and before != "aten::t":
+            mine = [as_they_lie(kernel) for kernel in mine]
+        found.append(mine)
+        before = operation.name
+    return found
 
 
 def _trace(

@@ -207,7 +207,7 @@ _OPERATOR_FAMILIES = _compiled(
     (KernelFamily.ATTENTION, r"scaled_dot_product|flash_attention|efficient_attention"),
     (KernelFamily.CONVOLUTION, r"conv(olution|_transpose|_depthwise)?\d?d?(_|$)|convolution|thnn_conv|slow_conv"),
     (KernelFamily.RNN, r"(lstm|gru|rnn)(_|$|cell)"),
-    (KernelFamily.GEMM, r"^\w+::_?(addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|mkl\w*linear)"),
+    (KernelFamily.GEMM, r"^\w+::_?(addmm|mm|bmm|grouped_mm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|mkl\w*linear)"),
     (KernelFamily.LAYER_NORM, r"layer_norm|group_norm|rms_norm"),
     (KernelFamily.NORMALIZATION, r"(batch|instance)_norm"),
     (KernelFamily.SOFTMAX, r"softmax"),

@@ -38,6 +38,11 @@ def memory_gbyte_s(gpu: Gpu) -> float:
     return gpu.memory_gbyte_s * memory_share(gpu).centre
 
 
+def normalization_share(gpu: Gpu | None, name: str) -> float:
+    """Return the share of ``memory_share`` that a normalization reaches, which reads its input more than once."""
+    return _fact(gpu, name if name == "layer_norm" else "softmax").centre
+
+
 def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
     """Say whether a device has tensor cores for the format."""
     return dtype in _TENSOR_DTYPES and getattr(gpu, f"{dtype}_tensor_tflops", None) is not None

@@ -185,6 +185,17 @@ def _matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     return _cost(2 * prod(out) * left[-1], _present(inputs), out, a)
 
 
+def _grouped_matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
+    """_grouped_mm(a, b, offs): every row of a meets the matrix of its own expert, whichever that is."""
+    a, b = _need(inputs, 0, 1)
+    rows, inner, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
+    groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1
+    if len(a.shape) == 3 and len(b.shape) == 2:  # the columns of b belong to one expert each
+        rows = a.shape[-2]
+    out = (groups, rows // groups, columns)
+    return _cost(2 * rows * inner * columns, [a, b], out, a)
+
+
 # Where stride, padding and dilation stand among an operator's concrete inputs: native_functions.yaml of PyTorch.
 CONVOLUTION_OPTIONS = {
     "cudnn_convolution": (3, 2, 4),
@@ -365,6 +376,7 @@ def _table(rule: _Rule, names: str) -> dict[str, _Rule]:
 
 _RULES = {
     **_table(_matmul, "mm bmm matmul addmm baddbmm linear"),
+    **_table(_grouped_matmul, "_grouped_mm"),
     **_table(_convolution, "convolution _convolution conv1d conv2d conv3d cudnn_convolution miopen_convolution"),
     **_table(_convolution_backward, "convolution_backward cudnn_convolution_backward"),
     **_table(_convolution_backward_input, "cudnn_convolution_backward_input"),

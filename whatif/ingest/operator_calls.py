@@ -99,6 +99,23 @@ def _matmul(name: str, call: _Call) -> Described | None:
     return Described("matmul", {"addmm": "linear", "baddbmm": "bmm"}.get(name, name), call.dtype(first), sizes)
 
 
+def _grouped(name: str, call: _Call) -> Described | None:
+    """A product for each expert: rows of all of them behind one another (two dimensions), or a batch (three).
+
+    Which rows fall to which expert is not recorded: as many to each.
+    """
+    left, right, ends = call.shape(0), call.shape(1), call.shape(2)
+    groups = next((shape[0] for shape in (left, right) if len(shape) == 3), ends[0])
+    m, k, n = left[-2], left[-1], right[-1]
+    if (len(left), len(right)) == (2, 3):
+        m = max(m // groups, 1)
+    elif (len(left), len(right)) == (3, 2):
+        n = max(n // groups, 1)
+    elif (len(left), len(right)) == (2, 2):
+        k = max(k // groups, 1)
+    return Described("matmul", "bmm", call.dtype(0), (("batch", groups), ("m", m), ("n", n), ("k", k)))
+
+
 def _convolution(name: str, call: _Call) -> Described | None:
     backward = name == "convolution_backward"
     x, weight = (call.shape(1), call.shape(2)) if backward else (call.shape(0), call.shape(1))
@@ -161,6 +178,7 @@ def _layer_norm(name: str, call: _Call) -> Described | None:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "linear"), _matmul),
+    "_grouped_mm": _grouped,
     **dict.fromkeys(
         ("convolution", "_convolution", "conv2d", "cudnn_convolution", "miopen_convolution", "mkldnn_convolution",
          "convolution_backward"),

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from whatif.graph.types import Float64, Int8, Int32, Int64
+from whatif.graph.types import Array, Float64, Int8, Int32, Int64
 from whatif.opdb.model_answers import Estimates
 from whatif.opdb.provenance import Basis
 
@@ -18,10 +18,11 @@ class AnswerSource(IntEnum):
     EXACT = 0
     INTERPOLATED = 1
     LEARNED = 2
-    SAME_SHAPE = 3
-    LEARNED_ACROSS = 4
-    ANALYTIC = 5
-    NONE = 6
+    SAME_CHIP = 3
+    SAME_SHAPE = 4
+    LEARNED_ACROSS = 5
+    ANALYTIC = 6
+    NONE = 7
 
 
 ALL_SOURCES = tuple(source for source in AnswerSource if source != AnswerSource.NONE)
@@ -54,6 +55,18 @@ class Answers:
         """Put the estimates of the operators ``rows`` in their places."""
         self.t_s[rows], self.low_s[rows], self.high_s[rows], self.outside[rows] = estimates
         self.answered_by[rows], self.basis[rows], self.evidence[rows] = answered_by, basis, evidence
+
+    def put(self, rows: Int64, other: Answers) -> None:
+        """Take the answers ``rows`` over from others of the same operators."""
+        for mine, theirs in zip(self._columns(), other._columns(), strict=True):
+            mine[rows] = theirs[rows]
+
+    def copy(self) -> Answers:
+        """Return the same answers, to be changed apart from these."""
+        return self.take(np.arange(len(self)))
+
+    def _columns(self) -> tuple[Array, ...]:
+        return (self.t_s, self.low_s, self.high_s, self.answered_by, self.basis, self.evidence, self.outside)
 
     def take(self, rows: Int64) -> Answers:
         """The answers ``rows``."""

@@ -4,12 +4,15 @@
 2. interpolated: operators of other sizes were; see ``whatif.opdb.interpolate``.
 3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. Where it missed less than 2 on data that
    neither had seen, it comes before it.
-4. same_shape: the operator itself was measured on two other devices or more of the same vendor; see
+4. same_chip: a model of another board with the same chip, by the ratio of the two data sheets' times.
+5. same_shape: the operator itself was measured on two other devices or more of the same vendor; see
    ``whatif.opdb.same_shape``.
-5. learned_across: a model of several devices' measurements, for those of the same vendor.
-6. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
+6. learned_across: a model of several devices' measurements, for those of the same vendor.
+7. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
-Nothing falls back in silence: what nobody can answer is NaN, with the source NONE.
+The last three know nothing of the device itself: they answer together, weighted by how far each misses devices that
+were left out (``whatif.opdb.blending``); the one with the most weight is named. Nothing falls back in silence: what
+nobody can answer is NaN, with the source NONE.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
+from whatif.opdb.blending import Candidate, blend, device_distance
 from whatif.opdb.data_sheet import answers_analytically, rate_tflops
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
@@ -48,6 +52,8 @@ __all__ = ["ALL_SOURCES", "Answers", "Estimator", "AnswerSource"]
 METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pair", "wall", "unknown")
 # As many measurements of a device make a model of its own, and interpolate well; fewer anchor that of other devices.
 ENOUGH_TO_LEARN = 200
+# What another board of one chip adds to the half-width of a range, log: other clocks under load. Our estimate.
+CHIP_WIDTH = 0.1
 
 
 @dataclass
@@ -106,13 +112,43 @@ class Estimator:
             self._interpolated(measured, groups, asked, distinct)
         if AnswerSource.LEARNED in self.sources:
             self._own_models(asked, distinct, better_only=False)
-        if measured is not None and AnswerSource.SAME_SHAPE in self.sources:
-            self._same_shape(measured, groups, asked, distinct)
-        if AnswerSource.LEARNED_ACROSS in self.sources:
-            self._models_across(asked, distinct)
-        if AnswerSource.ANALYTIC in self.sources:
-            self._analytic(asked, distinct)
+        if AnswerSource.SAME_CHIP in self.sources:
+            self._same_chip(asked, distinct)
+        self._from_others(measured, groups, asked, distinct)
         return distinct.take(which.reshape(-1))
+
+    def _from_others(
+        self, measured: FamilyIndex | None, groups: list[GroupInfo], asked: Operators, answers: Answers
+    ) -> None:
+        """Let the sources that know nothing of this device answer what is left, each weighted by its expected error."""
+        found: list[Candidate] = []
+        if measured is not None and AnswerSource.SAME_SHAPE in self.sources:
+            shapes = answers.copy()
+            self._same_shape(measured, groups, asked, shapes)
+            found.append(Candidate(AnswerSource.SAME_SHAPE, shapes))
+        if AnswerSource.LEARNED_ACROSS in self.sources:
+            across = answers.copy()
+            anchored, sigma = self._models_across(asked, across)
+            # A few measurements of this device, interpolated, give way to the model that they anchor.
+            took_over = anchored & (answers.answered_by == AnswerSource.INTERPOLATED)
+            answers.put(np.flatnonzero(took_over), across)
+            found.append(Candidate(AnswerSource.LEARNED_ACROSS, across, anchored, sigma))
+        if AnswerSource.ANALYTIC in self.sources:
+            sheet = answers.copy()
+            self._analytic(asked, sheet, self._launches(found, len(asked)))
+            found.append(Candidate(AnswerSource.ANALYTIC, sheet))
+        blend(asked, answers, found)
+
+    def _launches(self, found: Sequence[Candidate], size: int) -> Bool:
+        """Whether the data sheet's times have to hold a launch, as those that they are weighted with, shape (n,)."""
+        launch = np.full(size, self.launch)
+        for one in reversed(found):
+            held = np.array(
+                [basis.launch == "with launch" and not self.kernels_alone for basis in self.bases] + [False]
+            )
+            there = one.answers.answered_by == one.source
+            launch = np.where(there, held[one.answers.basis], launch)
+        return np.asarray(launch, dtype=np.bool_)
 
     def _ranks(self, groups: list[GroupInfo]) -> Int64:
         """The place of each group's basis in the order of preference; -1 for groups that may not answer."""
@@ -225,17 +261,47 @@ class Estimator:
                 estimates, near = self._ask(model, spoken.take(known), extra[known])
                 answers.fill(rows[known][near], estimates.take(near), AnswerSource.LEARNED, rank, model.facts.rows)
 
-    def _models_across(self, asked: Operators, answers: Answers) -> None:
+    def _same_chip(self, asked: Operators, answers: Answers) -> None:
+        """Ask the models of another board of the same chip, and scale by what the two data sheets say of each operator.
+
+        The ratio holds clocks, power (by the sustained rates) and bandwidth.
+        """
+        if self.gpu is None:
+            return
+        for twin in sorted({m.facts.device for m in self.models if not m.facts.across} - {self.device}):
+            other = devices.facts(twin)
+            rows = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
+            if other is None or not len(rows) or not same_chip(self.gpu, other):
+                continue
+            part = asked.take(rows)
+            able = answers_analytically(self.gpu, part)
+            there = Estimator(
+                self.index, twin, (AnswerSource.LEARNED,), self.method, self.framework, self.launch, self.models,
+                self.kernels_alone,
+            )  # fmt: skip
+            told = there.estimate(part)
+            able &= told.answered_by == AnswerSource.LEARNED
+            basis = np.array([b in self.bases and b.launch == "with launch" for b in there.bases] + [False])
+            launch = basis[told.basis] & (not self.kernels_alone)
+            here, that = (_sheet_s(gpu, part, launch) for gpu in (self.gpu, other))
+            ratio, width = here / that, np.exp(CHIP_WIDTH)
+            rank = np.array([self.bases.index(b) if b in self.bases else -1 for b in there.bases] + [-1])[told.basis]
+            scaled = Estimates(told.t_s * ratio, told.low_s * ratio / width, told.high_s * ratio * width, told.outside)
+            answers.fill(rows[able], scaled.take(able), AnswerSource.SAME_CHIP, rank[able], told.evidence[able])
+
+    def _models_across(self, asked: Operators, answers: Answers) -> tuple[Bool, Float64]:
         """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
 
-        One takes the place of those few, interpolated, where they anchor it, and of the same operator on other devices:
-        where its range is the narrower one.
+        One takes the place of those few, interpolated, where they anchor it and its range is the narrower one. Gives
+        which operators anchored models answered for, and what a model's distance from this device and from what it was
+        fitted to adds to the standard deviation of its error (log), shape (n,) both.
         """
+        by_anchors, sigma = np.zeros(len(asked), dtype=np.bool_), np.zeros(len(asked))
         for model, rank in self._models_of("", asked.family):
             few = (answers.answered_by == AnswerSource.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
-            rows = np.flatnonzero(few | np.isin(answers.answered_by, (AnswerSource.SAME_SHAPE, AnswerSource.NONE)))
+            rows = np.flatnonzero(few | (answers.answered_by == AnswerSource.NONE))
             if not len(rows):
-                return
+                break
             part = asked.take(rows)
             known, spoken, extra = model.covers(part)
             known &= self._at_one_rate(part, spoken)
@@ -251,9 +317,12 @@ class Estimator:
                 open_ = answers.answered_by[here] == AnswerSource.NONE
                 with np.errstate(invalid="ignore"):
                     narrower = estimates.high_s / estimates.low_s < answers.high_s[here] / answers.low_s[here]
-                narrower &= (answers.answered_by[here] == AnswerSource.SAME_SHAPE) | (anchors is not None)
-                chosen = np.where(open_, near, narrower)
+                chosen = np.where(open_, near, narrower & (anchors is not None))
                 answers.fill(here[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
+                by_anchors[here[chosen]] = anchors is not None
+                far = device_distance(model.facts, self.gpu) if self.gpu is not None else 0.0
+                sigma[here[chosen]] = np.hypot(model.facts.growth * np.asarray(estimates.outside)[chosen], far)
+        return by_anchors, sigma
 
     def _at_one_rate(self, ops: Operators, spoken: Operators) -> Bool:
         """Mask of the operators whose format the device multiplies as fast as that in which a model speaks of them.
@@ -303,14 +372,26 @@ class Estimator:
                 self._anchored[place] = anchors_of(model, ops, np.asarray(family.t_s[rows]), self.gpu)
         return self._anchored[place]
 
-    def _analytic(self, asked: Operators, answers: Answers) -> None:
-        rows = np.flatnonzero(
-            (answers.answered_by == AnswerSource.NONE) & analytic.answers_analytically(self.gpu, asked)
-        )
-        if self.gpu is None or not len(rows):
-            return
-        times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=self.launch, conv_law=self.conv_law)
-        answers.fill(rows, Estimates(*times), AnswerSource.ANALYTIC, -1, 0)
+    def _analytic(self, asked: Operators, answers: Answers, launch: Bool) -> None:
+        able = (answers.answered_by == AnswerSource.NONE) & analytic.answers_analytically(self.gpu, asked)
+        for held in (False, True):
+            rows = np.flatnonzero(able & (launch == held))
+            if self.gpu is None or not len(rows):
+                continue
+            times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=held, conv_law=self.conv_law)
+            answers.fill(rows, Estimates(*times), AnswerSource.ANALYTIC, -1, 0)
+
+
+def same_chip(gpu: Gpu, other: Gpu) -> bool:
+    """Say whether two boards carry one chip with as many multiprocessors."""
+    chip = (gpu.vendor, gpu.arch, gpu.compute_capability, gpu.sm_count, gpu.l2_mbyte)
+    return chip == (other.vendor, other.arch, other.compute_capability, other.sm_count, other.l2_mbyte)
+
+
+def _sheet_s(gpu: Gpu, ops: Operators, launch: Bool) -> Float64:
+    """What a data sheet says of operators, seconds, shape (n,), with a launch where that is asked for."""
+    found = (analytic.analytic_answers(gpu, ops, launch=held)[0] for held in (False, True))
+    return np.where(launch, *reversed(list(found)))
 
 
 def _keys(groups: list[GroupInfo]) -> UInt64:

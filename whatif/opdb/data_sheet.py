@@ -10,6 +10,7 @@ from whatif.hardware.roofline import (
     MatrixWork,
     kernel_floor_ns,
     memory_share,
+    normalization_share,
     sustained_tflops,
     sustained_vector_tflops,
 )
@@ -86,7 +87,11 @@ ANALYTIC_LOW_FACTOR, ANALYTIC_HIGH_FACTOR = 1.6, 2.5
 def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Float64, Float64]:
     """Return an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each."""
     waves = executed_over_asked(gpu, ops)
-    centre = np.maximum(sustained_s(gpu, ops) * waves, memory_s(gpu, ops) / memory_share(gpu).centre)
+    memory = memory_s(gpu, ops) / memory_share(gpu).centre
+    if ops.family == "normalization":
+        names = ops.texts["name"]
+        memory = memory / np.array([normalization_share(gpu, name) for name in names.table] or [1.0])[names.codes]
+    centre = np.maximum(sustained_s(gpu, ops) * waves, memory)
     centre = centre + (LAUNCH_FLOOR_S if launch else floor_s(gpu))
     saving = np.where(_may_save(ops), WINOGRAD_USUAL, 1.0)
     low = np.maximum(centre / ANALYTIC_LOW_FACTOR / saving, bound_s(gpu, ops, cold=False))

@@ -8,14 +8,17 @@ rows, its quarantine included; held-out rows are never set aside.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from whatif.errors import WhatifError
+from whatif.files import replacing
 from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
@@ -27,6 +30,11 @@ from whatif.opdb.store import Store
 
 # Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
 Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None
+
+# Sources that know nothing of the device itself.
+_FROM_OTHERS = (AnswerSource.SAME_SHAPE, AnswerSource.LEARNED_ACROSS, AnswerSource.ANALYTIC)
+# Shorter times are mostly launch where it is inside; a tenth of that of kernels alone. Fewer rows tell no error.
+_LAUNCHES_S, _FEWEST_THAT_TELL = 3e-4, 20
 
 # The split of docs/opdb.md: which operators it holds out follows from these alone.
 SEED, SHARE = 2026, 0.1
@@ -50,6 +58,20 @@ class Score:
 
 
 @dataclass(frozen=True)
+class SourceError:
+    """How far one source, asked alone, misses a device left out; ``rms_log`` is of rows that are no launches."""
+
+    source: str
+    family: str
+    name: str
+    dtype: str
+    device: str
+    rows: int
+    bias_log: float
+    rms_log: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What was held out, and the scores of each operator: on all devices, on each, and by who answered."""
 
@@ -62,6 +84,7 @@ class Evaluation:
     by_device: tuple[Score, ...]
     by_source: tuple[Score, ...]
     total: Score
+    errors: tuple[SourceError, ...] = ()  # of each source on each device left out
 
     @property
     def published(self) -> Published:
@@ -76,6 +99,7 @@ class Evaluation:
             "answered_by": self.sources, "by_operator": [asdict(s) for s in self.by_operator],
             "by_operator_and_device": [asdict(s) for s in self.by_device],
             "by_operator_and_rung": [asdict(s) for s in self.by_source], "total": asdict(self.total),
+            "errors": [asdict(e) for e in self.errors],
         }  # fmt: skip
 
 
@@ -126,15 +150,44 @@ def evaluate_unseen_devices(
             "few."
         )
     outcomes = []
+    errors: list[SourceError] = []
     for name in tested:
         others = [(c, r) for c, r in contributions if c.origin.device.name != name]
         index, models = index_of(others), fit(others) if fit else ()
-        outcomes += [
-            (c, r, estimate_rows(index, c, r, sources, models))
-            for c, r in contributions
-            if c.origin.device.name == name
-        ]
-    return _evaluation(outcomes, None, None, sum(len(r) for _, r in contributions))
+        for c, r in contributions:
+            if c.origin.device.name == name:
+                outcomes.append((c, r, estimate_rows(index, c, r, sources, models)))
+                errors += [
+                    e for s in _FROM_OTHERS for e in _errors_of(s, c, r, estimate_rows(index, c, r, (s,), models))
+                ]
+    found = _evaluation(outcomes, None, None, sum(len(r) for _, r in contributions))
+    return replace(found, errors=tuple(errors))
+
+
+def write_errors(found: Evaluation, file: Path) -> None:
+    """Write the errors of each source as the file that the chain weights its answers by."""
+    table = {"made_by": "whatif opdb evaluate --unseen-device", "errors": [asdict(e) for e in found.errors]}
+    with replacing(file) as part:
+        part.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def _errors_of(source: AnswerSource, said: Provenance, rows: Rows, answers: Answers) -> list[SourceError]:
+    least_s = _LAUNCHES_S if said.origin.method.includes_launch else _LAUNCHES_S / 10
+    names, dtypes = np.array(rows.ops.texts["name"].decoded()), np.array(rows.ops.dtypes)
+    counted = np.isfinite(answers.t_s) & (rows.t_s > least_s)
+    found = []
+    for name, dtype in sorted(set(zip(names[counted].tolist(), dtypes[counted].tolist(), strict=True))):
+        mine = counted & (names == name) & (dtypes == dtype)
+        if mine.sum() >= _FEWEST_THAT_TELL:
+            miss = np.log(answers.t_s[mine] / rows.t_s[mine])
+            rms = float(np.sqrt(np.mean(np.minimum(np.abs(miss), 1.0) ** 2)))
+            found.append(
+                SourceError(
+                    source.name.lower(), rows.family, name, dtype, said.origin.device.name, int(mine.sum()),
+                    round(float(np.median(miss)), 3), round(rms, 3),
+                )
+            )  # fmt: skip
+    return found
 
 
 def split(

@@ -12,7 +12,7 @@ from whatif.opdb.rows import Operators, Texts
 
 # The same product as another function of the library calls it; and functions of one input or two that cost what their
 # memory traffic does. In the order of preference.
-_NAMES = {
+STAND_INS = {
     "mm": ("linear",), "matmul": ("linear", "bmm"), "linear": ("mm",), "bmm": (),
     "sub": ("add",), "add": ("sub",), "mul": ("add",), "div": ("add",), "pow": ("div",),
     "sub_scalar": ("add_scalar",), "add_scalar": ("mul_scalar",), "mul_scalar": ("add_scalar",),
@@ -23,6 +23,9 @@ _NAMES = {
 }  # fmt: skip
 # Formats that the same units multiply at the same rate (fp16 and bf16: every data sheet since Ampere).
 _DTYPES = {"fp16": ("bf16",), "bf16": ("fp16",)}
+# Operators that cost what they move: half of the elements of twice the size. (Halved; rows of a normalization.)
+_MOVERS = {"elementwise": "elements", "normalization": "rows"}
+_HALF_AS_LONG = {"fp16": ("bf16", "fp32"), "bf16": ("fp16", "fp32")}
 # What each substitution adds to the half-width of the range, log. Our estimate: NeuSight's elementwise operators of as
 # many tensors differ by 1 to 3 % of one another, gradients of convolutions from the forward pass by 10 to 40 %.
 _NAME_WIDTH, _DTYPE_WIDTH, _PHASE_WIDTH = 0.05, 0.1, 0.4
@@ -33,11 +36,13 @@ def stand_ins(
 ) -> tuple[Bool, Operators, Float64]:
     """Say n operators in the words of a model: which it has words for (n,), in which, and what that adds to ranges.
 
-    Convolutions' gradients are said as a forward pass of as many FLOPs: that of the input swaps the channels.
+    Convolutions' gradients are said as a forward pass of as many FLOPs: that of the input swaps the channels. What
+    moves memory in two bytes an element is said as half of the elements in four.
     """
     extra = np.zeros(len(ops))
-    names_table = [_first(name, names, _NAMES) for name in ops.texts["name"].table]
-    dtype_table = [_first(own, (dtype,), _DTYPES) for own in ops.texts["dtype"].table]
+    names_table = [_first(name, names, STAND_INS) for name in ops.texts["name"].table]
+    kin = _HALF_AS_LONG if ops.family in _MOVERS else _DTYPES
+    dtype_table = [_first(own, (dtype,), kin) for own in ops.texts["dtype"].table]
     phase_table = [own if own == phase else (phase if ops.family == "conv" and own in ("dgrad", "wgrad") else "")
                    for own in ops.texts["phase"].table]  # fmt: skip
     # A recording does not tell a layout: it is taken for the usual one.
@@ -60,6 +65,11 @@ def stand_ins(
         swap = is_dgrad & ~strided
         for one, other in (("in_channels", "out_channels"), ("out_channels", "in_channels")):
             integers[one] = np.where(swap, ops.integers[other], ops.integers[one])
+    if ops.family in _MOVERS and dtype == "fp32":
+        size = _MOVERS[ops.family]
+        halved = np.array([own in _HALF_AS_LONG for own in ops.texts["dtype"].table] or [False])
+        half = (integers[size] + 1) // 2
+        integers[size] = np.where(halved[ops.texts["dtype"].codes], half, integers[size])
     return known, replace(ops, texts=texts, integers=integers), extra
 
 

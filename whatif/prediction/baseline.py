@@ -11,7 +11,14 @@ from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, Float64, TaskKind
 from whatif.prediction.calibrate import Calibration, calibrate
-from whatif.prediction.ranges import combined_shares, error_sums, run_to_run, simulated_at, spread_of_steps
+from whatif.prediction.ranges import (
+    PREDICTED_REST,
+    combined_shares,
+    error_sums,
+    run_to_run,
+    simulated_at,
+    spread_of_steps,
+)
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
 from whatif.simulation.steps import default_clock, steady, step_ns
@@ -138,7 +145,7 @@ def range_ns(
     """
     missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
     sums = error_sums(changed) if sums is None else sums
-    shares, by_run = combined_shares(sums), np.zeros(1)
+    shares, by_run = combined_shares(sums), np.full(1, PREDICTED_REST)
     if changed.info.recorded.predicted is None:  # a predicted step has no runs
         by_run = run_to_run(changed, sums, predicted_ns)
     below, above = (

@@ -18,6 +18,7 @@ _WHO = {
     "exact": "measured",
     "interpolated": "interpolated between measured sizes",
     "learned": "learned from what was measured there",
+    "same_chip": "learned from what was measured on another board of the same chip",
     "same_shape": "the same operator on other devices",
     "learned_across": "learned from what was measured on other devices",
     "analytic": "from the device's data sheet alone",
@@ -138,6 +139,13 @@ def print_evaluation(found: Evaluation) -> None:
         for what, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
             cells = [(s.name, of, *_score(s)) for of, s in scores]
             out.table(f"By operator and {what}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
+        if found.errors:
+            asked = [
+                (f"{e.name} {e.dtype}", e.device, e.source, f"{e.rows:,}", f"{e.bias_log:+.2f}", f"{e.rms_log:.2f}")
+                for e in sorted(found.errors, key=lambda e: (e.family, e.name, e.dtype, e.device))
+            ]
+            title = "Each source asked alone: error on the device left out, log"
+            out.table(title, ["", "device", "source", "rows", "bias", "rms"], asked, text_columns=3, gives_way=1)
 
 
 def _score(score: Score) -> tuple[str, ...]:

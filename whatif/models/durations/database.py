@@ -25,6 +25,7 @@ _DURATION_SOURCES = {
     AnswerSource.EXACT: Source.DATABASE,
     AnswerSource.INTERPOLATED: Source.DATABASE,
     AnswerSource.LEARNED: Source.LEARNED,
+    AnswerSource.SAME_CHIP: Source.OTHER_DEVICES,
     AnswerSource.SAME_SHAPE: Source.OTHER_DEVICES,
     AnswerSource.LEARNED_ACROSS: Source.OTHER_DEVICES,
 }
