@@ -74,7 +74,7 @@ def predicted_ms(folder: Path) -> float:
         "import torch\n\ndef build():\n    return torch.nn.Linear(4096, 4096, bias=False)\n"
     )
     wanted = taken.Wanted(f"{folder / 'linear.py'}:build", [("", (4096, 4096), "")], dtype="fp16", inference=True)
-    predicted = predict_step(taken.take_down_step(wanted), estimator("MI210"), load_gpu("MI210"), dtype="fp16")
+    predicted = predict_step(taken.take_down_step(wanted), estimator("MI210"), load_gpu("MI210"))
     return predicted.prediction.breakdown.gpu_busy_ms
 
 

@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model its sizes: batch=8,seq=2048, or batch=64,image=224",
     )
     parser.add_argument(
-        "--task", choices=_TASKS, help="what a Hugging Face model is for (default: by its configuration's architecture)"
+        "--task",
+        choices=_TASKS,
+        metavar="TASK",
+        help=f"what a Hugging Face model is for: {', '.join(_TASKS)} (default: by its configuration's architecture)",
     )
     parser.add_argument(
         "--input-dtype", metavar="TYPE", help="type of inputs for which --input names none (default: --dtype)"
