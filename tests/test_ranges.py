@@ -23,7 +23,6 @@ from whatif.prediction.ranges import (
     RUN_TO_RUN_WORKERS,
     combined_shares,
     error_sums,
-    predicted_shares,
     run_to_run,
     simulated_at,
     spread_of_steps,
@@ -59,8 +58,8 @@ def test_errors_of_two_sources_add_as_squares() -> None:
 
 
 def test_families_of_a_predicted_step_are_wrong_independently() -> None:
-    """Of bounds of 300 and 400 ns of two families 0.6 x 500 are left, below; above nothing is wide."""
-    build = Build(CPU, STREAM)
+    """Bounds of 300 and 400 ns of two families: a share of 500 is left below; above nothing is wide."""
+    build = Build(CPU, STREAM, told={"predicted": {"cpu_range_factor": 2.0, "low_ns": [], "high_ns": []}})
     for name in ("a product", "a sum"):
         build.task(1, 1_000, name, TaskKind.KERNEL)
     graph = build.graph()
@@ -69,8 +68,8 @@ def test_families_of_a_predicted_step_are_wrong_independently() -> None:
         low_ns=graph.duration_ns - np.array([300, 400]),
         high_ns=graph.duration_ns,
     )
-    below, above = predicted_shares(graph)
-    assert below[0] == pytest.approx(PREDICTED_SHARE * 500 / 700)
+    below, above = combined_shares(error_sums(graph))
+    assert below[0] == pytest.approx(PREDICTED_SHARE[0] * 500 / 700)
     assert above[0] == 1
 
 

@@ -206,7 +206,7 @@ def test_a_convolution_that_does_not_say_fp32_runs_in_tf32_already() -> None:
     assert duration_of(changed(convolution(unnamed), "tf32"), unnamed) == 100_000
     # And half precision gains from TF32 what is left: the peaks' factor of two, and the layout's changes are half.
     assert duration_of(changed(convolution(simt), "amp:target=bf16"), simt) < 60_000
-    assert duration_of(changed(convolution(unnamed), "amp:target=bf16"), unnamed) >= 50_000
+    assert duration_of(changed(convolution(unnamed), "amp:target=bf16"), unnamed) >= 45_000
 
 
 def test_devices_without_the_units_say_so() -> None:
