@@ -68,8 +68,8 @@ With these pairs the median error is {all_error:.1f} %, the largest {all_largest
 
 Pairs whose measured step other pages cite, or whose older measurement was among the most uncertain, were recorded
 again, with baselines of their own (`{cited_folder}` in the repository, whose README says how). The program was not
-changed after looking at them, but where a remark says so. An older pair of the same model and change stays in the list of every pair below, and
-is not the one to cite; it ran on another CPU, so the two measured steps need not agree.
+changed after looking at them, but where a remark says so. An older pair of the same model and change stays in the
+list of every pair below, and is not the one to cite; it ran on another CPU, so the two measured steps need not agree.
 
 {cited}
 

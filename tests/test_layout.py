@@ -254,7 +254,7 @@ def expected_files() -> set[str]:
                 and path.parent.name in ("assets", "vendor", "fitted")
                 and "__pycache__" not in path.parts
             )
-            if path.suffix in (".py", ".toml", ".txt") or path.name == "py.typed" or page:
+            if path.suffix in (".py", ".toml", ".txt", ".json") or path.name == "py.typed" or page:
                 top, _, rest = relative.partition("/")
                 files.add(f"{MAPPED.get(top, top)}/{rest}")
     return files
