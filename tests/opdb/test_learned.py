@@ -293,6 +293,20 @@ def test_a_few_measurements_anchor_a_model_across_devices() -> None:
     assert other_way.t_s == pytest.approx(law_s(asked, device))
 
 
+@pytest.mark.usefixtures("no_known_errors")
+def test_a_model_without_anchors_does_not_replace_what_was_measured_here() -> None:
+    """Its range is the narrower one, but this device's own times say otherwise; they were taken in another way."""
+    device, sizes = "A100-SXM-80", np.unique(np.geomspace(64, 4000, 20).astype(int)).tolist()
+    ops = products(sizes, n=1024, k=1024)
+    slower = 1.5 * law_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.3, len(sizes)))
+    index = indexed((measurements(ops, slower), origin(device, method="trace", launch=False)))
+    asked = products([100, 3001], n=1024, k=1024)
+    certain = model(1.0, "", half=0.01)
+    answers = Estimator(index, device, models=[certain]).estimate(asked)
+    assert answers.answered_by.tolist() == [AnswerSource.INTERPOLATED] * 2
+    assert (np.log(answers.high_s / answers.low_s) > 0.1).all()
+
+
 # -- as files -------------------------------------------------------------------------------------------------------
 
 
