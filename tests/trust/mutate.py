@@ -305,8 +305,8 @@ MUTANTS = [
     Mutant(
         "ch3",
         "chain",
-        "chosen = np.where(open_, near, narrower & (anchors is not None))",
-        "chosen = np.where(open_, near, narrower)",
+        "took_over = anchored & (answers.answered_by == AnswerSource.INTERPOLATED)",
+        "took_over = answers.answered_by == AnswerSource.INTERPOLATED",
     ),
     Mutant("ch4", "chain", "if gpu is not None and gpu.vendor == vendor}", "if gpu is not None}"),
     Mutant("ch5", "chain", "np.minimum.at(best, query, rank)", "np.maximum.at(best, query, rank)"),

@@ -292,7 +292,7 @@ class Estimator:
     def _models_across(self, asked: Operators, answers: Answers) -> tuple[Bool, Float64]:
         """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
 
-        One takes the place of those few, interpolated, where they anchor it and its range is the narrower one. Gives
+        One answers beside those few, interpolated, where its range is the narrower one. Gives
         which operators anchored models answered for, and what a model's distance from this device and from what it was
         fitted to adds to the standard deviation of its error (log), shape (n,) both.
         """
@@ -317,7 +317,7 @@ class Estimator:
                 open_ = answers.answered_by[here] == AnswerSource.NONE
                 with np.errstate(invalid="ignore"):
                     narrower = estimates.high_s / estimates.low_s < answers.high_s[here] / answers.low_s[here]
-                chosen = np.where(open_, near, narrower & (anchors is not None))
+                chosen = np.where(open_, near, narrower)
                 answers.fill(here[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
                 by_anchors[here[chosen]] = anchors is not None
                 far = device_distance(model.facts, self.gpu) if self.gpu is not None else 0.0
