@@ -42,9 +42,9 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # One of them lost a third of its kernels: it is answered where its user insists.
-    info = report(capsys, "info", path)
-    force = ["--force"] if info["trust"]["level"] == "void" else []
-    assert bool(force) == ("edls" in path)
+    force = ["--force"] if "edls" in path else []
+    info = report(capsys, "info", path, *force)
+    assert bool(force) == (info["trust"]["level"] == "void")
     explained = report(capsys, "explain", path, *force)
     applied = report(capsys, "apply", "scale:factor=0.5", path, *force)
     assert info.keys() >= INFO_KEYS
@@ -56,7 +56,7 @@ def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sum(explained["breakdown"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
     assert sum(explained["critical_path_ms"].values()) == pytest.approx(step_ms, rel=1e-3, abs=1e-3)
     assert sum(part["critical_ms"] for part in explained["phases"]) <= step_ms * 1.001 + 1e-3
-    for words in (["info"], ["explain", *force], ["apply", "scale:factor=0.5", *force]):
+    for words in (["info", *force], ["explain", *force], ["apply", "scale:factor=0.5", *force]):
         assert main([*words, path]) == 0
         out = capsys.readouterr().out
         assert "Traceback" not in out

@@ -150,7 +150,7 @@ def test_reading_many_threads_takes_time_by_their_number(make: Callable[[int], s
 @pytest.mark.parametrize("make", [nested, crossing, threads, calling, streams])
 def test_many_of_one_kind(make: Callable[[int], str]) -> None:
     Path("many.json").write_text(make(20_000 if make is streams else 100_000))
-    check("info", "many.json", cpu_s=60, status=0)
+    check("info", "many.json", "--force", cpu_s=60, status=0)  # some of them overlap or last as no operator does
 
 
 @pytest.mark.slow

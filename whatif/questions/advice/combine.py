@@ -27,6 +27,8 @@ SAVES = 0.05
 # What does the same: torch.compile puts its regions into CUDA graphs by itself.
 SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
 
+_SAME_NAMES = tuple(frozenset(one.partition(":")[0] for one in same) for same in SAME_THING)
+
 # What pays together where neither may alone: tensor cores convolve images whose channels lie innermost.
 TOGETHER = (("amp", "channels_last"),)
 
@@ -82,10 +84,21 @@ class Search:
             return
         # The best of those that share nothing with it leads elsewhere: two that gain little alone may relieve in turn
         # what the step waits for.
-        second = self._best(t for t in able if not set(t.spelled) & set(first.spelled))
-        for start in (first, second):
+        second = self._best(t for t in able if not t.names & first.names)
+        for start in (first, second, self._relieving_all(able)):
             if start is not None:
                 self._grow_from(start, pool, same)
+
+    def _relieving_all(self, able: Sequence[Trial]) -> Trial | None:
+        """What saves most of the CPU's, the GPU's and the loader's work, together: alone each may only move a wait."""
+        chosen: dict[str, Transform] = {}
+        for name in ("device_ms", "cpu_ms", "loading_ms"):
+            recorded = getattr(self._trier.work, name)
+            savers = [t for t in able if not any(frozenset((*chosen, *t.names)) >= same for same in _SAME_NAMES)]
+            best = min(savers, key=lambda t: getattr(t.work, name) / t.samples, default=None)
+            if best is not None and getattr(best.work, name) / best.samples < (1 - SAVES) * recorded:
+                chosen |= {t.name: t for t in best.transforms}
+        return self._attempt(tuple(chosen.values())) if len(chosen) > 1 else None
 
     def _grow_from(self, chosen: Trial, pool: Sequence[Trial], same: Sequence[Transform]) -> None:
         while len(chosen.transforms) < MOST_TOGETHER:
