@@ -45,7 +45,7 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
     assert isinstance(graph, OperatorGraph)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.json.gz"
-        predict_step(graph, estimator(DEVICE), gpu, dtype="fp16", save=path)
+        predict_step(graph, estimator(DEVICE), gpu, save=path)
         return Baseline.of(read(path))
 
 
