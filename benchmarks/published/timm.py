@@ -87,7 +87,7 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
     _stand_in_for_inplace_abn()
     step = importlib.import_module("whatif.instrumentation.trace_module.step")
     wanted = step.Wanted(
-        "timm:create_model", [("", (batch, 3, side, side), "")], {"model_name": model}, optimizer="momentum",
+        f"timm:{model}", [("", (batch, 3, side, side), "")], {}, optimizer="momentum",
         loss="cross_entropy", capability=8.6,
     )  # fmt: skip
     try:
