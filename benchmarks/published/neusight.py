@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import importlib
-import pickle
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.extra_data import extra_data
+from benchmarks.published.kept_graphs import kept
 from benchmarks.published.scores import Row, Scores
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.predict_step import predict_step
@@ -74,25 +72,21 @@ def model(name: str, mode: str) -> Any:
 
 def operator_graph(name: str, mode: str, sequence: int, batch: int, capability: float) -> OperatorGraph:
     """Return the operators of one pass of a model; kept in the folder for temporary files."""
-    key = hashlib.sha256(f"3 {name} {mode} {sequence} {batch} {capability}".encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / "whatif-neusight-graphs"
-    folder.mkdir(exist_ok=True)
-    kept = folder / key
-    if kept.exists():
-        found = pickle.loads(kept.read_bytes())
-        assert isinstance(found, OperatorGraph)
-        return found
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
-    inputs = [("input_ids", (batch, sequence), "int64")]
-    if name == "bert_large":  # that version of transformers adds a mask to the scores where none is given, too
-        inputs.append(("attention_mask", (batch, 1, 1, sequence), "fp32"))
-    wanted = step.Wanted(
-        f"{__file__}:model", inputs, keywords={"name": name, "mode": mode}, optimizer="none",
-        loss="cross_entropy", inference=mode == "inf", capability=capability,
-    )  # fmt: skip
-    found = step.take_down_step(wanted)
-    kept.write_bytes(pickle.dumps(found))
-    assert isinstance(found, OperatorGraph)
+
+    def take_down() -> OperatorGraph | None:
+        step = importlib.import_module("whatif.instrumentation.trace_module.step")
+        inputs = [("input_ids", (batch, sequence), "int64")]
+        if name == "bert_large":  # that version of transformers adds a mask to the scores where none is given, too
+            inputs.append(("attention_mask", (batch, 1, 1, sequence), "fp32"))
+        wanted = step.Wanted(
+            f"{__file__}:model", inputs, keywords={"name": name, "mode": mode}, optimizer="none",
+            loss="cross_entropy", inference=mode == "inf", capability=capability,
+        )  # fmt: skip
+        found = step.take_down_step(wanted)
+        return found if isinstance(found, OperatorGraph) else None
+
+    found = kept(f"neusight 3 {name} {mode} {sequence} {batch} {capability}", take_down)
+    assert found is not None
     return found
 
 

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import importlib
-import pickle
 import re
 import sys
-import tempfile
 import types
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -29,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.extra_data import extra_data
+from benchmarks.published.kept_graphs import kept
 from benchmarks.published.scores import Row, Scores
 from whatif import WhatifError, load_transform
 from whatif.from_module.operations import OperatorGraph
@@ -77,26 +75,21 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
     """Return the operators of a training step; kept in the folder for temporary files. None: timm lacks the model."""
     import timm
 
-    key = hashlib.sha256(f"1 {timm.__version__} {model} {batch} {side}".encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / "whatif-timm-graphs"
-    folder.mkdir(exist_ok=True)
-    kept = folder / key
-    if kept.exists():
-        found = pickle.loads(kept.read_bytes())
+    def take_down() -> OperatorGraph | None:
+        _stand_in_for_inplace_abn()
+        step = importlib.import_module("whatif.instrumentation.trace_module.step")
+        wanted = step.Wanted(
+            f"timm:{model}", [("", (batch, 3, side, side), "")], {}, optimizer="momentum",
+            loss="cross_entropy", capability=8.6,
+        )  # fmt: skip
+        try:
+            found = step.take_down_step(wanted)
+        except WhatifError as error:
+            print(f"{model}: {error}", file=sys.stderr)
+            return None
         return found if isinstance(found, OperatorGraph) else None
-    _stand_in_for_inplace_abn()
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
-    wanted = step.Wanted(
-        f"timm:{model}", [("", (batch, 3, side, side), "")], {}, optimizer="momentum",
-        loss="cross_entropy", capability=8.6,
-    )  # fmt: skip
-    try:
-        found = step.take_down_step(wanted)
-    except WhatifError as error:
-        print(f"{model}: {error}", file=sys.stderr)
-        found = None
-    kept.write_bytes(pickle.dumps(found))
-    return found if isinstance(found, OperatorGraph) else None
+
+    return kept(f"timm 1 {timm.__version__} {model} {batch} {side}", take_down)
 
 
 @lru_cache(maxsize=1)

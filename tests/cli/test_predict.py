@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cli.predicting import refused, report
 from tests.helpers import need
 from whatif.cli.main import main
 
@@ -30,22 +30,6 @@ KEYS = {
 def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever whoever runs the tests has measured, it is not asked."""
     monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    need("torch")
-    assert main(["predict", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["predict", *words]) in (1, 2)
-    captured = capsys.readouterr()
-    assert not captured.out
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:

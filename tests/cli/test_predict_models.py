@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.predicting import refused, report
 from tests.helpers import need
 from whatif.cli.main import main
 
@@ -46,21 +47,6 @@ def models(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     return tmp_path
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["predict", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["predict", *words]) in (1, 2)
-    captured = capsys.readouterr()
-    assert not captured.out
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_a_configuration_file_and_its_folder_are_one_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,16 +32,19 @@ def table(monkeypatch: pytest.MonkeyPatch, **errors: float) -> None:
     monkeypatch.setattr(blending, "errors", lambda: {(source, "mm", "fp32"): e for source, e in errors.items()})
 
 
+def blended(across: Candidate | None = None) -> Answers:
+    """A model's 1 s and the data sheet's 32 s, of two products."""
+    answers = unanswered(2, ())
+    first = across or Candidate(AnswerSource.LEARNED_ACROSS, said(AnswerSource.LEARNED_ACROSS, 1.0))
+    sheet = Candidate(AnswerSource.ANALYTIC, said(AnswerSource.ANALYTIC, 32.0))
+    blend(products([64, 80]), answers, [first, sheet])
+    return answers
+
+
 def test_weights_are_the_inverse_squares_of_the_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.1 and 0.2 weigh 4 to 1: 1 s and 32 s become 2 s; the range is of sqrt(0.8 x 0.01 + 0.2 x 0.04)."""
     table(monkeypatch, learned_across=0.1, analytic=0.2)
-    answers = unanswered(2, ())
-    across, sheet = said(AnswerSource.LEARNED_ACROSS, 1.0), said(AnswerSource.ANALYTIC, 32.0)
-    blend(
-        products([64, 80]),
-        answers,
-        [Candidate(AnswerSource.LEARNED_ACROSS, across), Candidate(AnswerSource.ANALYTIC, sheet)],
-    )
+    answers = blended()
     assert answers.t_s == pytest.approx([2.0, 2.0])
     assert np.log(answers.high_s / answers.t_s) == pytest.approx(1.645 * np.sqrt(0.016))
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
@@ -49,12 +52,9 @@ def test_weights_are_the_inverse_squares_of_the_errors(monkeypatch: pytest.Monke
 
 def test_far_from_its_data_a_model_counts_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     table(monkeypatch, learned_across=0.1, analytic=0.2)
-    answers, extra = unanswered(2, ()), np.array([0.0, 2.0])
-    across, sheet = said(AnswerSource.LEARNED_ACROSS, 1.0), said(AnswerSource.ANALYTIC, 32.0)
-    blend(
-        products([64, 80]), answers,
-        [Candidate(AnswerSource.LEARNED_ACROSS, across, extra=extra), Candidate(AnswerSource.ANALYTIC, sheet)],
-    )  # fmt: skip
+    answers = blended(
+        Candidate(AnswerSource.LEARNED_ACROSS, said(AnswerSource.LEARNED_ACROSS, 1.0), extra=np.array([0.0, 2.0]))
+    )
     assert answers.t_s[0] == pytest.approx(2.0)
     assert answers.t_s[1] > 30
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS, AnswerSource.ANALYTIC]
@@ -62,13 +62,7 @@ def test_far_from_its_data_a_model_counts_for_less(monkeypatch: pytest.MonkeyPat
 
 def test_without_known_errors_the_first_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     table(monkeypatch, analytic=0.2)
-    answers = unanswered(2, ())
-    across, sheet = said(AnswerSource.LEARNED_ACROSS, 1.0), said(AnswerSource.ANALYTIC, 32.0)
-    blend(
-        products([64, 80]),
-        answers,
-        [Candidate(AnswerSource.LEARNED_ACROSS, across), Candidate(AnswerSource.ANALYTIC, sheet)],
-    )
+    answers = blended()
     assert answers.t_s == pytest.approx([1.0, 1.0])
     assert answers.high_s == pytest.approx([4.0, 4.0])
 

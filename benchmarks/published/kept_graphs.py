@@ -1,0 +1,27 @@
+"""Operator graphs that a benchmark takes down once and keeps, in the cache folder of whoever runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+from whatif.from_module.operations import OperatorGraph
+
+
+def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGraph | None:
+    """Return the graph of a key, taken down where none is kept; None is kept as well.
+
+    What is kept is a pickle: the folder is the user's own, and nobody else may write there.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whatif-published"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if path.exists():
+        found = pickle.loads(path.read_bytes())
+        return found if isinstance(found, OperatorGraph) else None
+    graph = take_down()
+    path.write_bytes(pickle.dumps(graph))
+    return graph
