@@ -28,6 +28,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
+from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.durations.estimator import mark
 from whatif.models.exchange.collective_tasks import (
     CALL_LOW_NS,
@@ -165,8 +166,7 @@ def fastest_of(
 
     def step_ns(plan: Plan) -> int:
         timeline = simulate(pipeline(plan, one_step(plan.work)))
-        ranks = np.array([thread.rank for thread in timeline.graph.threads])[timeline.graph.thread]
-        return int(timeline.end_ns[ranks == 0].max())
+        return int(timeline.end_ns[ranks_of(timeline.graph) == 0].max())
 
     best = planned[0] if len(planned) == 1 else min(planned, key=step_ns)
     return best, pipeline(best, best.work)

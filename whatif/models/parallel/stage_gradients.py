@@ -16,6 +16,7 @@ from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
+from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.layers.calls import calls_of
@@ -59,7 +60,7 @@ def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> Ta
     if not 0 < gradient_mb <= 1e7:
         raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
     _check_known(graph, name)
-    steps = np.count_nonzero(size_bytes) / len(np.unique(_ranks(graph)[size_bytes > 0]))
+    steps = np.count_nonzero(size_bytes) / len(np.unique(ranks_of(graph)[size_bytes > 0]))
     scaled = size_bytes * (gradient_mb * 1e6 * steps / size_bytes.sum())
     return graph.attach(**{GRADIENTS: np.rint(scaled).astype(np.int64)})
 
@@ -84,7 +85,7 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
     if sharded:
         update = (graph.phase == Phase.UPDATE) & (graph.kind == _worker(graph))
         graph = graph.scale(update, 1 / network.workers)
-    for stage in np.unique(_ranks(graph)[size_bytes > 0]).tolist():
+    for stage in np.unique(ranks_of(graph)[size_bytes > 0]).tolist():
         ends = _ends(graph, stage)
         rows = _rows(graph, ends, np.asarray(graph.attached[GRADIENTS])[ends.backward], sharded=sharded)
         graph = exchange(graph, rows, network, CHANNEL.format(stage=stage), BUCKET_CALL)
@@ -123,12 +124,8 @@ def _worker(graph: TaskGraph) -> TaskKind:
     return TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
 
 
-def _ranks(graph: TaskGraph) -> Int64:
-    return np.array([thread.rank for thread in graph.threads], dtype=np.int64)[graph.thread]
-
-
 def _ends(graph: TaskGraph, stage: int) -> _Ends:
-    work = np.flatnonzero((_ranks(graph) == stage) & (graph.kind == _worker(graph)))
+    work = np.flatnonzero((ranks_of(graph) == stage) & (graph.kind == _worker(graph)))
     backward = work[np.asarray(graph.attached[GRADIENTS])[work] > 0]
 
     def next_of(phase: Phase, behind: Int64) -> Int64:
@@ -137,7 +134,7 @@ def _ends(graph: TaskGraph, stage: int) -> _Ends:
         return np.append(tasks, -1)[np.minimum(place, len(tasks))].astype(np.int64)
 
     edges = graph.dependencies
-    sums = of_activations(graph)[edges.target] & (_ranks(graph)[edges.target] == stage)
+    sums = of_activations(graph)[edges.target] & (ranks_of(graph)[edges.target] == stage)
     summed = np.full(len(graph), -1, dtype=np.int64)
     summed[edges.source[sums]] = edges.target[sums]
     return _Ends(backward, summed[backward], next_of(Phase.UPDATE, backward), next_of(Phase.FORWARD, backward))
