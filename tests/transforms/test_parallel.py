@@ -12,6 +12,7 @@ import pytest
 import whatif
 from tests.transforms.test_pipeline import equal_layers
 from whatif import TaskGraph, TaskKind, WhatifError
+from whatif.models.exchange.exchanges import tensor_workers
 from whatif.prediction.predict import Baseline, Prediction, apply
 from whatif.simulation.transfers import latency_of, workers_of
 
@@ -117,6 +118,17 @@ def test_half_of_a_link_never_shortens_a_step(data: str) -> None:
 def test_gradients_that_are_told_are_divided_among_the_stages() -> None:
     found = apply(gpt2(), "pipeline:stages=2,micro_batches=2", "distributed:workers=2,gradient_mb=50").graph
     assert sent(found, "all-reduce") == pytest.approx(50e6, abs=2)
+
+
+def test_sequence_parallel_moves_activations_and_its_groups_share_a_clusters_links() -> None:
+    """A gather and a scatter for each sum, of as many bytes, and as many workers whose links are shared."""
+    summed = apply(gpt2(), "tensor_parallel:workers=2").graph
+    cut = apply(gpt2(), "tensor_parallel:workers=2,sequence_parallel=true").graph
+    assert tensor_workers(cut) == tensor_workers(summed) == 2
+    assert (
+        sent(cut, "gather of activations") == sent(cut, "scatter of activations") == sent(summed, "sum of activations")
+    )
+    assert not sent(cut, "all-gather of parameters")
 
 
 def test_micro_batches_of_any_size() -> None:

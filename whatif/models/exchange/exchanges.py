@@ -41,11 +41,16 @@ ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of grad
 SUM = "sum of activations"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
 NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
+ACTIVATION_NAMES = {
+    "all_gather": "gather of activations",
+    "reduce_scatter": "scatter of activations",
+    "all_reduce": SUM,
+}
 
 
 def tensor_workers(graph: TaskGraph) -> int:
     """Return the number of workers across which the blocks of the model are cut; 1 where they are not."""
-    sums = of_activations(graph) & graph.select(name=f"^{SUM}$")
+    sums = of_activations(graph) & graph.select(name=f"^({'|'.join(ACTIVATION_NAMES.values())})$")
     return int(workers_of(graph)[sums].max(initial=1))
 
 
@@ -135,7 +140,7 @@ def exchange(
     )  # fmt: skip
     put = _Put(collectives.ids, collectives.launches, copied_in.ids, copied_out.ids, collectives.moved)
     operations = np.array([one.operation for one in rows])
-    called = {**NAMES, "all_reduce": SUM} if activations else NAMES
+    called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     changed = tell(named(collectives.graph, names), put.ids, cost.latency_ns, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
