@@ -494,9 +494,7 @@ def test_a_plug_in_is_tried_and_a_broken_one_listed(monkeypatch: pytest.MonkeyPa
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(
-        "whatif.prediction.plug_ins.entry_points", lambda group: [Point("mine", module), Point("broken", None)]
-    )
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point("mine", module), Point("broken", None)])
     found = advise(drawn())
     assert gains(found.gaining)["mine"] == 40.0
     entry = next(entry for entry in found.gaining if entry.trial.spelled == ("mine",))

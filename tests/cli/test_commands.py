@@ -170,7 +170,7 @@ def test_a_broken_plug_in_does_not_hide_the_others(
         def load(self) -> None:
             raise RuntimeError("no such library")
 
-    monkeypatch.setattr("whatif.prediction.plug_ins.entry_points", lambda group: [Point()])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
     text = output(capsys, "transforms")
     assert "broken (plug-in)" in text
     assert "it cannot be imported: RuntimeError: no such library" in " ".join(text.split())

@@ -19,12 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the summary of a trace, also of one that other commands refuse; then refuse it as they do."""
     graph, ranks = read_traces(args.traces, args)
-    from whatif.questions.stragglers import report
     from whatif.questions.summary import summarize
 
     baseline = baseline_of(args, graph, refuses=False)
     summary = summarize(baseline)
-    found = report(ranks, baseline) if ranks else None
+    found = None
+    if ranks:
+        from whatif.questions.stragglers import report
+
+        found = report(ranks, baseline)
 
     def print_text() -> None:
         from whatif.report.text_info import print_summary

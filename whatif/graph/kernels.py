@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -46,12 +47,8 @@ MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATT
 DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int")
 
 
-def _compiled(*rules: tuple[T, str]) -> tuple[tuple[T, re.Pattern[str]], ...]:
-    return tuple((meaning, re.compile(pattern)) for meaning, pattern in rules)
-
-
 # First match wins, on the lower-case name. A comment says why a rule must come where it stands.
-_FAMILIES = _compiled(
+_FAMILIES = (
     (KernelFamily.COPY, r"^memcpy|^copy(buffer|device|host)"),
     (KernelFamily.MEMSET, r"^memset|^fillbuffer"),
     (
@@ -137,7 +134,7 @@ _TENSILE_DTYPES = {
 _CK_BF16 = re.compile(r"t[tf]{2,4}t")
 
 # Tried in order on the lower-case name: the operand's format stands beside the wider one that it accumulates in.
-_DTYPES = _compiled(
+_DTYPES = (
     ("fp8", r"e4m3|e5m2|fp8|float8"),
     ("bf16", r"bfloat16|bf16|bhalf"),
     ("fp16", r"fp16|(?<![a-z])f16|c10::half|__half|(?<![a-z])half(?![a-z])|hgemm|hcudnn|h884|h1688|h16816|df16_"),
@@ -154,7 +151,7 @@ _DTYPES = _compiled(
 )
 
 # On detail (the process group's call) or name, without underscores; reduce-scatter before the words it contains.
-_COLLECTIVES = _compiled(
+_COLLECTIVES = (
     ("reduce_scatter", r"reducescatter"),
     ("all_reduce", r"allreduce|crossdevicereduce"),
     ("all_gather", r"allgather"),
@@ -200,7 +197,7 @@ def collective_of(name: str, detail: str) -> str:
 
 
 # The first pattern that matches decides. Containers (aten::linear, aten::conv2d) have hardly any time of their own.
-_OPERATOR_FAMILIES = _compiled(
+_OPERATOR_FAMILIES = (
     (KernelFamily.COMMUNICATION, r"^(c10d|gloo|nccl|mpi)(::|:)"),
     (KernelFamily.FUSED, r"^CompiledFunction(Backward)?$"),
     (KernelFamily.OPTIMIZER, r"_fused_(adam|adamw|sgd|adagrad)"),
@@ -231,5 +228,9 @@ def classify_operator(name: str) -> KernelFamily:
     return _first_match(_OPERATOR_FAMILIES, name, KernelFamily.OTHER)
 
 
-def _first_match(rules: Iterable[tuple[T, re.Pattern[str]]], text: str, otherwise: T) -> T:
-    return next((meaning for meaning, pattern in rules if pattern.search(text)), otherwise)
+# Compiled on first use: a recording without GPU work needs few of them, and all together take 10 ms.
+_compiled = cache(re.compile)
+
+
+def _first_match(rules: Iterable[tuple[T, str]], text: str, otherwise: T) -> T:
+    return next((meaning for meaning, pattern in rules if _compiled(pattern).search(text)), otherwise)

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from whatif.errors import WhatifError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "whatif.transforms"
 
@@ -41,6 +44,8 @@ class PlugIn:
 
 def plug_ins() -> list[PlugIn]:
     """Return what other packages offer, sorted by name, also what cannot be used."""
+    from importlib.metadata import entry_points  # loads the mail package, 15 ms
+
     found = [PlugIn(point.name, _package(point), point) for point in entry_points(group=ENTRY_POINT_GROUP)]
     return sorted(found, key=lambda plug_in: (plug_in.name, plug_in.package))
 

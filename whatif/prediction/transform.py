@@ -17,7 +17,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,14 @@ def built_in_names() -> list[str]:
     """Return the names of the transforms that come with the package, sorted."""
     package = importlib.import_module(BUILT_IN_PACKAGE)
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def built_in_summaries() -> Iterator[tuple[str, str, str]]:
+    """Yield name, summary and path of each built-in transform, read from its text: importing them all takes 0.3 s."""
+    folder = Path(importlib.import_module(BUILT_IN_PACKAGE).__path__[0])
+    for name in built_in_names():
+        path = folder / f"{name}.py"
+        yield name, (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0], str(path)
 
 
 def plug_in_names() -> list[str]:

@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from whatif.prediction.baseline import Baseline
 from whatif.report.columns import COLUMN_GAP, MIN_NAME, Bar, Cell, Column, fitted, wrapped
 from whatif.report.printable import printable
+
+if TYPE_CHECKING:
+    from whatif.prediction.baseline import Baseline
 
 # Wide enough for a kernel's name beside three numbers, where no terminal says how wide it is.
 PIPED_WIDTH = 100

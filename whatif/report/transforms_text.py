@@ -16,6 +16,7 @@ from whatif.prediction.plug_ins import PlugIn, plug_ins
 from whatif.prediction.transform import (
     Transform,
     built_in_names,
+    built_in_summaries,
     load_transform,
     plug_in_names,
 )
@@ -29,8 +30,11 @@ SECTION_INDENT = 8
 
 def listing() -> dict[str, Any]:
     """Return every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
-    built_in = [_line(name, "built-in") for name in built_in_names()]
-    plug_in = [_line(name, "plug-in") for name in plug_in_names()]
+    built_in = [
+        {"name": name, "origin": "built-in", "summary": summary, "source": source}
+        for name, summary, source in built_in_summaries()
+    ]
+    plug_in = [_plug_in(name) for name in plug_in_names()]
     return {"transforms": built_in + plug_in + [_hidden(p) for p in plug_ins() if p.name in built_in_names()]}
 
 
@@ -40,14 +44,14 @@ def _hidden(plug_in: PlugIn) -> dict[str, Any]:
     return {"name": plug_in.name, "origin": "plug-in", "summary": None, "error": reason}
 
 
-def _line(name: str, origin: str) -> dict[str, Any]:
+def _plug_in(name: str) -> dict[str, Any]:
     try:
         transform = load_transform(name)
     except WhatifError as error:
-        return {"name": name, "origin": origin, "summary": None, "error": str(error)}
+        return {"name": name, "origin": "plug-in", "summary": None, "error": str(error)}
     except Exception as error:  # one broken plug-in must not hide all the others
-        return {"name": name, "origin": origin, "summary": None, "error": f"{type(error).__name__}: {error}"}
-    return {"name": name, "origin": origin, "summary": transform.summary, "source": transform.source}
+        return {"name": name, "origin": "plug-in", "summary": None, "error": f"{type(error).__name__}: {error}"}
+    return {"name": name, "origin": "plug-in", "summary": transform.summary, "source": transform.source}
 
 
 def describe(transform: Transform) -> dict[str, Any]:
