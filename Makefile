@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 
+# Compiled as the package is installed: a change to one of them installs it again.
+LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/_*.py))
+
 .PHONY: demo test test-slow lint docs bench clean
 
 # A what-if prediction from a real recording; needs no torch.
@@ -31,13 +34,13 @@ docs: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/run.py
 
-$(DEMO_VENV)/.ready: pyproject.toml
+$(DEMO_VENV)/.ready: pyproject.toml $(LOOPS)
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install -q --upgrade pip
 	$(DEMO_VENV)/bin/python -m pip install -q .
 	touch $@
 
-$(VENV)/.ready: pyproject.toml tests/constraints.txt
+$(VENV)/.ready: pyproject.toml tests/constraints.txt $(LOOPS)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --upgrade pip
 	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,docs,test]"
@@ -47,4 +50,4 @@ $(VENV)/.ready: pyproject.toml tests/constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(DEMO_VENV) build dist site *.egg-info whatif/*/*.so

@@ -20,13 +20,20 @@ settings.load_profile("whatif")
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-from tests.helpers import EXTRA_DATA, extra_data  # noqa: E402 - importable from here on
+from tests.helpers import EXTRA_DATA, REBUILD, extra_data, stale_builds  # noqa: E402 - importable from here on
 
 # Tests work in folders of their own.
 if os.environ.get(EXTRA_DATA):
     os.environ[EXTRA_DATA] = str(Path(os.environ[EXTRA_DATA]).resolve())
 # Tests that run side by side are told a width of 80; reports are as wide as they choose.
 os.environ.pop("COLUMNS", None)
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test loops that were compiled from an older source."""
+    if stale := stale_builds():
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        pytest.exit(f"{names}: older than the source; {REBUILD}", returncode=4)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,7 @@ from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import ALL_STREAMS, Waits
 from whatif.ingest.recorded import recorded_of, written
+from whatif.loops import Loops
 
 Event = dict[str, Any]
 
@@ -40,6 +42,35 @@ Event = dict[str, Any]
 def need(module: str) -> Any:
     """A module that not everybody has; without it the tests are skipped, or fail where nothing may be skipped."""
     return importlib.import_module(module) if os.environ.get("WHATIF_STRICT") == "1" else pytest.importorskip(module)
+
+
+ROOT = Path(__file__).resolve().parent.parent
+# The files of hot loops, which setup.py compiles; whatif/loops.py chooses between both forms.
+LOOP_FILES = sorted((ROOT / "whatif").rglob("_[a-z]*.py"))
+REBUILD = "run `python -m pip install -e .` (or `make test`, which does)"
+
+
+def module_of_loops(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def stale_builds() -> list[Path]:
+    """The compiled loops in the tree that are older than their source."""
+    built = {path: path.with_name(f"{path.stem}_aot{EXTENSION_SUFFIXES[0]}") for path in LOOP_FILES}
+    return [old for path, old in built.items() if old.exists() and old.stat().st_mtime < path.stat().st_mtime]
+
+
+def both_forms(module: str) -> list[Any]:
+    """Return test parameters: the loops of a module as plain Python, and compiled.
+
+    Where they were not compiled, tests of that form are skipped, or fail where nothing may be skipped.
+    """
+    plain, built = Loops(module, plain=True), Loops(module, plain=False)
+    missing = pytest.mark.skipif(
+        not built.compiled and os.environ.get("WHATIF_STRICT") != "1",
+        reason=f"{module} is not compiled here; {REBUILD}",
+    )
+    return [pytest.param(plain, id="plain"), pytest.param(built, id="compiled", marks=missing)]
 
 
 EXTRA_DATA = "WHATIF_EXTRA_DATA"

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.graph.types import ALL_STREAMS, Anchor, Dependencies, DependencyKind, Int32, Int64, ThreadKind
+from whatif.loops import Loops
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
 
-
-def incoming(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
-    """Group dependencies by target: the row offsets, shape (n_tasks + 1,), and the rows in target order."""
-    return _grouped(n_tasks, dependencies.target)
+loops = Loops("whatif.graph._loops")
 
 
 def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:

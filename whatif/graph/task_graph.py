@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from whatif.graph.edit import as_ids, as_index
 from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.memory import Memory
 from whatif.graph.notebook_view import notebook_view
-from whatif.graph.order import derived_dependencies, incoming, thread_dependencies
+from whatif.graph.order import derived_dependencies, loops, thread_dependencies
 from whatif.graph.recorded import ProfilerEstimate, Recorded
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
@@ -261,21 +260,14 @@ class TaskGraph:
         dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
         if np.any(dependencies.source >= dependencies.target):
             raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
-        if "whatif.graph.compiled" in sys.modules:
-            from whatif.graph import compiled
-
-            offsets = np.zeros(len(self) + 1, dtype=np.int64)
-            points = np.empty(len(dependencies), dtype=np.int32)
-            lags_ns = np.empty(len(dependencies), dtype=np.int64)
-            compiled.group_by_target(
-                len(self), dependencies.source, dependencies.target, dependencies.lag_ns, dependencies.anchor,
-                offsets, points, lags_ns,
-            )  # fmt: skip
-            return offsets, points, lags_ns
-        offsets, rows = incoming(len(self), dependencies)
-        points = dependencies.source[rows].astype(np.int32)
-        points[dependencies.anchor[rows] == Anchor.END] += len(self)
-        return offsets, points, dependencies.lag_ns[rows]
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        points = np.empty(len(dependencies), dtype=np.int32)
+        lags_ns = np.empty(len(dependencies), dtype=np.int64)
+        loops.group_by_target(
+            len(self), dependencies.source, dependencies.target, dependencies.lag_ns, dependencies.anchor, offsets,
+            points, lags_ns,
+        )  # fmt: skip
+        return offsets, points, lags_ns
 
     def all_dependencies(self) -> Dependencies:
         """Every dependency as a row: the stored ones, the derived ones and the order of each thread."""

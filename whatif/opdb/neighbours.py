@@ -45,7 +45,7 @@ def _plain(measured: Float64, asked: Float64, count: int, banned: Int64) -> tupl
 
 @lru_cache(maxsize=1)
 def _compiled() -> Any:
-    from whatif.graph.compiled import jit  # loads the compiler
+    from whatif.simulation.jit import jit  # loads the compiler
 
     return jit(_nearest_loop)
 

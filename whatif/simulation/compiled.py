@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.compiled import jit
 from whatif.graph.types import (
     Array,
     Bool,
@@ -12,6 +11,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
+from whatif.simulation.jit import jit
 
 
 @jit

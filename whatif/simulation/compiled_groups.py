@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.compiled import jit
 from whatif.graph.types import (
     Array,
     Bool,
     Int32,
     Int64,
 )
+from whatif.simulation.jit import jit
 
 
 @jit

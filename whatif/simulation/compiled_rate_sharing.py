@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.compiled import jit
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -15,6 +14,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.simulation.compiled import meld, without_root
+from whatif.simulation.jit import jit
 from whatif.simulation.rate_sharing import LEAST
 from whatif.simulation.sharing import Role, checked
 from whatif.simulation.simulator import cycle, outgoing_dependencies

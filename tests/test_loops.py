@@ -1,0 +1,58 @@
+"""The hot loops in both forms: compiled ahead of time, and the same files as plain Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.helpers import LOOP_FILES, REBUILD, both_forms, module_of_loops
+from whatif.loops import Loops
+
+MODULES = [module_of_loops(path) for path in LOOP_FILES]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_file_of_loops_is_compiled(module: str) -> None:
+    if not Loops(module, plain=False).compiled:
+        message = f"{module} is not compiled; {REBUILD}"
+        pytest.fail(message) if os.environ.get("WHATIF_STRICT") == "1" else pytest.skip(message)
+    assert not Loops(module, plain=True).compiled
+
+
+def test_a_variable_asks_for_plain_loops() -> None:
+    program = "import whatif.graph.order as order; print(order.loops.compiled)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "WHATIF_PLAIN": "1"}, capture_output=True, text=True
+    )
+    assert run.stdout.split() == ["False"], run.stderr
+
+
+def test_running_needs_no_cython() -> None:
+    program = "import sys, whatif.simulation.simulator; print('Cython' in sys.modules, 'cython' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == ["False", "False"], run.stderr
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_dependencies_are_grouped_by_target(loops: Loops) -> None:
+    """Read-only columns, as those of a graph; dependencies without order among their targets."""
+    source, target = np.array([0, 1, 0, 2], np.int32), np.array([3, 2, 2, 3], np.int32)
+    lags_ns, anchors = np.array([5, 6, 7, 8]), np.array([0, 1, 0, 0], np.int8)
+    for column in (source, target, lags_ns, anchors):
+        column.flags.writeable = False
+    offsets, points, lags = np.zeros(5, np.int64), np.zeros(4, np.int32), np.zeros(4, np.int64)
+    loops.group_by_target(4, source, target, lags_ns, anchors, offsets, points, lags)
+    assert offsets.tolist() == [0, 0, 0, 2, 4]
+    assert points.tolist() == [1, 4, 4, 6]
+    assert lags.tolist() == [6, 7, 5, 8]
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops")[1:])
+def test_compiled_loops_refuse_columns_of_another_type(loops: Loops) -> None:
+    wide, counts = np.zeros(0, np.int64), np.zeros(1, np.int64)
+    with pytest.raises((TypeError, ValueError)):
+        loops.group_by_target(0, wide, wide, wide, np.zeros(0, np.int8), counts, np.zeros(0, np.int32), wide)
