@@ -22,6 +22,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 from tests.helpers import EXTRA_DATA, REBUILD, extra_data, stale_builds  # noqa: E402 - importable from here on
 
+# Nothing is kept in the user's own cache; the tests of the cache name a folder of theirs.
+os.environ["WHATIF_CACHE"] = ""
 # Tests work in folders of their own.
 if os.environ.get(EXTRA_DATA):
     os.environ[EXTRA_DATA] = str(Path(os.environ[EXTRA_DATA]).resolve())

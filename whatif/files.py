@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -158,6 +159,33 @@ def _followed(path: Path) -> Path | None:
             return path
         path = path.parent / os.readlink(path)
     return None
+
+
+# -- folders of a person -----------------------------------------------------------------------------------------------
+
+
+def data_home() -> Path:
+    """Return the folder for what a person keeps."""
+    return _user_folder("XDG_DATA_HOME", ".local/share", "LOCALAPPDATA", "Application Support")
+
+
+def cache_home() -> Path:
+    """Return the folder for what can be made again at any time."""
+    return _user_folder("XDG_CACHE_HOME", ".cache", "LOCALAPPDATA", "Caches")
+
+
+def _user_folder(variable: str, on_linux: str, on_windows: str, on_macos: str) -> Path:
+    """The person's folder by the rules of the system: the XDG base directories, Windows' and macOS' own."""
+    folder = os.environ.get(variable, "")
+    if os.path.isabs(folder):  # the XDG specification: a relative path is to be ignored
+        base = Path(folder)
+    elif sys.platform == "win32":
+        base = Path(os.environ.get(on_windows) or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / on_macos
+    else:
+        base = Path.home() / on_linux
+    return base / "whatif"
 
 
 # -- what files of people hold -----------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ COMMANDS = {
     "opdb": "manage the op database: import, query, share, evaluate",
     "dts": "rank pipeline, federated and split learning on your machines",
     "transforms": "list the what-ifs, or show the options and model of one",
+    "cache": "show or clear what is kept of traces read before",
     "completion": "print a script that adds completion to your shell",
 }
 

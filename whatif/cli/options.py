@@ -75,21 +75,27 @@ def with_torch(module: str, command: str, extras: str = "record") -> Any:
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Add --step-count and --step-mark, for traces whose steps are not found or not as their user sees them."""
+    """Add --step-count and --step-mark, for traces whose steps are not found, and --no-cache: how a trace is read."""
     rule = parser.add_mutually_exclusive_group()
     rule.add_argument(
         "--step-count", type=POSITIVE, metavar="N", help="number of steps of equal work in the trace (default: found)"
     )
     rule.add_argument("--step-mark", metavar="REGEX", help="annotations or operators whose names match begin the steps")
+    parser.add_argument(
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="read the trace itself, and keep nothing of it (see `whatif cache`)",
+    )
 
 
-def step_rule(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what ``whatif.read`` takes of --step-count and --step-mark."""
-    return {"step_count": args.step_count, "step_mark": args.step_mark}
+def how_to_read(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``whatif.read`` takes of --step-count, --step-mark and --no-cache."""
+    return {"step_count": args.step_count, "step_mark": args.step_mark, "cache": args.cache}
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add --clock, --step-count and --step-mark."""
+    """Add --clock, and how a trace is read."""
     add_steps(parser)
     parser.add_argument(
         "--clock",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from whatif.cli.options import step_rule
+from whatif.cli.options import how_to_read
 
 if TYPE_CHECKING:
     import argparse
@@ -57,12 +57,12 @@ def first_reason(said: str) -> str:
 def read_trace(path: str, args: argparse.Namespace) -> TaskGraph:
     """Return the task graph of a trace, with a progress bar on a terminal's stderr where the file is large.
 
-    ``args`` has what the user says of the steps (``options.add_steps``).
+    ``args`` has how it is to be read (``options.add_steps``).
     """
     from whatif.ingest.read import read
 
     with progress_bar("reading", file=path) as progress:
-        return remember_cut(read(path, progress=progress, **step_rule(args)))
+        return remember_cut(read(path, progress=progress, **how_to_read(args)))
 
 
 def _watched() -> bool:

@@ -12,6 +12,7 @@ from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import StepRule
 from whatif.ingest.graph_of_events import graph_of_events
+from whatif.ingest.kept import entry_of, keep, recall
 from whatif.ingest.ranks.read import read_ranks
 from whatif.ingest.read_events import read_events
 
@@ -19,7 +20,12 @@ Progress = Callable[[int, int], None]
 
 
 def read(
-    path: str | Path, *, progress: Progress | None = None, step_count: int | None = None, step_mark: str | None = None
+    path: str | Path,
+    *,
+    progress: Progress | None = None,
+    step_count: int | None = None,
+    step_mark: str | None = None,
+    cache: bool = False,
 ) -> TaskGraph:
     """Return the task graph of a recording: a Kineto / Chrome trace (.json, .json.gz) or an nsys report (.sqlite).
 
@@ -28,12 +34,17 @@ def read(
     ranks (``whatif.ingest.ranks``).
     ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
     ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
-    operators begin them (both only for a single trace). Raises WhatifError, one sentence, if the file
+    operators begin them (both only for a single trace). With ``cache`` the graph of a large file is kept in the user's
+    cache folder, and a second reading takes it from there. Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     if not str(path):  # as a path it would be this folder
         raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
     path, rule = Path(path), StepRule(step_count, step_mark)
+    entry = entry_of(path, rule) if cache else None
+    known = recall(entry) if entry else None
+    if known is not None:
+        return known
     several = os.path.isdir(path)
     if rule != StepRule() and (several or is_exported(path)):
         what = "a folder of ranks" if several else "a timeline that whatif exported"
@@ -43,6 +54,9 @@ def read(
     if is_exported(path):
         return read_exported(path, progress)
     try:
-        return graph_of_events(read_events(path, progress), str(path), rule)
+        graph = graph_of_events(read_events(path, progress), str(path), rule)
     except SeveralProcessesError:
         return read_ranks([path]).graph
+    if entry:
+        keep(entry, graph)
+    return graph

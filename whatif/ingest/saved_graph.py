@@ -55,8 +55,8 @@ class _Column(msgspec.Struct, frozen=True):
     data: str
 
 
-class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole text."""
+class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is small of a graph."""
 
     format: int
     n_tasks: int
@@ -65,6 +65,11 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[str, ...]
     notes: tuple[str, ...]
     threads: tuple[Thread, ...]
+
+
+class _Saved(Plain, frozen=True, forbid_unknown_fields=True):
+    """The whole text."""
+
     columns: dict[str, _Column]
     attached: dict[str, _Column]
     dependencies: dict[str, _Column]
@@ -97,23 +102,44 @@ def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_p
         # A simulated graph has nothing to correct.
         recorded=replace(known.recorded.without_untraced_step(), simulated=told),
     )
-    plain: dict[str, Any] = {
-        "format": FORMAT, "n_tasks": len(graph), "info": _info_table(info), "names": graph.names,
-        "layers": graph.layers, "notes": graph.notes, "threads": graph.threads,
-    }  # fmt: skip
-    yield _json(plain)[:-1]
-    groups: dict[str, Mapping[str, Array]] = {
-        "columns": {name: getattr(graph, name) for name in TASK_COLUMNS},
-        "attached": graph.attached,
-        "dependencies": {name: getattr(graph.dependencies, name) for name in Dependencies.__slots__},
-        "waits": {name: getattr(graph.waits, name) for name in Waits.__slots__},
-    }
-    for group, columns in groups.items():
+    yield _json(plain_of(graph, info))[:-1]
+    for group, columns in arrays_of(graph).items():
         yield f',\n"{group}":{{'
         for place, (name, column) in enumerate(columns.items()):
             yield ("," if place else "") + f"{_json(name)}:{_column_text(column)}"
         yield "}"
     yield "}"
+
+
+def plain_of(graph: TaskGraph, info: GraphInfo) -> Plain:
+    """Return what is small of a graph, with ``info`` in place of its own."""
+    return Plain(FORMAT, len(graph), _info_table(info), graph.names, graph.layers, graph.notes, graph.threads)
+
+
+def arrays_of(graph: TaskGraph) -> dict[str, Mapping[str, Array]]:
+    """Return the columns of a graph, by group and name."""
+    return {
+        "columns": {name: getattr(graph, name) for name in TASK_COLUMNS},
+        "attached": graph.attached,
+        "dependencies": {name: getattr(graph.dependencies, name) for name in Dependencies.__slots__},
+        "waits": {name: getattr(graph.waits, name) for name in Waits.__slots__},
+    }
+
+
+def graph_of(plain: Plain, info: GraphInfo, arrays: Mapping[str, Mapping[str, Array]]) -> TaskGraph:
+    """Return the graph of what ``plain_of`` and ``arrays_of`` return; nothing is checked."""
+    return TaskGraph(
+        **arrays["columns"],
+        dependencies=Dependencies(**arrays["dependencies"]),
+        waits=Waits(**arrays["waits"]),
+        names=plain.names,
+        threads=plain.threads,
+        layers=plain.layers,
+        info=info,
+        attached=dict(arrays["attached"]),
+        notes=plain.notes,
+        declined=(),
+    )
 
 
 def graph_of_text(text: bytes, path: str) -> TaskGraph:
@@ -130,7 +156,7 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
             "recording."
         )
     try:
-        info = _info(saved.info)
+        info = info_of(saved)
         for what in info.operators:
             check_described(what)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
@@ -147,18 +173,8 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
         lengths = {len(column) for column in table.values()}
         if tuple(table) != kind.__slots__ or len(lengths) != 1:
             raise _damaged(path, f"its {kind.__name__.lower()} are incomplete")
-    graph = TaskGraph(
-        **numbers(saved.columns, n),
-        dependencies=Dependencies(**dependencies),
-        waits=Waits(**waits),
-        names=saved.names,
-        threads=saved.threads,
-        layers=saved.layers,
-        info=replace(info, path=path),
-        attached=numbers(saved.attached, n),
-        notes=saved.notes,
-        declined=(),
-    )
+    arrays = {"columns": numbers(saved.columns, n), "attached": numbers(saved.attached, n)}
+    graph = graph_of(saved, replace(info, path=path), {**arrays, "dependencies": dependencies, "waits": waits})
     _check_codes(graph, path)
     try:
         return graph.check()
@@ -188,8 +204,12 @@ def _info_table(info: GraphInfo) -> dict[str, Any]:
     return {**table, "ranks": [_info_table(rank) for rank in info.ranks], "metadata": written(info.recorded)}
 
 
+def info_of(plain: Plain) -> GraphInfo:
+    """Return the recording's facts. Raises msgspec.ValidationError where one is of another type."""
+    return _info(plain.info)
+
+
 def _info(told: dict[str, Any]) -> GraphInfo:
-    """The recording's facts; raises msgspec.ValidationError where one is of another type."""
     found = msgspec.convert(told, _info_type())
     parts = {name: getattr(found, name) for name in found.__struct_fields__}
     recorded, _ = recorded_of(parts.pop("metadata"))
