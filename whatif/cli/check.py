@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PCT",
         help="allowed increase of the step time, in percent: 3%% or 3 (default: 3%%)",
     )
+    parser.add_argument("--markdown", action="store_true", help="print the report in Markdown, for a pull request")
     add_analysis(parser)
     parser.epilog = (
         "exit status: 0 passed; 1 slower, or not comparable (different work, unreadable file); 2 usage error"
@@ -38,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
     two = TwoRecordings.of(baseline, changed, args.clock, calibrated=args.calibrated)
     weigh(args, two.before, two.after)
     found = check_regression(two, args.max_regress)
-    from whatif.report.text_check import print_regression
+    from whatif.report.text_check import markdown, print_regression
 
-    show(args, found.to_dict, lambda: print_regression(found), warnings=found.warnings)
+    if args.markdown:
+        show(args, found.to_dict, lambda: print(markdown(found)))
+    else:
+        show(args, found.to_dict, lambda: print_regression(found), warnings=found.warnings)
     return 0 if found.status is Status.OK else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison
 from whatif.questions.comparison.measured_step import MeasuredStep
 from whatif.questions.comparison.part_changes import PartChange
@@ -34,6 +35,8 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         out.say(found.headline, "bold")
         if found.description is not None:
             out.say(found.description.sentence, "bold")
+        if found.cause is not None:
+            out.say(f"cause: {found.cause}", "bold")
         out.say()
         files = told_apart([side.graph.info.path for side in (two.before, two.after)])
         sides = zip("AB", files, (two.before, two.after), two.measured, strict=True)
@@ -52,6 +55,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         rows = [(item.what, f"{item.before} → {item.after}") for item in two.differences]
         out.table("The recordings differ in", ["", " "], rows, gives_way=1)
         _print_breakdown(out, found, ms)
+        print_causes(out, found.causes, ms)
         if two.on_gpu:
             _print_changes(out, "Phases: GPU", found.phases, _gpu_ms, ms, top)
             _print_changes(out, "Phases: CPU", found.phases, _cpu_ms, ms, top)
@@ -107,6 +111,12 @@ def _timed(measured: MeasuredStep) -> str:
     if measured.clock in UNTRACED_LABELS:
         return "untraced, CPU time" if measured.clock == "cpu" else "untraced"
     return CLOCK_LABELS[measured.clock]
+
+
+def print_causes(out: Report, causes: Sequence[Cause], ms: Callable[[float | None], str]) -> None:
+    """Print what the two critical paths run through, the largest change first."""
+    rows = [(cause.name, *_cells(cause.before_ms, cause.after_ms, ms), cause.where) for cause in causes]
+    out.table("Critical path, ms", [*HEADERS, " "], rows)
 
 
 def _print_breakdown(out: Report, found: Comparison, ms: Callable[[float | None], str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from whatif.questions.comparison.causes import Cause, cause_of, causes
 from whatif.questions.comparison.describe_change import Description, describe_change
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.comparison.part_changes import PartChange, part_changes
@@ -22,6 +23,7 @@ class Comparison:
 
     two: TwoRecordings
     explained: tuple[Explanation, Explanation]
+    causes: tuple[Cause, ...]  # of the critical path, the largest change first
     phases: tuple[PartChange, ...]
     layers: tuple[PartChange, ...]
     kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
@@ -41,6 +43,11 @@ class Comparison:
             return f"{change}; noise not known: one {step}, or no spread recorded"
         side = "within" if two.within_noise else "beyond"
         return f"{change}, {side} the noise ({two.noise_pct:.1f} %)"
+
+    @property
+    def cause(self) -> Cause | None:
+        """Return what the change of the step comes from, where it is more than noise and one thing explains it."""
+        return None if self.two.within_noise else cause_of(self.causes, self.two.change_ms)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -79,6 +86,8 @@ class Comparison:
             "pace": self.pace,
             "differences": [item.to_dict() for item in two.differences],
             "what_if": self.description.to_dict() if self.description else None,
+            "cause": self.cause.to_dict() if self.cause else None,
+            "causes": [cause.to_dict() for cause in self.causes],
             "phases": [part.to_dict("phase") for part in self.phases],
             "layers": [part.to_dict("layer") for part in self.layers],
             "kernels": [part.to_dict("family") for part in self.kernels],
@@ -96,6 +105,7 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
     return Comparison(
         two=two,
         explained=(one, other),
+        causes=causes((one, other)),
         phases=part_changes(one.phases, other.phases),
         # Names that wrappers of the whole model changed are taken for the same.
         layers=part_changes(one.all_layers, other.all_layers, without_wrappers),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison, compare
 from whatif.questions.comparison.part_changes import PartChange
 from whatif.questions.comparison.two_recordings import TwoRecordings
@@ -32,6 +33,7 @@ class Regression:
     allowed_pct: float
     status: Status
     verdict: str
+    causes: tuple[Cause, ...]  # of the critical path, the largest change first
     parts_are: str  # layers, or kernels or operators where no layers are known
     grown: tuple[PartChange, ...]
     warnings: tuple[str, ...]
@@ -48,6 +50,7 @@ class Regression:
             "change_pct": two.change_pct,
             "allowed_pct": self.allowed_pct,
             "noise_pct": two.noise_pct,
+            "causes": [cause.to_dict() for cause in self.causes],
             "differences": [item.to_dict() for item in two.differences],
             "grown": [part.to_dict(self.parts_are.removesuffix("s")) for part in self.grown],
             "warnings": list(self.warnings),
@@ -63,7 +66,7 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     blocking = [str(item) for item in two.differences if item.blocks]
     if blocking:
         verdict = f"not comparable: {'; '.join(blocking)}; record a new baseline of what is to be compared"
-        return Regression(two, allowed_pct, Status.NOT_COMPARABLE, verdict, "", (), ())
+        return Regression(two, allowed_pct, Status.NOT_COMPARABLE, verdict, (), "", (), ())
     found = compare(two, describe=False)
     regressed = two.change_pct > allowed_pct and not two.within_noise
     status = Status.REGRESSED if regressed else Status.OK
@@ -72,8 +75,11 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     else:
         parts_are, parts = "kernels" if two.on_gpu else "operators", found.operations
     grown = sorted((part for part in parts if part.work_change_ms > 0), key=lambda part: -part.work_change_ms)
+    verdict = _verdict(two, allowed_pct, status)
+    if regressed and found.cause is not None:
+        verdict = f"{verdict}; cause: {found.cause}"
     return Regression(
-        two, allowed_pct, status, _verdict(two, allowed_pct, status), parts_are, tuple(grown[:NAMED_PARTS]),
+        two, allowed_pct, status, verdict, found.causes, parts_are, tuple(grown[:NAMED_PARTS]),
         (*_doubts(found, allowed_pct), *two.remarks),
     )  # fmt: skip
 

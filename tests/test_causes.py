@@ -1,0 +1,77 @@
+"""Causes of a difference between two steps: by hand, on a recording with one slower layer, and on public pairs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.test_compare import AFTER, BEFORE, MS, run
+from whatif.cli.main import main
+from whatif.questions.comparison.causes import Cause, cause_of
+from whatif.questions.comparison.compare import compare
+from whatif.questions.comparison.regression import Status, check_regression
+from whatif.questions.comparison.two_recordings import TwoRecordings
+from whatif.report.text_check import markdown
+from whatif.simulation.simulator import simulate
+
+
+def test_the_kernels_of_a_layer() -> None:
+    found = compare(TwoRecordings.of(run(BEFORE), run(AFTER)), describe=False)
+    assert str(found.cause) == "kernels, 6.00 → 6.50 ms of the critical path, most in layer g (+2.50 ms)"
+
+
+def test_loading_comes_before_what_the_path_only_runs_through_now() -> None:
+    """With 9 ms of loading the path leaves the GPU: the calls on it did not grow."""
+    found = check_regression(TwoRecordings.of(run(BEFORE), run(BEFORE, loading_ns=9 * MS)), 3.0)
+    assert found.status is Status.REGRESSED
+    assert "; cause: data loading, 0.00 → 9.00 ms of the critical path" in found.verdict
+    assert markdown(found).splitlines()[2].startswith("Cause: data loading, 0.00 → 9.00 ms")
+
+
+def test_a_path_that_changed_its_way_is_no_cause() -> None:
+    rerouted = Cause("Python and the framework", 0.0, 40.0, work_ms=1.0)
+    loading = Cause("data loading", 0.0, 30.0, work_ms=30.0)
+    assert cause_of([rerouted, loading], 28.0) is loading
+    assert cause_of([rerouted], 28.0) is None
+
+
+def test_a_layer_that_became_slower_is_named(own_traces: Path) -> None:
+    """Every operator of one of the three largest layers takes 20 % longer."""
+    graph = whatif.read(own_traces / "resnet18_cifar_cpu.json.gz")
+    work = np.bincount(graph.layer, weights=graph.duration_ns * graph.on_cpu.mask, minlength=len(graph.layers))
+    work[0] = 0
+    for code in np.argsort(-work)[:3].tolist():
+        slower = graph.scale((graph.layer == code) & graph.on_cpu.mask, 1.2)
+        timeline = simulate(slower)
+        measured = {clock: timeline.step_times_ns(clock) for clock in graph.info.measured_step_ns}
+        slower = slower.replace(info=replace(slower.info, measured_step_ns=measured))
+        found = check_regression(TwoRecordings.of(graph, slower, calibrated=False), 0.1)
+        assert found.grown[0].name == graph.layers[code]
+        assert f"most in layer {graph.layers[code]} " in str(found.causes[0])
+
+
+@pytest.mark.parametrize("version", ["2020-12", "2021-06"])
+def test_the_loader_pairs_of_others(version: str, shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both steps grew by 24 %: without loader workers the step waits for its batch."""
+    files = [
+        str(shared_traces / "kineto-resnet50-v100" / f"num_workers_{n}.{version}.pt.trace.json.gz") for n in (4, 0)
+    ]
+    assert main(["check", "--baseline", *files]) == 1
+    assert "; cause: data loading, " in capsys.readouterr().out.splitlines()[0]
+    assert main(["check", "--baseline", *files, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["causes"][0]["change_ms"] != 0
+    assert main(["check", "--baseline", *files, "--markdown"]) == 1
+    assert "| data loading |" in capsys.readouterr().out
+
+
+def test_noise_of_steps_that_wait_for_other_ranks(shared_traces: Path) -> None:
+    """By the GPU's clock these steps spread by 100 %, by their marks by less than 4."""
+    folder = shared_traces / "modded-nanogpt-8xh100"
+    two = TwoRecordings.of(*(whatif.read(folder / f"{name}.rank0.json.gz") for name in ("current", "hook")))
+    assert two.noise_pct is not None
+    assert two.noise_pct <= 4

@@ -1,0 +1,132 @@
+"""Why one step takes longer than another: what their critical paths run through, and the part that grew most there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Float64, Phase, TaskKind, among
+from whatif.prediction.baseline import Baseline
+from whatif.questions.comparison.differences import without_wrappers
+from whatif.questions.explain import LAG, Explanation, step_critical_ms, step_work_ms
+
+# What a critical path can run through, in the words of a sentence: the task kinds, and the parts to look into.
+GROUPS = {
+    "data loading": (("data_loading",), ()),
+    "communication": (("communication",), ()),
+    "kernels": (("kernel",), ("layer", "family")),
+    "copies": (("memcpy", "memset"), ("layer",)),
+    "operators": (("cpu_op",), ("layer", "family")),
+    "Python and the framework": (("gap",), ("layer", "phase")),
+    "CUDA / HIP calls and launches": (("runtime", LAG), ("layer", "phase")),
+    "waits that nothing explains": (("wait",), ()),
+}
+# Our choice: a part is named where this share of a growth lies in it, a cause where it explains this share of the
+# step's.
+NAMED_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What two critical paths run through, ms of a step each, and the part of it that grew most; "" for none."""
+
+    name: str
+    before_ms: float
+    after_ms: float
+    where: str = ""
+    work_ms: float = 0.0  # what all work of this kind takes more in the second step, on the path or beside it
+
+    @property
+    def change_ms(self) -> float:
+        """What it takes more of the critical path."""
+        return self.after_ms - self.before_ms
+
+    def explains_ms(self, sign: int) -> float:
+        """Return how much of a growth (``sign`` 1) or of a saving (-1) it explains, ms.
+
+        Where only the path changed its way, the work that it newly runs through did not grow and is no cause.
+        """
+        return min(sign * self.change_ms, sign * self.work_ms)
+
+    def __str__(self) -> str:
+        where = f", most in {self.where}" if self.where else ""
+        return f"{self.name}, {self.before_ms:,.2f} → {self.after_ms:,.2f} ms of the critical path{where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cause as a JSON object."""
+        return {
+            "cause": self.name,
+            "a_ms": round(self.before_ms, 6),
+            "b_ms": round(self.after_ms, 6),
+            "change_ms": round(self.change_ms, 6),
+            "work_change_ms": round(self.work_ms, 6),
+            "where": self.where or None,
+        }
+
+
+def causes(explained: tuple[Explanation, Explanation]) -> tuple[Cause, ...]:
+    """Return the differences of two critical paths, the one that changed most first."""
+    before, after = (each.critical_path_ms for each in explained)
+    held = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
+    work_ms = [_by_kind(each.baseline) for each in explained]
+    found = []
+    for name, (kinds, looked_into) in GROUPS.items():
+        one, other = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
+        if one or other:
+            members = [TaskKind[kind.upper()] for kind in kinds if kind != LAG]
+            where = (_where(what, members, held, other - one) for what in looked_into)
+            more_ms = float(work_ms[1][members].sum() - work_ms[0][members].sum())
+            if LAG in kinds:
+                more_ms += after.get(LAG, 0.0) - before.get(LAG, 0.0)
+            found.append(Cause(name, one, other, next(filter(None, where), ""), more_ms))
+    return tuple(sorted(found, key=lambda cause: -abs(cause.change_ms)))
+
+
+def cause_of(found: Sequence[Cause], change_ms: float) -> Cause | None:
+    """Return the cause that explains most of a change of the step, ms; None where none explains a fair share."""
+    sign = 1 if change_ms > 0 else -1
+    best = max(found, key=lambda cause: cause.explains_ms(sign), default=None)
+    return best if best is not None and best.explains_ms(sign) >= NAMED_SHARE * abs(change_ms) > 0 else None
+
+
+def _by_kind(baseline: Baseline) -> Float64:
+    """The work of a step by task kind, ms, of the first rank."""
+    graph = baseline.graph
+    work_ms = step_work_ms(baseline) * graph.of_clock
+    return np.bincount(graph.kind, weights=work_ms, minlength=len(TaskKind)).astype(np.float64)
+
+
+def _where(what: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float) -> str:
+    """The layer, family or phase in which a fair share of a growth or of a saving lies; else ""."""
+    growth_ms: dict[str, float] = {}
+    for factor, (graph, critical_ms) in zip((-1, 1), held, strict=True):
+        chosen = among(graph.kind, kinds) & (critical_ms > 0)
+        codes, names = _codes(what, graph)
+        sums = np.bincount(codes[chosen], weights=critical_ms[chosen], minlength=len(names))
+        for code in np.flatnonzero(sums).tolist():
+            growth_ms[names[code]] = growth_ms.get(names[code], 0.0) + factor * float(sums[code])
+    for nameless in ("", "unknown"):
+        growth_ms.pop(nameless, None)
+    sign = 1 if change_ms > 0 else -1
+    best = max(growth_ms, key=lambda name: sign * growth_ms[name], default="")
+    if not best or sign * growth_ms[best] < max(NAMED_SHARE * abs(change_ms), 1e-6):
+        return ""
+    return f"{what} {best} ({growth_ms[best]:+,.2f} ms)"
+
+
+def _codes(what: str, graph: TaskGraph) -> tuple[Array, list[str]]:
+    """Each task's code, and what the codes are called."""
+    if what == "layer":
+        return graph.layer, [without_wrappers(name) for name in graph.layers]
+    if what == "phase":
+        return graph.phase, [phase.name.lower() for phase in Phase]
+    nameless = len(KernelFamily)
+    return np.where(graph.family >= 0, graph.family, nameless), [
+        *(family.name.lower().replace("_", " ") for family in KernelFamily),
+        "",
+    ]
