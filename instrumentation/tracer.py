@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from whatif.errors import WhatifError
 
+from .gc_pauses import GcMarks
 from .layers import LayerMarks
 
 BACKENDS = ("kineto", "cupti")
@@ -110,6 +111,7 @@ class KinetoTracer:
         self._model = model
         self._scratch = scratch
         self._marks: LayerMarks | None = None
+        self._pauses: GcMarks | None = None
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
             # One step more, so that the profiler still runs when the last one has ended: its own cost is measured then.
@@ -121,8 +123,9 @@ class KinetoTracer:
         )
 
     def start(self) -> None:
-        """Mark the layers and start the profiler."""
+        """Mark the layers and the pauses, and start the profiler."""
         self._marks = LayerMarks(self._model)
+        self._pauses = GcMarks()
         self._profiler.start()
 
     def step(self) -> None:
@@ -131,10 +134,12 @@ class KinetoTracer:
 
     def stop(self) -> None:
         """Stop the profiler and take the marks off the model."""
+        if self._pauses is not None:
+            self._pauses.remove()
         if self._marks is not None:
             self._marks.remove()
             self._profiler.stop()
-        self._marks = None
+        self._marks = self._pauses = None
 
     def trace(self) -> dict[str, Any]:
         """Return the profiler's own chrome trace; raises WhatifError where that cannot be read, OSError on disk."""

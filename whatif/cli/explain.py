@@ -11,6 +11,8 @@ from whatif.cli.rank_files import add_traces, read_traces
 from whatif.cli.reading import show
 
 if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
+    from whatif.prediction.baseline import Baseline
     from whatif.questions.explain import Explanation
 from whatif.cli.trusted import baseline_of
 
@@ -25,22 +27,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the gain if a layer, operator family, phase or thread took 10, 50 or 100 %% less time",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", help="with --sensitivity: plot the gains into a .png, .svg or .pdf file"
+        "--by",
+        choices=("step",),
+        help="step: the time of each recorded step, and what the slow ones had more of",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="with --sensitivity or --by step: plot into a .png, .svg or .pdf file"
     )
     add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of a trace."""
+    if args.by and args.sensitivity:
+        raise UsageError("explain: expected one of --sensitivity and --by, got both; leave one out.")
     if args.plot is not None:
-        if not args.sensitivity:
-            raise UsageError("explain: expected --sensitivity with --plot, which draws its gains; add --sensitivity.")
+        if not args.sensitivity and args.by != "step":
+            raise UsageError("explain: expected --sensitivity or --by step with --plot; add what is to be drawn.")
         check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces, args)
     from whatif.questions.explain import explain
     from whatif.questions.stragglers import report
 
-    explanation = explain(baseline_of(args, graph), top=args.top)
+    baseline = baseline_of(args, graph)
+    if args.by == "step":
+        return _steps(graph, baseline, args)
+    explanation = explain(baseline, top=args.top)
     found = report(ranks, explanation.baseline) if ranks else None
     if args.sensitivity:
         return _sensitivity(explanation, args)
@@ -56,6 +68,16 @@ def run(args: argparse.Namespace) -> int:
 
     ranks_too = {"ranks": found.to_dict()} if found else {}
     return show(args, lambda: {**explanation.to_dict(), **ranks_too}, print_text, warnings=explanation.warnings)
+
+
+def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> int:
+    """Print how the recorded steps differ, and draw them where that is asked for."""
+    from whatif.questions.uneven_steps import uneven_steps
+    from whatif.report.plot_steps import steps_figure
+    from whatif.report.text_steps import print_steps
+
+    found = uneven_steps(graph, baseline)
+    return show(args, found.to_dict, lambda: print_steps(found), figure=lambda: steps_figure(found))
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:

@@ -162,6 +162,9 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
     if not len(parts.gpu.event):
         kind[operator >= 0] = TaskKind.CPU_OP
     kind[labels.loading] = TaskKind.DATA_LOADING
+    pausing = labels.pause >= 0
+    kind[pausing] = TaskKind.GAP
+    name = np.where(pausing, events.name[np.maximum(labels.pause, 0)], name) if pausing.any() else name
     if has_calls:
         name = np.where(is_call, calls.name[call], name)
         kind[is_call] = TaskKind.RUNTIME

@@ -145,7 +145,7 @@ class Cutter:
 
 def _cuts(events: Events, marks: NameMarks) -> Bool:
     """Annotations at whose edges tasks are cut: marks and layers; others are only labels."""
-    cutting = marks.step | marks.update | marks.loading | marks.is_layer
+    cutting = marks.step | marks.update | marks.loading | marks.is_layer | marks.pause
     return cutting[events.name]
 
 

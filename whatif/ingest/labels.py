@@ -35,6 +35,7 @@ class Labels:
     loading: Bool
     landmark: Bool  # tells the phase of what lies around it
     in_optimizer: Bool  # inside an optimizer's own mark
+    pause: Int64  # row of the pause of the program that it lies in (garbage collection); -1 where it runs
 
 
 class Labeller:
@@ -66,9 +67,9 @@ class Labeller:
         self._operators, self._backward, self._building = (
             by_track(events, chosen) for chosen in (self._operator, self.is_backward, self.is_building)
         )
-        self._updating, self._loading, self._stepping = (
+        self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, annotation & named[events.name])
-            for named in (marks.update, marks.loading, marks.optimizer)
+            for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
         )
 
     def _operators_that_build(self) -> Bool:
@@ -194,7 +195,10 @@ class Labeller:
         # Gradients are zeroed anywhere between an update and the next backward pass, so that tells nothing.
         stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
-        return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping)
+        pauses = self._pausing[track]
+        pause = self._nest(pauses).innermost(time_ns)
+        pause = np.where(pause >= 0, pauses[np.maximum(pause, 0)], -1) if len(pauses) else pause
+        return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping, pause.astype(np.int64))
 
 
 def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:

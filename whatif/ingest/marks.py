@@ -20,6 +20,8 @@ MODULE = re.compile(r"^nn\.Module: (.+)$")
 # What our own recorder writes around a layer's forward pass, with its qualified name.
 LAYER = re.compile(r"^whatif::layer::(.*)$")
 AUTOGRAD = re.compile(r"^autograd::|Backward\d*(>)?$|AccumulateGrad|CompiledFunctionBackward")
+# What our own recorder writes around a full collection of Python's garbage collector.
+PAUSE = re.compile(r"^whatif::gc")
 # What torch.compile writes around the code that it generated, forward and backward.
 REGION = re.compile(r"^Torch-Compiled Region: (.+)$")
 COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunction(Backward)?$|^## Call CompiledFxGraph ")
@@ -41,6 +43,7 @@ class NameMarks:
     layer: list[str]
     compiled: Bool
     region: list[str]
+    pause: Bool
 
     @property
     def is_layer(self) -> Bool:
@@ -66,5 +69,5 @@ def name_marks(names: list[str]) -> NameMarks:
     region = [f"(compiled region {found.group(1)})" if (found := REGION.match(name)) else "" for name in names]
     return NameMarks(
         matches(STEP), matches(OPTIMIZER), matches(UPDATE), matches(LOADING), matches(AUTOGRAD), layer,
-        matches(COMPILED), region,
+        matches(COMPILED), region, matches(PAUSE),
     )  # fmt: skip

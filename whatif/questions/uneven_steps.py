@@ -1,0 +1,184 @@
+"""Steps that differ: the time of each recorded step, and what those that took longer had more of.
+
+All times are as recorded, ms. Each kind of time is held against its median over the steady steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph, matching
+from whatif.graph.types import GPU_KINDS, SYNC_NAME, Array, Bool, Float64, TaskKind, among
+from whatif.prediction.baseline import Baseline
+from whatif.simulation.steps import steady
+
+# What the recorder writes around a full collection of Python's garbage collector.
+GARBAGE = r"^whatif::gc"
+# Calls of CUDA and HIP that take or give back device memory: frequent behind a warm-up, they are retries.
+ALLOCATION = r"^(cuda|hip|cu)(Malloc|Free|MemAlloc|MemFree)(_|$|Async|Host)"
+# Our choice: a step is slow from this share above the median on, if that is more than most steps differ.
+SLOW_SHARE = 0.05
+# A cause is named where it explains this share of what a slow step takes more: our choice.
+NAMED_SHARE = 0.25
+# A GPU's clock is named where the same kernels take longer by this share: more than they vary without it.
+CLOCK_SHARE = 0.03
+CLOCK = "slower kernels (GPU clock)"
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenStep:
+    """One recorded step; ``more_of`` names what a slow one had more of, ms beyond the median, largest first."""
+
+    step: int
+    ms: float
+    times_ms: dict[str, float]
+    slow: bool
+    more_of: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as a JSON object."""
+        return {
+            "step": self.step,
+            "step_ms": round(self.ms, 6),
+            "slow": self.slow,
+            "times_ms": {name: round(ms, 6) for name, ms in self.times_ms.items()},
+            "more_of": {name: round(ms, 6) for name, ms in self.more_of.items()},
+        }
+
+
+@dataclass(frozen=True)
+class UnevenSteps:
+    """Every recorded step with a time by the clock, and their median and mean, ms."""
+
+    baseline: Baseline
+    clock: str
+    steps: tuple[UnevenStep, ...]
+    median_ms: float
+    mean_ms: float
+
+    @property
+    def headline(self) -> str:
+        """Say how much the steps differ and what the slow ones have more of."""
+        slow = [step for step in self.steps if step.slow]
+        if not self.steps:
+            return "no steps to compare: the recording has no steps by this clock."
+        spread = f"{len(self.steps)} steps, median {self.median_ms:,.2f} ms, mean {self.mean_ms:,.2f} ms"
+        if not slow:
+            return f"{spread}: none takes {100 * SLOW_SHARE:.0f} % more than the median."
+        totals: dict[str, float] = {}
+        for step in slow:
+            for name, ms in step.more_of.items():
+                totals[name] = totals.get(name, 0.0) + ms
+        excess_ms = sum(step.ms - self.median_ms for step in slow)
+        named = sorted(totals, key=lambda name: -totals[name])
+        why = ", ".join(f"{name} ({totals[name]:,.2f} ms)" for name in named[:3]) or "nothing that the recording shows"
+        return f"{spread}; {len(slow)} slow, {excess_ms:,.2f} ms above the median together, with more of: {why}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the steps as a JSON object."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "step_clock": self.clock,
+            "median_ms": round(self.median_ms, 6),
+            "mean_ms": round(self.mean_ms, 6),
+            "headline": self.headline,
+            "steps": [step.to_dict() for step in self.steps],
+        }
+
+
+def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
+    """Return the recorded steps of a graph as it was read, by the clock of its baseline."""
+    measured = graph.info.measured_step_ns
+    clock = baseline.clock
+    if clock == "span":  # too few for a report of one step, and enough to be set side by side
+        clock = next((each for each in ("mark", "gpu") if len(measured.get(each, ())) > 1), clock)
+    times_ns = measured[clock] if clock != "span" else ()
+    chosen = steady(times_ns, graph, clock)
+    median_ms = float(np.median(chosen)) / 1e6 if chosen else 0.0
+    # Entry i of the gpu clock is the time of step i + 1.
+    first = 1 if clock == "gpu" else 0
+    numbers = np.arange(first, first + len(times_ns))
+    times = _times_ms(graph)
+    low, high = graph.info.steady if len(chosen) < len(times_ns) else (0, graph.info.n_steps)
+    rows = {name: column[numbers] for name, column in times.items() if column.any()}
+    is_steady = (numbers >= low) & (numbers < high) if high > low else np.ones(len(numbers), dtype=np.bool_)
+    usual = {name: float(np.median(column[is_steady])) for name, column in rows.items() if is_steady.any()}
+    found = []
+    for at, (number, time_ns) in enumerate(zip(numbers.tolist(), times_ns, strict=True)):
+        if not is_steady[at]:
+            continue
+        ms = time_ns / 1e6
+        excess_ms = ms - median_ms
+        slow = excess_ms > SLOW_SHARE * median_ms
+        more = {name: min(float(column[at]) - usual[name], excess_ms) for name, column in rows.items()}
+        named = {name: part for name, part in more.items() if slow and part >= NAMED_SHARE * excess_ms}
+        here = {name: float(column[at]) for name, column in rows.items()}
+        found.append(UnevenStep(number, ms, here, slow, dict(sorted(named.items(), key=lambda item: -item[1]))))
+    mean_ms = float(np.mean([step.ms for step in found])) if found else 0.0
+    return UnevenSteps(baseline, clock, tuple(found), median_ms, mean_ms)
+
+
+def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
+    """By what it is of: the recorded time of each step, ms, shape (n_steps,), of the first rank."""
+    main = (graph.thread == 0) & graph.of_clock.mask
+    garbage = matching(graph.names, GARBAGE)[graph.name]
+    calls = graph.kind == TaskKind.RUNTIME
+    allocating = calls & matching(graph.names, ALLOCATION)[graph.name]
+    waiting_ms = _blocked_ns(graph) / 1e6
+    on_gpu = among(graph.kind, GPU_KINDS) & graph.of_clock.mask
+    transfer = graph.kind == TaskKind.COMMUNICATION
+    own_ms = graph.duration_ns / 1e6
+    python = main & ~garbage & ~allocating & (graph.kind != TaskKind.DATA_LOADING) & graph.on_cpu.mask
+
+    def by_step(chosen: Bool, ms: Array) -> Float64:
+        told = chosen & (graph.step >= 0)
+        return np.bincount(graph.step[told], weights=ms[told], minlength=graph.info.n_steps).astype(np.float64)
+
+    found = {
+        "data loading": by_step(main & (graph.kind == TaskKind.DATA_LOADING) & ~garbage, own_ms),
+        "garbage collection": by_step(garbage, own_ms),
+        "waiting for the GPU": by_step(main & calls, waiting_ms),
+        "allocation": by_step(allocating & main, own_ms),
+        "communication": by_step(transfer & graph.of_clock.mask, own_ms),
+        "kernels and copies": by_step(on_gpu & ~transfer, own_ms),
+        "operators and Python" if not graph.on_gpu.any() else "CPU work": by_step(python, own_ms),
+    }
+    if graph.on_gpu.any():
+        found[CLOCK] = by_step(on_gpu & ~transfer, _slower_ms(graph, on_gpu & ~transfer))
+        # What the clock explains is not told twice, and a slower step waits for its GPU longer.
+        paced = found[CLOCK] > CLOCK_SHARE * np.maximum(found["kernels and copies"], 1e-9)
+        found[CLOCK] = np.where(paced, found[CLOCK], 0.0)
+        found["kernels and copies"] = found["kernels and copies"] - found[CLOCK]
+    return found
+
+
+def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
+    """What each chosen task takes more than the median of its name, ms, shape (n_tasks,)."""
+    extra_ns = np.zeros(len(graph))
+    rows = np.flatnonzero(chosen)
+    order = rows[np.argsort(graph.name[rows], kind="stable")]
+    for group in np.split(order, np.flatnonzero(np.diff(graph.name[order])) + 1) if len(order) else []:
+        # A name that stands for different work says nothing: its calls are told apart by their place in the step.
+        steps, counts = np.unique(graph.step[group], return_counts=True)
+        if len(steps) < 2 or len(set(counts.tolist())) > 1:
+            continue
+        by_place = graph.duration_ns[group].reshape(len(steps), -1)
+        extra_ns[group] = (by_place - np.median(by_place, axis=0)).ravel()
+    return extra_ns / 1e6
+
+
+def _blocked_ns(graph: TaskGraph) -> Float64:
+    """How long each call waited for the GPU as recorded, ns, shape (n_tasks,): until its return, less its work."""
+    blocked = np.zeros(len(graph))
+    if SYNC_NAME not in graph.names:
+        return blocked
+    waits = np.flatnonzero((graph.kind == TaskKind.WAIT) & (graph.name == graph.names.index(SYNC_NAME)))
+    call = graph.neighbours[0][waits]
+    known = call >= 0
+    waits, call = waits[known], call[known]
+    returned_ns = graph.start_ns[waits]
+    blocked[call] = np.maximum(returned_ns - graph.start_ns[call] - graph.duration_ns[call], 0)
+    return blocked
