@@ -51,7 +51,7 @@ def transform(
     sequence_parallel: bool = False,
 ) -> TaskGraph:
     """Cut the blocks, or the `layers` (a regular expression of their names)."""
-    if cluster is None:
+    if cluster is None and not graph.info.node:
         workers, bandwidth = 2 if workers is None else workers, bandwidth or NVLINK
         latency_us = NVLINK_LATENCY_US if latency_us is None else latency_us
     network = network_of(graph, "tensor_parallel", workers=workers, bandwidth=bandwidth, latency_us=latency_us,

@@ -35,6 +35,7 @@ def test_sweep_as_json_and_plot(trace: str, tmp_path: Path, capsys: pytest.Captu
     assert len(told["points"]) == 14
     assert set(told["points"][0]) == {
         "workers", "bandwidth", "predicted_ms", "low_ms", "high_ms", "speedup", "samples_per_s",
+            "devices", "peak_memory_bytes",
     }  # fmt: skip
     assert told["plot"] == str(plot)
     assert plot.read_bytes().startswith(b"<?xml")

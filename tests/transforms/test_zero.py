@@ -131,9 +131,10 @@ def test_units_are_in_memory_while_they_work() -> None:
     assert (memory.parameters, memory.optimizer_state, memory.gradients) == (31, 62, 31)
     # Forward the root and two blocks; the last block has none behind it.
     assert [row.forward_workspace for row in memory.layers] == [10, 210, 210, 110]
-    # Backward too, beside a block's whole gradients, and the buffer that the block before is sent from.
+    # Backward too, beside a block's whole gradients in place of its tenth, and the buffer that the block before is sent
+    # from.
     assert [row.backward_workspace for row in memory.layers] == [
-        10 + 10 + 100 + 100, 10 + 100 + 100 + 100, 10 + 200 + 100 + 100, 10 + 200 + 100
+        10 + 9 + 100 + 100, 10 + 100 + 90 + 100, 10 + 200 + 90 + 100, 10 + 200 + 90
     ]  # fmt: skip
 
 

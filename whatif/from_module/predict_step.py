@@ -76,8 +76,7 @@ class PredictedStep:
     @property
     def samples_per_s(self) -> float | None:
         """Samples that a second of such steps trains, or infers; None where the batch is not known."""
-        samples = self.graph.info.samples
-        return 1e3 * samples / self.prediction.predicted_ms if samples and self.prediction.predicted_ms else None
+        return self.prediction.totals.samples_per_s
 
     @property
     def tokens_per_s(self) -> float | None:

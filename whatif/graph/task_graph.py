@@ -74,7 +74,9 @@ class GraphInfo:
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None  # of a forward pass
     passes: int = 1  # forward and backward passes of a step: more than one where gradients are accumulated
-    workers: int | None = None  # how many ranks trained together, by the trace's header
+    workers: int | None = None  # how many copies of the model train together, by the trace's header or a what-if
+    copy_devices: int = 1  # across how many devices what-ifs cut one copy: stages times parts of their blocks
+    node: str = ""  # the device of a what-if, by its name in `hardware/`, whose usual node and network holds
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
@@ -103,6 +105,15 @@ class GraphInfo:
     def remarks(self) -> tuple[str, ...]:
         """What to warn of: what the checks found that makes answers doubtful, then the quirks."""
         return (*(f.sentence for f in self.findings if f.severity > Severity.NOTE), *self.quirks)
+
+    @property
+    def devices(self) -> int:
+        """How many devices train together: each copy's, of all copies."""
+        return self.copy_devices * (self.workers or 1)
+
+    def cut_across(self, devices: int) -> GraphInfo:
+        """Return what is known of a step whose every device is now ``devices``, each with a part of its work."""
+        return replace(self, copy_devices=self.copy_devices * devices)
 
     @property
     def samples(self) -> int | None:

@@ -68,6 +68,7 @@ class Gpu:
     fp32_sustained_tflops: float | None = None
     bf16_sustained_tflops: float | None = None
     fp8_sustained_tflops: float | None = None
+    cluster: str = ""  # the preset of the machines that it usually stands in; "": a node on PCI Express
     aliases: tuple[str, ...] = ()
     aliases_with_memory: tuple[str, ...] = ()
     note: str = ""

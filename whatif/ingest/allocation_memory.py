@@ -26,11 +26,14 @@ class Blocks:
     """Pieces of memory, one row each, shape (n_blocks,): when they were taken and given back, ns, and bytes.
 
     ``birth_ns`` is -1 where it lies before the step, ``death_ns`` past its end where the block outlives the step.
+    ``taken`` and ``given`` are the places of both in the recording, which orders what happens at one time; -1 before.
     """
 
     birth_ns: Int64
     death_ns: Int64
     size_bytes: Int64
+    taken: Int64
+    given: Int64
 
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
@@ -48,10 +51,12 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     births = np.concatenate([time_ns[birth], np.full(int(orphan.sum()), -1)])
     deaths = np.concatenate([death_ns, time_ns[orphan]])
     sizes = np.concatenate([size[birth], -size[orphan]])
+    at = np.concatenate([order[birth], np.full(int(orphan.sum()), -1)])
+    until = np.concatenate([np.where(has_end, order[np.minimum(birth + 1, len(order) - 1)], len(order)), order[orphan]])
     births = np.where(births < begin_ns, -1, births)
     deaths = np.minimum(deaths, end_ns)
     touched = (births < end_ns) & (deaths >= begin_ns) & ~((births < 0) & (deaths >= end_ns))
-    return Blocks(births[touched], deaths[touched], sizes[touched])
+    return Blocks(births[touched], deaths[touched], sizes[touched], at[touched], until[touched])
 
 
 def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> Memory | None:
@@ -75,14 +80,16 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     held = 0 if stay else _held_in_forward(rows, blocks, expected)
     live = np.cumsum(activations)
     with_own = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
-    before_backward = levels.time_ns < rows.backward_ns
-    in_backward = ~before_backward & (levels.time_ns <= rows.update_ns)
-    most, _ = levels.most(before_backward, row, len(live))
+    # Of the changes at the moment of the release the last alone leaves what the pass starts from.
+    released = int(np.searchsorted(levels.time_ns, _released_ns(rows, blocks), side="right")) - 1
+    in_forward = (levels.time_ns < rows.backward_ns) & (np.arange(len(levels.time_ns)) >= released)
+    in_backward = (levels.time_ns >= rows.backward_ns) & (levels.time_ns < rows.update_ns)
+    most, _ = levels.most(in_forward, row, len(live))
     forward = np.maximum(most - live - held, 0)
     most, at_ns = levels.most(in_backward, row, len(live))
     backward = np.maximum(most - live - with_own - (gradients if stay else 0), 0)
     fixed = np.minimum(_as_large_as_parameters(blocks, uses, static, at_ns), backward)
-    most, _ = levels.most(levels.time_ns > rows.update_ns, np.zeros_like(row), 1)
+    most, _ = levels.most(levels.time_ns >= rows.update_ns, np.zeros_like(row), 1)
     resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
     inputs, buffers = static.inputs + static.buffers, static.buffers
     if resident_bytes is not None:
@@ -180,7 +187,7 @@ class _Levels:
         ends = blocks.death_ns < end_ns
         time_ns = np.concatenate([np.maximum(blocks.birth_ns, begin_ns), blocks.death_ns[ends]])
         change = np.concatenate([blocks.size_bytes, -blocks.size_bytes[ends]])
-        order = np.argsort(time_ns, kind="stable")
+        order = np.lexsort((np.concatenate([blocks.taken, blocks.given[ends]]), time_ns))
         return _Levels(time_ns[order], np.cumsum(change[order]))
 
     def most(self, chosen: Bool, row: Int64, n_rows: int) -> tuple[Int64, Int64]:
@@ -207,6 +214,12 @@ def _held_in_forward(rows: StepRows, blocks: Blocks, expected: int) -> int:
     late = (blocks.birth_ns < 0) & (blocks.death_ns >= rows.backward_ns - (rows.backward_ns - rows.begin_ns) // 10)
     held = int(blocks.size_bytes[late].sum())
     return held if expected and 2 * held > expected else 0
+
+
+def _released_ns(rows: StepRows, blocks: Blocks) -> int:
+    """When the last of what the step before left is given back ahead of the pass: the update's end had it all."""
+    left = (blocks.birth_ns < 0) & (blocks.death_ns < rows.builds_ns)
+    return int(blocks.death_ns[left].max(initial=rows.begin_ns))
 
 
 def _as_large_as_parameters(blocks: Blocks, uses: _Uses, static: Resident, at_ns: Int64) -> Int64:

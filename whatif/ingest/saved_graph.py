@@ -192,7 +192,9 @@ def _info_type() -> type[msgspec.Struct]:
     del hints["recorded"]
     hints["metadata"] = dict[str, Any]
     # Fields that older files do not have.
-    later = {"loads_in_processes": False, "changes": (), "findings": (), "checks": ()}
+    later = {
+        "loads_in_processes": False, "changes": (), "findings": (), "checks": (), "copy_devices": 1, "node": "",
+    }  # fmt: skip
     columns = [(name, kind) for name, kind in hints.items() if name not in later]
     columns += [(name, hints[name], default) for name, default in later.items()]  # type: ignore[misc]
     return msgspec.defstruct("_Info", columns, forbid_unknown_fields=True)

@@ -30,6 +30,7 @@ class StepRows:
     backward_row: Int64
     begin_ns: int
     forward_ns: int  # when the pass begins
+    builds_ns: int  # its first operator behind which there is a backward one
     backward_ns: int
     update_ns: int
     end_ns: int
@@ -91,7 +92,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     backward, backward_row = _backward_rows(parts, names, forward, row, backward, again)
     return StepRows(
         names, forward, row, backward, backward_row,
-        begin_ns, first if len(passes) > 1 else begin_ns, backward_ns, update_ns, end_ns, len(passes),
+        begin_ns, first if len(passes) > 1 else begin_ns, first, backward_ns, update_ns, end_ns, len(passes),
         _runs(parts, names, backward, backward_row, again),
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from whatif.prediction.composition import (
     single_schedule,
     spelled,
 )
+from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
 from whatif.prediction.unfinished import unfinished_work
@@ -99,6 +100,11 @@ class Prediction:
     def composition(self) -> Composition:
         """The contribution of each of several transforms; takes two simulations for each beyond the first."""
         return contributions(self.baseline, self.transforms, self.predicted_ms * 1e6)
+
+    @property
+    def totals(self) -> Totals:
+        """What all devices that train together do and take in the predicted step."""
+        return totals(self.graph, self.predicted_ms, self.baseline.clock)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -182,15 +188,13 @@ class Prediction:
             result["without_profiler_ms"] = self.baseline.estimated_ms
         if self.baseline.calibration:
             result["calibration"] = self.baseline.calibration.to_dict()
-        samples, changed_samples = info.samples, self.graph.info.samples
-        # A span holds an unknown part of a step, or several: it tells no rate.
-        if samples and self.baseline.clock == "span":
+        before = totals(self.baseline.graph, self.baseline_ms, self.baseline.clock)
+        result["devices"] = {"baseline": before.devices, "predicted": self.totals.devices}
+        result["energy_j"] = {"baseline": before.energy_j, "predicted": self.totals.energy_j}
+        if info.samples and self.baseline.clock == "span":
             result["samples_per_s"] = None
-        elif samples and changed_samples and self.baseline_ms and self.predicted_ms:
-            result["samples_per_s"] = {
-                "baseline": 1e3 * samples / self.baseline_ms,
-                "predicted": 1e3 * changed_samples / self.predicted_ms,
-            }
+        elif before.samples_per_s and self.totals.samples_per_s:
+            result["samples_per_s"] = {"baseline": before.samples_per_s, "predicted": self.totals.samples_per_s}
         return result
 
     def __repr__(self) -> str:

@@ -20,10 +20,13 @@ def print_ranking(found: Ranking, top: int) -> None:
         on = f" on {info.gpu}" if info.gpu else ""
         out.step(found.baseline, f"; on each device{with_them}" if with_them else "", on=on)
         shown = found.candidates[:top]
+        several = any(one.devices > 1 for one in shown)
         currency = found.currency or "cost"
         # Columns of which no device has a value are left out.
         optional: list[tuple[str, list[float | None], Callable[[float], str]]] = [
+            ("devices", [one.devices if several else None for one in shown], "{:,.0f}".format),
             ("samples/s", [one.samples_per_s for one in shown], "{:,.0f}".format),
+            ("kJ/step", [one.energy_j and one.energy_j / 1e3 if several else None for one in shown], "{:,.2f}".format),
             ("GiB", [one.peak_bytes and one.peak_bytes / 2**30 for one in shown], "{:.1f}".format),
             (f"{currency}/1000 steps", [one.cost and one.cost * 1e3 for one in shown], _money),
             ("epoch (h)", [one.epoch_hours for one in shown], "{:,.2f}".format),

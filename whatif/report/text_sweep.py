@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.text import Text
 
 from whatif.prediction.composition import spelled
@@ -23,20 +25,23 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
     with report() as out:
         out.say(headline(found), "bold")
         out.step(found.baseline)
+        beside = _beside(found)
         rows: list[list[str | Text]] = []
         for place in shown:
             point = found.points[place]
             if point.step_ms is None:
-                rows.append([*point.values, "–", plain("does not apply", "dim"), "", ""])
+                rows.append([*point.values, "–", plain("does not apply", "dim"), "", "", *("" for _ in beside)])
                 continue
             rows.append(
                 [
                     *point.values, ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
                     times_cell(found, point),
-                    "" if (rate := point.rate(found.baseline.clock)) is None else f"{rate:,.1f}",
+                    "" if point.samples_per_s is None else f"{point.samples_per_s:,.1f}",
+                    *(cell(point) for _, cell in beside),
                 ]
             )  # fmt: skip
         headers = [*found.options, "step (ms)", "nominal 90 % range", times_header(found), "samples/s"]
+        headers += [header for header, _ in beside]
         out.table("", headers, rows, text_columns=0, keys=len(found.options))
         reasons = list(dict.fromkeys(f"  {point.reason}" for point in found.points if point.reason))
         if reasons or len(shown) < len(found.points):
@@ -45,6 +50,19 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
             out.say(f"  {len(shown)} of {len(found.points):,} values; --json and --plot have all of them", "dim")
         for reason in reasons:
             out.say(reason)
+
+
+def _beside(found: Sweep) -> list[tuple[str, Callable[[Point], str]]]:
+    """Columns of what differs between the points: how many devices train, and what the fullest of them keeps."""
+    there = [point for point in found.points if point.step_ms is not None]
+    columns: list[tuple[str, Callable[[Point], str]]] = []
+    if any(point.devices > 1 for point in there) and len({point.devices for point in there}) > 1:
+        columns.append(("devices", lambda point: f"{point.devices:,}"))
+    if len({point.peak_bytes for point in there} - {None}) > 1:
+        columns.append(
+            ("peak GiB", lambda point: "–" if point.peak_bytes is None else f"{point.peak_bytes / 2**30:.2f}")
+        )
+    return columns
 
 
 def headline(found: Sweep) -> str:

@@ -9,6 +9,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -24,11 +25,14 @@ from whatif.hardware.cluster.topology import (
     ClusterLink,
     Processor,
 )
+from whatif.hardware.gpu import Gpu
 from whatif.units import Bandwidth
 
 # What people call a link. Of the costs NCCL's tuner alone asks for it.
 KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
 MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
+# PCI Express 3.0 with 16 lanes, 128b/130b coding (PCI-SIG).
+_PCIE_3_GBYTE_S = 15.75
 _LARGEST_FILE_BYTES = 5_000_000
 _MOST_LATENCY_US = 1e9
 
@@ -66,6 +70,16 @@ def load_cluster(name: str) -> Cluster:
         return parse_cluster(content.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
         raise WhatifError(f"{name}: expected a cluster file (TOML), got one that is no text.") from error
+
+
+def usual_cluster(gpu: Gpu) -> Cluster:
+    """Return the machines that a GPU usually stands in: its preset, else nodes on PCI Express and 25 Gbit Ethernet."""
+    if gpu.cluster:
+        return load_cluster(gpu.cluster)
+    (node,), (machines,) = load_cluster("pcie-4gpu").levels, load_cluster("ethernet-25g").levels
+    # The preset's node is of PCI Express 3.0; of a device's own lanes the same share reaches a message.
+    link = replace(node.link, byte_s=node.link.byte_s * gpu.pcie_gbyte_s / _PCIE_3_GBYTE_S)
+    return Cluster(f"{gpu.name}-pcie", (replace(node, link=link), machines), gpu=gpu.name)
 
 
 def parse_cluster(text: str, path: str) -> Cluster:

@@ -6,6 +6,7 @@ bandwidth shortens, and ``WORKERS``, how many exchange. By them a later what-if 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ def tell(graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, w
     latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
     columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
     return graph.attach(**columns)
+
+
+def with_workers(graph: TaskGraph, workers: int) -> TaskGraph:
+    """Return the graph as that of one of ``workers`` copies of the model, each with a batch of its own."""
+    return graph.replace(info=replace(graph.info, workers=workers))
 
 
 def communicates(graph: TaskGraph) -> bool:

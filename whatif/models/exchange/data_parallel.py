@@ -45,6 +45,7 @@ from whatif.models.exchange.collective_tasks import (
     add_channel,
     estimated,
     tell,
+    with_workers,
 )
 from whatif.models.layers.calls import calls_of, usual_launch_ns
 from whatif.models.layers.columns import named
@@ -139,8 +140,7 @@ def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view
         held = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
         return replace(held, gradients_leave=True, gradients_in_forward=False) if bucket_view else held
 
-    graph = change_memory(graph, with_buckets)
-    return graph.replace(info=replace(graph.info, workers=workers))
+    return with_workers(change_memory(graph, with_buckets), workers)
 
 
 def _buckets(gradients: StepGradients, bucket: Int64) -> _Buckets:

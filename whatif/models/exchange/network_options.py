@@ -7,10 +7,10 @@ from pathlib import Path
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
 from whatif.hardware.cluster.network import ALGORITHMS, Network
-from whatif.hardware.gpu import find_gpu
+from whatif.hardware.gpu import find_gpu, load_gpu
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.opdb.collective_table import read_table
 from whatif.units import Bandwidth
@@ -36,7 +36,8 @@ def network_of(
     ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
     there are has 8, where nobody tells it. Beside it ``workers`` takes the first so many of the cluster's, and
     ``bandwidth`` and ``latency_us`` are those of its outermost links. Where the blocks of the model are cut across
-    neighbours (``tensor_parallel``), a worker is one of each such group. Without a cluster all links are equal.
+    neighbours (``tensor_parallel``), a worker is one of each such group. Without a cluster all links are equal, but
+    behind a what-if that chose a device: then, unless rates are given, it is that device's usual node and network.
     From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
     costs the CPU is not the network's (`whatif.models.exchange.gloo`).
     ``table`` is a file of measured times (`whatif.hardware.cluster.calibration`), whose number of workers is taken
@@ -54,11 +55,13 @@ def network_of(
     if algorithm not in ALGORITHMS:
         raise WhatifError(f"{name}: expected an algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
     told = None if measured is None else measured.workers
-    if cluster is None:
+    usual = graph.info.node if (bandwidth, latency_us, table) == (None, None, None) else ""
+    if cluster is None and not usual:
         link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
         network = Network.of(workers or told or WORKERS, link)
     else:
-        found, inner = load_cluster(cluster), tensor_workers(graph)
+        found = usual_cluster(load_gpu(usual)) if cluster is None else load_cluster(cluster)
+        inner = tensor_workers(graph)
         network = found.network(None if workers is None else workers * inner)
         if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
             network = found.network((told or WORKERS) * inner)

@@ -169,7 +169,8 @@ def fastest_of(
         return int(timeline.end_ns[ranks_of(timeline.graph) == 0].max())
 
     best = planned[0] if len(planned) == 1 else min(planned, key=step_ns)
-    return best, pipeline(best, best.work)
+    made = pipeline(best, best.work)
+    return best, made.replace(info=made.info.cut_across(stages))
 
 
 def _threads(

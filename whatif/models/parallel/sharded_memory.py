@@ -72,6 +72,7 @@ def with_sharded_parameters(
         forward[at] = root + there + kept
     backward = [0] * len(rows)
     own: dict[int, int] = {}
+    parts: dict[int, int] = {}
     now, sent = -1, 0
     for at in range(len(rows) - 1, -1, -1):
         unit = units[at]
@@ -79,8 +80,10 @@ def with_sharded_parameters(
             sent = round(own.get(now, 0) * share) if now >= 0 else 0
             now = unit
         own[unit] = own.get(unit, 0) + rows[at].gradients
+        parts[unit] = parts.get(unit, 0) + _part(rows[at].gradients, workers)
         there = whole if not resharded else ahead(unit, -1) if unit >= 0 else 0
-        full = own.get(-1, 0) + (own[unit] if unit >= 0 else own.get(now, 0))
+        # A unit's part of the gradients is made when they are sent, so that of its whole ones it is no more yet.
+        full = sum(own.get(one, 0) for one in {-1, now}) - sum(parts.get(one, 0) for one in {-1, unit})
         backward[at] = root + there + full + sent
     layers: list[LayerMemory] = [
         row._replace(

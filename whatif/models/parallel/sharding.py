@@ -18,7 +18,7 @@ from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import Estimates, Source, put, shortest_kernel_ns
 from whatif.models.exchange.buckets import StepGradients, step_of
-from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS
+from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, with_workers
 from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
 from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.calls import calls_of, task_before
@@ -68,7 +68,7 @@ def fully_sharded(
         ),
     )
     mean_mb = sum(units.size_bytes.tolist()) / max(len(units.names), 1) / 1e6
-    return _shard_parameters(graph, units, network, how).note(
+    return _shard_parameters(with_workers(graph, workers), units, network, how).note(
         f"{name}: {len(units.names)} units of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB of the root; "
         f"the batch is that of each of the {workers} workers"
     )
@@ -228,6 +228,7 @@ def sharded_gradients(
         graph = change_memory(graph, lambda memory: with_sharded_state(memory, workers))
     else:
         graph = change_memory(graph, lambda memory: with_sharded_gradients(memory, workers, bucket_bytes))
+    graph = with_workers(graph, workers)
     found = passes(graph)
     by_step = list(zip(found.step.tolist(), _pass_ends(found), strict=True))
     last = {step: one for step, one in by_step if one.last >= 0}

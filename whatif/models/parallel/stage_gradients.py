@@ -17,6 +17,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
+from whatif.models.exchange.collective_tasks import with_workers
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.layers.calls import calls_of
@@ -104,7 +105,8 @@ def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int,
             return with_sharded_state(memory, network.workers)
         return with_sharded_gradients(memory, network.workers, bucket_bytes)
 
-    return change_memory(exchange_of_stages(graph, name, network, sharded=True), shared)
+    graph = exchange_of_stages(graph, name, network, sharded=True)
+    return with_workers(change_memory(graph, shared), network.workers)
 
 
 def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:

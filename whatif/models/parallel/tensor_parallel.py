@@ -155,7 +155,8 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: 
         graph = put(graph, between, at_batch(graph, between, 1 / workers))
         graph = with_work(graph, between, 1 / workers, wider=True)
     before = _parameter_bytes(graph)
-    graph = graph.replace(info=replace(graph.info, recorded=_smaller(graph.info.recorded, split.parts, workers)))
+    recorded = _smaller(graph.info.recorded, split.parts, workers)
+    graph = graph.replace(info=replace(graph.info.cut_across(workers), recorded=recorded))
     share = _parameter_bytes(graph) / before if before else 1.0
     graph = change_memory(graph, lambda memory: _with_less_memory(memory, split.parts, workers, share))
     return exchange(update_share(graph, share), exchanges, network, CHANNEL, BUCKET_CALL, activations=True)

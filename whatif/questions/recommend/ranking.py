@@ -33,7 +33,9 @@ class Candidate:
     low_ms: float
     high_ms: float
     gpu_busy_ms: float
-    samples_per_s: float | None
+    samples_per_s: float | None  # of all devices, as the cost and the energy are
+    devices: int
+    energy_j: float | None
     peak_bytes: int | None
     fits: bool | None
     cost: float | None
@@ -47,6 +49,7 @@ class Candidate:
         return {
             "device": self.device, "recorded": self.recorded, "predicted_ms": self.step_ms, "low_ms": self.low_ms,
             "high_ms": self.high_ms, "gpu_busy_ms": self.gpu_busy_ms, "samples_per_s": self.samples_per_s,
+            "devices": self.devices, "energy_j": self.energy_j,
             "peak_memory_bytes": self.peak_bytes, "fits": self.fits, "step_cost": self.cost,
             "epoch_hours": self.epoch_hours, "epoch_cost": self.epoch_cost, "notes": list(self.notes),
         }  # fmt: skip
@@ -156,18 +159,16 @@ def recommend(
 def _candidate(
     prediction: Prediction, name: str, prices: Prices | None, epoch_samples: int | None, *, recorded: bool
 ) -> Candidate:
-    info = prediction.graph.info
-    step_s = prediction.predicted_ms / 1e3
-    samples = None if prediction.baseline.clock == "span" else info.samples  # a span is no step
+    info, total = prediction.graph.info, prediction.totals
     memory_bytes = None if info.memory is None else peak(info.memory).total
-    steps = None if not epoch_samples or not samples else epoch_samples / samples
+    steps = epoch_samples / total.samples if epoch_samples and total.samples else None
     return Candidate(
         name, prediction.predicted_ms, prediction.low_ms, prediction.high_ms, prediction.breakdown.gpu_busy_ms,
-        samples / step_s if samples and step_s else None, memory_bytes,
+        total.samples_per_s, total.devices, total.energy_j, memory_bytes,
         None if memory_bytes is None else memory_bytes <= load_gpu(name).memory_bytes,
-        prices.of(name, step_s) if prices else None,
-        None if steps is None else steps * step_s / 3600,
-        prices.of(name, steps * step_s) if prices and steps is not None else None,
+        prices.of(name, total.device_s) if prices else None,
+        None if steps is None else steps * total.step_s / 3600,
+        prices.of(name, steps * total.device_s) if prices and steps is not None else None,
         recorded, prediction.graph.notes,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.memory import peak
 from whatif.graph.notebook_view import notebook_view
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
@@ -22,6 +23,7 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.predict import Prediction
 from whatif.prediction.ranges import simulated_at
+from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform
 from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces
@@ -41,13 +43,11 @@ class Point:
     low_ms: float | None = None
     high_ms: float | None = None
     samples_per_s: float | None = None  # of all workers; None if the batch is not recorded
+    devices: int = 1  # that train together
+    peak_bytes: int | None = None  # the fullest device's; None if the recording does not show what a step keeps
     reason: str = ""  # why the what-ifs do not apply
 
-    def rate(self, clock: str) -> float | None:
-        """Return the samples a second; None where they are not known, as of a span, which is no step."""
-        return None if clock == "span" else self.samples_per_s
-
-    def to_dict(self, options: Sequence[str], baseline_ms: float, clock: str) -> dict[str, Any]:
+    def to_dict(self, options: Sequence[str], baseline_ms: float) -> dict[str, Any]:
         """Return the point as a JSON object."""
         return {
             **dict(zip(options, self.values, strict=True)),
@@ -55,7 +55,9 @@ class Point:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "speedup": baseline_ms / self.step_ms if self.step_ms else None,
-            "samples_per_s": self.rate(clock),
+            "samples_per_s": self.samples_per_s,
+            "devices": self.devices,
+            "peak_memory_bytes": self.peak_bytes,
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -72,8 +74,12 @@ class Sweep:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of the varied options."""
-        return tuple(varied.option for varied in self.varied)
+        """The names of the varied options, with their what-if's where two have the same."""
+        names = [varied.option for varied in self.varied]
+        return tuple(
+            f"{self.transforms[varied.of[0]].name}.{name}" if names.count(name) > 1 else name
+            for varied, name in zip(self.varied, names, strict=True)
+        )
 
     @property
     def by_throughput(self) -> bool:
@@ -119,9 +125,9 @@ class Sweep:
             "baseline_ms": baseline_ms,
             "replay_error_pct": self.baseline.replay_error_pct,
             "varied": list(self.options),
-            "best": self.best.to_dict(self.options, baseline_ms, self.baseline.clock) if self.best else None,
+            "best": self.best.to_dict(self.options, baseline_ms) if self.best else None,
             "best_by": "samples_per_s" if self.by_throughput else "predicted_ms",
-            "points": [point.to_dict(self.options, baseline_ms, self.baseline.clock) for point in self.points],
+            "points": [point.to_dict(self.options, baseline_ms) for point in self.points],
             "warnings": list(self.notes),
         }
 
@@ -220,16 +226,21 @@ def _at_once(
             rows = np.stack(columns, axis=1) / 1e6
             for place, (step_ms, low_ms, high_ms) in zip(piece.places.tolist(), rows.tolist(), strict=True):
                 at = row[int(order[place])]
-                found[at] = Point(combinations[at], step_ms, low_ms, high_ms, _samples_per_s(piece.first, step_ms))
+                told = _told(piece.first, totals(piece.first, step_ms, baseline.clock))
+                found[at] = Point(combinations[at], step_ms, low_ms, high_ms, **told)
     except WhatifError:
         return notes  # each of the others reports its own reason
     return notes
 
 
-def _samples_per_s(graph: TaskGraph, step_ms: float) -> float | None:
-    samples = graph.info.samples
-    return 1e3 * samples / step_ms if samples and step_ms > 0 else None
-
-
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    return {"samples_per_s": _samples_per_s(prediction.graph, prediction.predicted_ms)}
+    return _told(prediction.graph, prediction.totals)
+
+
+def _told(graph: TaskGraph, total: Totals) -> dict[str, Any]:
+    memory = graph.info.memory
+    return {
+        "samples_per_s": total.samples_per_s,
+        "devices": total.devices,
+        "peak_bytes": None if memory is None else peak(memory).total,
+    }
