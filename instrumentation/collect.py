@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from whatif.errors import WhatifError
 
 from .find_model import OutermostModules, choose_model
+from .gpu import GPU
 from .recorder import Recording, describe_error, record
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
@@ -80,10 +81,9 @@ def collect(
 
 def _free_gpu_memory() -> None:
     """Return back what the script held on a GPU: the process that measures its operators next needs room."""
-    cuda: Any = torch.cuda  # Partly untyped.
-    if cuda.is_initialized():
+    if GPU.in_use():
         gc.collect()
-        cuda.empty_cache()
+        GPU.empty_cache()
 
 
 def _run(script: str, args: list[str], collector: "_Collector") -> None:

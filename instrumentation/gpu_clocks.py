@@ -1,9 +1,6 @@
 """Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi tells them; nothing is set."""
 
-import subprocess
-from typing import Any
-
-import torch
+from .gpu import GPU
 
 # Units as nvidia-smi prints them without units: MHz, MHz, W, °C.
 _FIELDS = {
@@ -13,30 +10,16 @@ _FIELDS = {
     "temperature_c": "temperature.gpu",
     "driver": "driver_version",
 }
-_TIMEOUT_S = 10
 
 
 def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:
     """Return the current GPU's clocks and its driver's version; None for what nvidia-smi does not tell."""
-    return parse_clocks(_nvidia_smi(*_FIELDS.values()))
+    return parse_clocks(GPU.smi(*_FIELDS.values()))
 
 
 def power_limit_watt() -> float | None:
     """Return the current GPU's power limit; None where nvidia-smi does not tell it."""
-    return _number(_nvidia_smi("power.limit").split("\n")[0])
-
-
-def _nvidia_smi(*fields: str) -> str:
-    """What nvidia-smi prints of the current GPU, without units; "" where it cannot be run."""
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = getattr(properties, "uuid", None)
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    # torch numbers the visible GPUs only, nvidia-smi all of them.
-    command += [f"--id=GPU-{uuid}"] if uuid is not None else []
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    return _number(GPU.smi("power.limit").split("\n")[0])
 
 
 def parse_clocks(text: str) -> tuple[dict[str, float | None] | None, str | None]:

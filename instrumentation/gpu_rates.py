@@ -15,6 +15,7 @@ import torch
 
 from whatif.errors import WhatifError
 
+from .gpu import GPU
 from .operators.timing import CYCLES_PER_NS, cuda_clock
 
 # A product of this size fills every GPU and takes 60 MB an operand in fp32.
@@ -45,7 +46,7 @@ def measure_gpu_rates() -> dict[str, Any]:
     and its synchronisation; `device`, the attributes. What does not fit in free memory is left out. Leaves torch's
     precision settings and random numbers as they were. Raises WhatifError without a CUDA device.
     """
-    if not torch.cuda.is_available():
+    if not GPU.available():
         raise WhatifError("expected a CUDA device to measure, got none: run this on a machine with an NVIDIA GPU.")
     cupy = _cupy()
     rates: dict[str, Any] = {}
@@ -155,27 +156,26 @@ def _best_s(work: Callable[[], Any], repeats: int = 1) -> float:
 
 
 def _launch_times(cupy: Any) -> dict[str, float]:
-    cuda: Any = torch.cuda  # Partly untyped.
     kernel = cupy.RawKernel(_EMPTY_KERNEL, "whatif_empty")
 
     def launch() -> None:
         kernel((1,), (1,), ())
 
     # On torch's stream, which the events are recorded on.
-    with cupy.cuda.ExternalStream(cuda.current_stream().cuda_stream):
+    with cupy.cuda.ExternalStream(GPU.current_stream().cuda_stream):
         empty_s = _best_s(launch, LAUNCHES)
         launch_s, round_trip_s = [], []
         for _ in range(ROUNDS):
-            cuda._sleep(HOLD_CYCLES)
+            GPU.hold(HOLD_CYCLES)
             begin_s = time.perf_counter()
             for _ in range(LAUNCHES):
                 launch()
             launch_s.append((time.perf_counter() - begin_s) / LAUNCHES)
-            cuda.synchronize()
+            GPU.synchronize()
             for _ in range(LAUNCHES):
                 begin_s = time.perf_counter()
                 launch()
-                cuda.synchronize()
+                GPU.synchronize()
                 round_trip_s.append(time.perf_counter() - begin_s)
     return {
         "launch_us": round(statistics.median(launch_s) * 1e6, 3),
@@ -186,7 +186,7 @@ def _launch_times(cupy: Any) -> dict[str, float]:
 
 def _device_attributes(cupy: Any) -> dict[str, Any]:
     """Return what the driver says about the device; CUDA 13 no longer tells clocks."""
-    properties = cupy.cuda.runtime.getDeviceProperties(torch.cuda.current_device())
+    properties = cupy.cuda.runtime.getDeviceProperties(GPU.current())
     clock_khz, memory_khz = properties.get("clockRate"), properties.get("memoryClockRate")
     return {
         "multiprocessors": properties.get("multiProcessorCount"),

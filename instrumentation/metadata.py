@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .gpu import GPU
 from .layers import Hooks
 from .tensors import dtype_name, tensors_in
 
@@ -18,15 +19,6 @@ _LIBRARIES = (
 )
 
 
-def gpu_of(model: nn.Module) -> torch.device | None:
-    """Return the GPU that the model is on; for a model without parameters the current one, if the program uses any."""
-    parameter = next(model.parameters(), None)
-    if parameter is not None:
-        return parameter.device if parameter.is_cuda else None
-    cuda: Any = torch.cuda  # Partly untyped.
-    return torch.device("cuda", cuda.current_device()) if cuda.is_initialized() else None
-
-
 def describe_environment(cuda: bool) -> dict[str, Any]:
     """Return the versions and hardware that the times depend on; nothing in it names the machine or its user."""
     cudnn: Any = torch.backends.cudnn  # Partly untyped.
@@ -34,7 +26,7 @@ def describe_environment(cuda: bool) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": cudnn.version() if cuda else None,
-        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "gpu": GPU.properties().name if cuda else None,
         "cpu": _cpu_name(),
         "cpu_cores": _usable_cores(),
         "threads": torch.get_num_threads(),

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +15,11 @@ from whatif.ingest.recorded import recorded_of
 
 from .execution import describe_execution
 from .flops import forward_flops
+from .gpu import GPU
 from .gpu_clocks import describe_clocks
+from .gpu_events import require_gpu_events
 from .layers import describe_layers
-from .metadata import describe_environment, describe_optimizer, gpu_of
+from .metadata import describe_environment, describe_optimizer
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
@@ -45,7 +47,8 @@ class Recording:
 
     Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
     cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
-    of the block when fewer than 3 steps were recorded. When the block raises, nothing is written and stderr says so.
+    of the block when fewer than 3 steps were recorded, or none of a GPU's kernels (NoGpuEventsError). When the block
+    raises, nothing is written and stderr says so.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Recording:
 
     def start(self) -> None:
         """Begin with the warm-up steps."""
-        check_session(gpu_of(self._model) is not None)
+        check_session(self._backend, cuda=GPU.of_model(self._model) is not None)
         self._watchers = WarmupWatchers(self._model)
 
     def step(self) -> None:
@@ -188,12 +191,9 @@ class Recording:
         self._stop_watching()
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
-            with self._on_its_gpu():
+            # Not every program makes its model's GPU the current one, which is the one that is waited for.
+            with GPU.on(self._device):
                 tracer.stop()
-
-    def _on_its_gpu(self) -> AbstractContextManager[Any]:
-        """Make the model's GPU the current one, which not every program does: it is the one that is waited for."""
-        return nullcontext() if self._device is None else torch.cuda.device(self._device)
 
     def _stop_watching(self) -> None:
         if self._watchers is not None:
@@ -201,15 +201,15 @@ class Recording:
 
     def _begin_untraced(self) -> None:
         self._stop_watching()
-        self._device = gpu_of(self._model)
+        self._device = GPU.of_model(self._model)
         if self._device is not None:
-            torch.cuda.reset_peak_memory_stats(self._device)
+            GPU.reset_peak(self._device)
         self._timer = StepTimer(self._device)
 
     def _begin_traced(self) -> None:
         # The tracer comes last: what runs after it in the same process is slower even when it is off.
         assert self._timer is not None
-        with self._on_its_gpu():
+        with GPU.on(self._device):
             self._metadata = self._describe(self._timer)
         self._timer = None
         self._tracer = make_tracer(
@@ -237,7 +237,7 @@ class Recording:
             **self._watchers.summary(self._warmup_steps),
             "layers": describe_layers(self._model),
             "optimizer": describe_optimizer(self._optimizer),
-            "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+            "peak_memory_bytes": GPU.peak_bytes()[0] if cuda else None,
             **describe_environment(cuda),
             "clocks": clocks,
             "driver": driver,
@@ -251,6 +251,8 @@ class Recording:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         events = keep_whole_steps(trace["traceEvents"], TRACER_WARMUP_STEPS, steps)
+        if self._device is not None:
+            require_gpu_events(events, self.path)
         metadata = {
             **self._metadata,
             **self._timer.summaries("traced"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .gpu import GPU
 from .machine_load import LoadMeter
 
 
@@ -28,11 +29,7 @@ class StepTimer:
         if self._device is None:
             self._ends.append(time.perf_counter_ns())
         else:
-            cuda: Any = torch.cuda  # Partly untyped.
-            event = cuda.Event(enable_timing=True)
-            # Of the model's device: an event on another one, which is idle, would time the CPU.
-            event.record(cuda.current_stream(self._device))
-            self._ends.append(event)
+            self._ends.append(GPU.mark(self._device))
 
     def times_ms(self) -> tuple[list[float], list[float]]:
         """Return each step's time, and this thread's CPU time in it; waits for the GPU once."""
@@ -40,8 +37,8 @@ class StepTimer:
         steps = itertools.pairwise(self._ends)
         if self._device is None:
             return [(end - begin) / 1e6 for begin, end in steps], cpu_ms
-        torch.cuda.synchronize(self._device)
-        return [begin.elapsed_time(end) for begin, end in steps], cpu_ms
+        GPU.synchronize(self._device)
+        return [GPU.between_ms(begin, end) for begin, end in steps], cpu_ms
 
     def summaries(self, which: str) -> dict[str, dict[str, float]]:
         """Return `{which}_step_ms`, `{which}_load` and, on a CPU, `{which}_cpu_ms` of two steps or more.

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from whatif.errors import WhatifError
 
 from .gc_pauses import GcMarks
+from .gpu import GPU
 from .layers import LayerMarks
 
 BACKENDS = ("kineto", "cupti")
@@ -53,20 +54,25 @@ def check_backend(backend: str, *, memory: bool) -> None:
         return
     if memory:
         raise WhatifError("expected backend kineto for the memory timeline, got cupti: leave one of the two away.")
-    if torch.version.cuda is None or not torch.cuda.is_available():
+    if not (GPU.is_nvidia() and GPU.available()):
         raise WhatifError("expected an NVIDIA GPU for backend cupti, got none: use backend kineto.")
     if importlib.util.find_spec("cupti") is None:
         raise WhatifError(f"expected the package cupti-python for backend cupti, got none: {_CUPTI_INSTALL}.")
 
 
-def check_session(cuda: bool) -> None:
-    """Raise WhatifError where a profiler runs already, or where this process has recorded on a GPU before.
+def check_session(backend: str, *, cuda: bool) -> None:
+    """Raise WhatifError where a profiler runs already, or cannot see the GPU, or has recorded on one before.
 
     Steps on a GPU are slower behind a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
     """
     if torch._C._autograd._profiler_enabled():
         raise WhatifError(
             "expected no other profiler in the recorded steps, got a running torch.profiler: switch it off."
+        )
+    if cuda and backend == "kineto" and not GPU.traced_by_torch():
+        raise WhatifError(
+            "expected a torch.profiler that sees the GPU, got one built without CUPTI: install torch from its own"
+            " wheels, or use backend cupti."
         )
     if cuda and _gpu_recorded:
         raise WhatifError(
@@ -90,7 +96,7 @@ def make_tracer(
     cupti without a model on a GPU.
     """
     global _gpu_recorded
-    check_session(cuda)
+    check_session(backend, cuda=cuda)
     tracer: Tracer
     if backend == "kineto":
         tracer = KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch)

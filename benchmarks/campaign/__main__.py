@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    import torch
+    from whatif.instrumentation.gpu import GPU
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if GPU.available() else "cpu"
     full = args.full or (device == "cuda" and not args.tiny)
     emulated = device == "cpu" and _emulates_bf16()
     if args.in_turn and device == "cuda":

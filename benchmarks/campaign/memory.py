@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from whatif.instrumentation.gpu import GPU
 
 from .training import Training
 
@@ -39,15 +40,15 @@ def _size(tensors: Iterable[Any]) -> int:
 
 
 def _cuda_peak(training: Training) -> dict[str, int | None]:
-    process_peak_bytes = torch.cuda.max_memory_allocated()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
+    process_peak_bytes = GPU.peak_bytes()[0]
+    GPU.synchronize()
+    GPU.reset_peak()
     training.step()
-    torch.cuda.synchronize()
-    replayed = training.captured
+    GPU.synchronize()
+    allocated_bytes, reserved_bytes = (None, None) if training.captured else GPU.peak_bytes()
     return {
-        "peak_allocated_bytes": None if replayed else torch.cuda.max_memory_allocated(),
-        "peak_reserved_bytes": None if replayed else torch.cuda.max_memory_reserved(),
+        "peak_allocated_bytes": allocated_bytes,
+        "peak_reserved_bytes": reserved_bytes,
         "process_peak_allocated_bytes": process_peak_bytes,
     }
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from whatif.instrumentation.gpu import GPU
 
 # A copy of a smaller tensor costs more than its memory is worth.
 SMALLEST_BYTES = 1 << 20
@@ -16,8 +17,7 @@ class StreamOffload:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        cuda: Any = torch.cuda  # Partly untyped.
-        self._stream = cuda.Stream()
+        self._stream = GPU.stream()
         # Parameters stay: they are needed on the device anyway.
         self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -29,8 +29,8 @@ class StreamOffload:
         small = tensor.numel() * tensor.element_size() < SMALLEST_BYTES
         if small or tensor.untyped_storage().data_ptr() in self._parameters:
             return tensor
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(GPU.current_stream())
+        with GPU.on_stream(self._stream):
             host = torch.empty_like(tensor, device="cpu", pin_memory=True)
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(self._stream)  # Its memory is not used again before the copy is done.
@@ -39,8 +39,8 @@ class StreamOffload:
     def _unpack(self, packed: Tensor) -> Tensor:
         if packed.is_cuda:
             return packed
-        current = torch.cuda.current_stream()
-        with torch.cuda.stream(self._stream):
+        current = GPU.current_stream()
+        with GPU.on_stream(self._stream):
             tensor = packed.to("cuda", non_blocking=True)
         current.wait_stream(self._stream)
         tensor.record_stream(current)

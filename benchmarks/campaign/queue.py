@@ -78,7 +78,10 @@ class Queue:
         self.left_out: list[Task] = []  # for want of time
 
     def run(self) -> None:
-        """Run every task that is not done yet; on an interrupt the worker is ended and what is there stays."""
+        """Run every task that is not done yet; on an interrupt the worker is ended and what is there stays.
+
+        Raises WhatifError at the first trace of a GPU without kernels: all others would be like it.
+        """
         for folder in (self._work, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
         for job in self._skipped:
@@ -149,6 +152,9 @@ class Queue:
             self.left_out.append(task)
             return f"{outcome.failure}; the time budget is used up"
         failure = outcome.failure
+        if outcome.ends_campaign:
+            # No failure of the run: it is tried again once the machine is mended.
+            raise WhatifError(f"{task.job.name}: the campaign ends here, and the same command goes on: {failure}")
         if not failure:
             try:
                 if task.part == "trace":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from whatif.instrumentation.gpu_events import NoGpuEventsError
 from whatif.instrumentation.metadata import describe_environment
 from whatif.instrumentation.recorder import record
 
@@ -39,6 +40,8 @@ def main() -> None:
     request = Request.from_json(sys.argv[1])
     try:
         result = PARTS[request.part](request)
+    except NoGpuEventsError as error:  # No other run's trace would have any.
+        result = {"failure": str(error), "ends_campaign": True}
     except BaseException as error:
         traceback.print_exc()
         result = {"failure": _one_line(error)}

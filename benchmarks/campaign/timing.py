@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from whatif.instrumentation.gpu import GPU
 from whatif.instrumentation.steptimer import StepTimer
 
 from .records import spread_pct
@@ -95,7 +96,7 @@ def _warm_up(side: Side, device: str) -> tuple[float, int]:
 def _block(side: Side, steps: int, device: str) -> Block:
     side.resume()
     if device == "cuda":
-        torch.cuda.synchronize()
+        GPU.synchronize()
     timer = StepTimer(torch.device("cuda") if device == "cuda" else None)
     for _ in range(steps):
         side.step()

@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+from whatif.instrumentation.gpu import GPU
 
 from .loading import load
 from .models import FULL, TWINS, Batch
@@ -114,7 +115,7 @@ class Training:
         self.resume()
         self._loader = None
         if self._device.type == "cuda":
-            torch.cuda.synchronize()
+            GPU.synchronize()
 
     def _use_channels_last(self) -> None:
         to_channels_last: Any = functools.partial(torch.Tensor.to, memory_format=torch.channels_last)
@@ -173,17 +174,13 @@ class Training:
 
     def _capture(self) -> Callable[[], None]:
         """Capture a whole step into a CUDA graph; its gradients live in the graph's own memory."""
-        cuda: Any = torch.cuda  # Partly untyped.
-        side = cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+
+        def warm() -> None:
             for _ in range(CAPTURE_WARMUP_STEPS):
                 self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        replay: Callable[[], None] = graph.replay
+
+        GPU.aside(warm)
+        replay: Callable[[], None] = GPU.capture(self._step)
         return replay
 
 

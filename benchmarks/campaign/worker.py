@@ -17,6 +17,7 @@ from .variants import Options
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 0.02
+COMMAND = (sys.executable, "-m", "benchmarks.campaign.run")
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
 
@@ -59,6 +60,7 @@ class Outcome:
     failure: str
     cut_off: bool  # ended because the campaign's time was over
     seconds: float
+    ends_campaign: bool = False  # what failed would fail in every other run
 
 
 class Worker:
@@ -69,7 +71,7 @@ class Worker:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
         if request.device == "cpu":
             environment |= CPU_ENVIRONMENT
-        command = [sys.executable, "-m", "benchmarks.campaign.run", request.to_json()]
+        command = [*COMMAND, request.to_json()]
         with log.open("w") as stream:
             # A session of its own: an interrupt at the terminal is the campaign's to handle, and it ends as a whole.
             # ROOT holds `benchmarks`.
@@ -98,7 +100,8 @@ class Worker:
         seconds = time.monotonic() - self._began_s
         result = _read(self._result)
         if "failure" in result or not (late or result):
-            return Outcome({}, result.get("failure") or self._why(), False, seconds)
+            failure = result.get("failure") or self._why()
+            return Outcome({}, failure, False, seconds, bool(result.get("ends_campaign")))
         if late:
             reason = f"ended after {seconds:.0f} s: it took too long"
             return Outcome({}, reason, end_s <= self._began_s + timeout_s, seconds)

@@ -8,14 +8,14 @@ import ctypes
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from whatif.errors import WhatifError
 
+from ..gpu import GPU
+from ..gpu_events import loaded_cupti_libraries
 from .records import Records
+from .refusals import TAKEN, refused
 
 # A step of 1,500 kernels and 5,000 calls fills 0.6 MB. CUPTI delivers a full buffer on a thread of its own while it
 # holds its lock, and that thread then waits for Python's: no buffer should fill up before the flush.
@@ -27,8 +27,6 @@ INSTALL = (
 )
 
 _FORCED_FLUSH = 1
-# CUPTI has one subscriber a process: the codes of versions before and since 12.
-_TAKEN = frozenset({"ERROR_MAX_LIMIT_REACHED", "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"})
 
 
 def load_cupti() -> Any:
@@ -87,43 +85,44 @@ class CuptiSession:
 
     def start(self) -> None:
         """Begin to collect; raises WhatifError where CUPTI refuses."""
-        cupti = self.cupti
-        try:
-            # Then a record's thread is the operating system's, as `threading.get_native_id` has it.
-            cupti.set_thread_id_type(cupti.ActivityThreadIdType.SYSTEM)
-            cupti.activity_register_callbacks(self._requested, self._completed)
-            for kind in self.records.kinds:
-                cupti.activity_enable(kind)
-        except cupti.cuptiError as error:
-            raise WhatifError(
-                f"the backend cupti: expected CUPTI to record activities, got {error}; allow profiling on this machine"
-                " (NVIDIA's driver may keep it for administrators) or record with the backend kineto."
-            ) from error
+        # Then a record's thread is the operating system's, as `threading.get_native_id` has it.
+        self._ask("set_thread_id_type", self.cupti.ActivityThreadIdType.SYSTEM)
+        self._ask("activity_register_callbacks", self._requested, self._completed)
+        for kind in self.records.kinds:
+            self._ask("activity_enable", kind)
 
     def push(self, identifier: int) -> None:
         """Return the calls of this thread an external correlation id until `pop`."""
-        self.cupti.activity_push_external_correlation_id(self._external_kind, identifier)
+        self._ask("activity_push_external_correlation_id", self._external_kind, identifier)
 
     def pop(self) -> None:
         """End the innermost `push` of this thread."""
-        self.cupti.activity_pop_external_correlation_id(self._external_kind)
+        self._ask("activity_pop_external_correlation_id", self._external_kind)
 
     def stop(self) -> None:
         """Wait for the GPU, take what CUPTI still holds, and collect no more.
 
-        Raises WhatifError where a record could not be read.
+        Raises WhatifError where CUPTI refuses, or a record could not be read.
         """
-        torch.cuda.synchronize()
+        GPU.synchronize()
         # Flushing waits for no GPU work: a record that is not complete would be lost.
-        self.cupti.activity_flush_all(_FORCED_FLUSH)
+        self._ask("activity_flush_all", _FORCED_FLUSH)
         for kind in self.records.kinds:
-            self.cupti.activity_disable(kind)
+            self._ask("activity_disable", kind)
         self.dropped_records = self._count_dropped()
         if self._failure is not None:
             raise WhatifError(
                 f"the backend cupti: expected records of cupti-python 13.0 or newer, got {cupti_version()}, where"
                 f" reading one raised {type(self._failure).__name__} ({self._failure}); {INSTALL}"
             ) from self._failure
+
+    def callback_name(self, is_driver: bool, callback: int) -> str:
+        """Return the name of a CUDA call; one that this CUPTI does not know is called by its number."""
+        domain = self.cupti.CallbackDomain.DRIVER_API if is_driver else self.cupti.CallbackDomain.RUNTIME_API
+        try:
+            return str(self.cupti.get_callback_name(domain, callback))
+        except self.cupti.cuptiError:
+            return f"{'cu' if is_driver else 'cuda'}Call{callback}"
 
     @property
     def _external_kind(self) -> Any:
@@ -141,7 +140,7 @@ class CuptiSession:
 
     def _count_dropped(self) -> int:
         dropped = ctypes.c_size_t()
-        self.cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
+        self._ask("activity_get_num_dropped_records", 0, 0, ctypes.addressof(dropped))
         return int(dropped.value)
 
     def _refuse_other_subscriber(self) -> None:
@@ -151,25 +150,19 @@ class CuptiSession:
             cupti.unsubscribe(cupti.subscribe(_ignore, None))
         except cupti.cuptiError as error:
             # Any other failure is no evidence: what matters is whether activities can be enabled, which `start` shows.
-            if error.status in [int(cupti.Result[name]) for name in _TAKEN]:
-                raise WhatifError(
-                    "the backend cupti: expected a process in which nothing has used CUPTI yet, got one used by"
-                    " torch.profiler or another profiler; record in a fresh process that does not call torch.profiler."
-                ) from error
+            if error.status in [int(cupti.Result[name]) for name in TAKEN]:
+                raise refused(cupti, "subscribe", error) from error
+
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        """Call a function of CUPTI; raises WhatifError, which says what to do, where CUPTI refuses."""
+        try:
+            return getattr(self.cupti, call)(*arguments)
+        except self.cupti.cuptiError as error:
+            raise refused(self.cupti, call, error) from error
 
 
 def _ignore(*arguments: Any) -> None:
     """Stand in for a callback; no callback is ever enabled."""
-
-
-def loaded_cupti_libraries(maps: Path = Path("/proc/self/maps")) -> set[str]:
-    """Return the paths of the copies of libcupti that this process has loaded."""
-    try:
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # Not Linux.
-        return set()
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/libcupti.so" in line}
-    return {str(Path(path).resolve()) for path in paths}
 
 
 def refuse_two_libraries(libraries: set[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..gpu import GPU
 from ..tracer import TRACER_WARMUP_STEPS
 from .layers import ANNOTATION, LayerStamps, Span
 from .session import CuptiSession, cupti_version
@@ -59,7 +60,7 @@ class CuptiTracer:
             session.records,
             [*self._stamps.spans, *self._steps()],
             os.getpid(),
-            self._callback_name,
+            session.callback_name,
             Window(edges_ns[0], edges_ns[-1]),
         )
         trace = builder.trace(_devices())
@@ -72,15 +73,10 @@ class CuptiTracer:
             for number, (begin_ns, end_ns) in enumerate(zip(self._edges_ns, self._edges_ns[1:], strict=False))
         ]
 
-    def _callback_name(self, is_driver: bool, callback: int) -> str:
-        cupti = self._session.cupti
-        domain = cupti.CallbackDomain.DRIVER_API if is_driver else cupti.CallbackDomain.RUNTIME_API
-        return str(cupti.get_callback_name(domain, callback))
-
 
 def _devices() -> list[dict[str, Any]]:
     """Describe the GPUs in Kineto's words."""
-    found: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    found: list[Any] = [GPU.properties(index) for index in range(GPU.count())]
     return [
         {
             "id": index,

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..gpu import GPU
+
 # The short chain lasts about this long, the long one three times as much; then the clock's own cost is nothing.
 # A call that takes as long itself needs no chain: N is 0 and M is 1.
 CHAIN_NS = 2e6
@@ -46,16 +48,14 @@ def cuda_clock(work: Callable[[], None], *, ahead_ns: float = 0.0) -> float:
 
     With `ahead_ns` the GPU first idles for that long: the CPU gets ahead, and what is timed is the GPU and not the CPU.
     """
-    cuda: Any = torch.cuda  # Partly untyped.
-    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-    cuda.synchronize()
+    GPU.synchronize()
     if ahead_ns:
-        cuda._sleep(int(ahead_ns * CYCLES_PER_NS))
-    begin.record()
+        GPU.hold(int(ahead_ns * CYCLES_PER_NS))
+    begin = GPU.mark()
     work()
-    end.record()
-    cuda.synchronize()
-    return float(begin.elapsed_time(end)) * 1e6
+    end = GPU.mark()
+    GPU.synchronize()
+    return GPU.between_ms(begin, end) * 1e6
 
 
 def first_ns(replay: Sequence[Callable[[], Any]], device: torch.device) -> float:
@@ -64,7 +64,7 @@ def first_ns(replay: Sequence[Callable[[], Any]], device: torch.device) -> float
         begin = time.perf_counter_ns()
         replay[-1 if warm else 0]()
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            GPU.synchronize()
     return max(1.0, time.perf_counter_ns() - begin)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..gpu import GPU
 from ..line_process import connect
 from ..metadata import describe_environment
 from .calls import Call, NotReplayable, RecordedCall
@@ -86,7 +87,7 @@ class _Worker:
 def prepare(device: torch.device, threads: int | None) -> tuple[Clock | None, int]:
     """Set this process up for measuring; return its clock (None: a GPU's events) and the memory a call may take."""
     if device.type == "cuda":
-        return None, int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info()[0])
+        return None, int(GPU_MEMORY_SHARE * GPU.free_bytes())
     if threads is not None:
         torch.set_num_threads(threads)
     limit_address_space()
@@ -104,7 +105,7 @@ def answered(measure: Callable[[], dict[str, Any]], device: torch.device) -> dic
     finally:
         if device.type == "cuda":
             # A device that has failed stays so: then this process ends here, and another one goes on.
-            torch.cuda.synchronize()
+            GPU.synchronize()
 
 
 def _resolved(recorded: list[Any]) -> Call | NotReplayable:
@@ -165,7 +166,7 @@ def main() -> None:
     """Serve one parent until it closes the pipe."""
     tell, asked = connect()
     setup = next(asked)
-    if setup["cuda"] and not torch.cuda.is_available():
+    if setup["cuda"] and not GPU.available():
         tell({"gpu": None})
         return
     torch.manual_seed(0)

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from ..gpu import GPU
 from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, cuda_clock
 
 # Kernels of a graph are known to the GPU in advance: a chain needs no more than to outlast an event's 0.5 us
@@ -31,29 +30,28 @@ def graph_rounds_ns(replay: Sequence[Callable[[], Any]], estimate_ns: float) -> 
     found = []
     for _ in range(FEWEST_ROUNDS if estimate_ns > LONG_NS else ROUNDS):
         for count, graph in graphs.items():
-            times[count] = cuda_clock(graph.replay)
+            times[count] = cuda_clock(graph)
         found.append((times[long] - times[short]) / (long - short))
     return found
 
 
 def _warm(replay: Sequence[Callable[[], Any]]) -> None:
-    cuda: Any = torch.cuda  # Partly untyped.
-    side = cuda.Stream()
-    side.wait_stream(cuda.current_stream())
-    with cuda.stream(side):
+    def warm() -> None:
         for call in itertools.islice(itertools.cycle(replay), WARM_CALLS):
             call()
-    cuda.current_stream().wait_stream(side)
+
+    GPU.aside(warm)
 
 
 def _captured(replay: Sequence[Callable[[], Any]], count: int) -> Any:
-    cuda: Any = torch.cuda  # Partly untyped.
-    graph = cuda.CUDAGraph()
     # Results of one round of copies stay alive, as in a chain: each call writes where the last one did not.
     kept: deque[Any] = deque(maxlen=len(replay))
-    with cuda.graph(graph):
+
+    def work() -> None:
         for call in itertools.islice(itertools.cycle(replay), count):
             kept.append(call())
-    graph.replay()
-    cuda.synchronize()
+
+    graph = GPU.capture(work)
+    graph()
+    GPU.synchronize()
     return graph

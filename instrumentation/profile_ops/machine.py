@@ -6,13 +6,12 @@ import datetime
 import platform
 from typing import NamedTuple
 
-import torch
-
 import whatif
 from whatif.errors import WhatifError
 from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 
+from ..gpu import GPU
 from ..gpu_clocks import describe_clocks, power_limit_watt
 from ..metadata import describe_environment
 
@@ -37,7 +36,7 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
         tool="whatif opdb profile", tool_version=whatif.__version__,
     )  # fmt: skip
     is_cuda = way.device == "cuda"
-    if is_cuda and not torch.cuda.is_available():
+    if is_cuda and not GPU.available():
         raise WhatifError("opdb profile: expected a CUDA device, got none; measure with --device cpu, or where one is.")
     said = describe_environment(is_cuda)
     environment = Environment(
@@ -51,7 +50,7 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
     if not is_cuda:
         device = cpu_called(str(said["cpu"]), way.threads)
         return Origin(device=device, environment=environment, method=method, source=source)
-    memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    memory_bytes = GPU.properties().total_memory
     device = device_called(said["gpu"], memory_bytes=memory_bytes)
     return Origin(device=device, environment=environment, method=method, source=source)
 

@@ -15,6 +15,7 @@ from whatif.graph.described import Described
 from whatif.opdb.rows import Operators, Rows
 from whatif.opdb.store import Store
 
+from ..gpu import GPU
 from .machine import Way, origin_of
 from .profile import known_rows, profile, questions_of
 from .visits import Question
@@ -36,7 +37,7 @@ def at_hand() -> dict[str, Way]:
     Inputs rotate over more memory than caches hold, as in a step.
     """
     ways = [Way("cpu", threads, "cold", "chain_difference") for threads in sorted({1, torch.get_num_threads()})]
-    if torch.cuda.is_available():
+    if GPU.available():
         ways.append(Way("cuda", 1, "cold", "chain_difference"))
     return {origin_of(way).device.name: way for way in ways}
 

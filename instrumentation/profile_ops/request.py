@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.store import Store
 
+from ..gpu import GPU
 from .collectives import LAYOUTS, SIZES_BYTES, collective_design
 from .designs import design, sweep_names
 from .from_recording import recorded_questions
@@ -47,7 +46,7 @@ class Request:
 
     def way(self) -> Way:
         """Say how operators are measured. Raises WhatifError where two options do not fit one another."""
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = self.device or ("cuda" if GPU.available() else "cpu")
         method = self.method or "chain_difference"
         if method == "graph_replay" and device != "cuda":
             raise WhatifError("opdb profile: expected --method graph_replay with --device cuda alone: CUDA has graphs.")
@@ -97,7 +96,7 @@ def _questions(request: Request, way: Way) -> tuple[list[Question], Counter[str]
 def _collectives(names: Sequence[str], request: Request, dtypes: Sequence[str], way: Way) -> list[Described]:
     if "tf32" in dtypes:
         raise WhatifError("opdb profile: expected collectives of fp32, bf16 or fp16, got tf32, which nothing sends.")
-    most = torch.cuda.device_count() if way.device == "cuda" else MOST_RANKS
+    most = GPU.count() if way.device == "cuda" else MOST_RANKS
     if not all(2 <= count <= most for count in request.ranks):
         raise WhatifError(f"opdb profile: expected groups of 2 to {most} ranks on this machine, got {request.ranks}.")
     return collective_design(names, request.ranks, request.sizes_bytes, dtypes)

@@ -26,6 +26,7 @@ variants = need("benchmarks.campaign.variants")
 records = need("benchmarks.campaign.records")
 packing = need("benchmarks.campaign.pack")
 trimming = need("benchmarks.campaign.trim")
+workers = need("benchmarks.campaign.worker")
 
 pytestmark = pytest.mark.slow
 keep_whole_steps = need("whatif.instrumentation.whole_steps").keep_whole_steps
@@ -111,6 +112,25 @@ def test_a_failing_run_is_recorded_and_stops_nothing(recorded: Path) -> None:
     assert "RuntimeError" in record["failure"]
     assert "memory" in record["failure"]
     assert (recorded / "logs" / f"{HUGE.name}.time.1.log").read_text().startswith("Traceback")
+
+
+def test_ends_at_the_first_trace_without_kernels_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose CUPTI refuses: the first trace ends it, and no try of that run is used up."""
+    jobs = variants.all_jobs(full=False, device="cpu", models=("gnmt",), variants=("baseline", "batch_x0.5"))
+    command = (sys.executable, "-m", "tests.campaign.run_on_a_fake_gpu")
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "COMMAND", command)
+            with pytest.raises(WhatifError, match=r"gnmt--baseline: the campaign ends here.*launches and no kernel"):
+                run(jobs, plan(tmp_path, timeout_s=600.0))
+    record = read_record(tmp_path, "gnmt--baseline")
+    assert record["status"] == "timed"
+    assert "failures" not in record
+    assert not (tmp_path / "gnmt--batch_x0.5.json").exists()
+    run(jobs, plan(tmp_path, timeout_s=600.0))
+    assert read_record(tmp_path, "gnmt--baseline")["status"] == "complete"
 
 
 def test_resumes_where_it_was_and_tries_a_failed_run_once_more(recorded: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from whatif.instrumentation.gpu import GPU
 
 if os.environ.get("WHATIF_STRICT") == "1":
     from cupti import cupti
@@ -107,7 +107,19 @@ class Library:
         self.enabled: set[int] = set()
         self.subscribed_by_other = False
         self.dropped = 0
+        self.refuses: dict[str, str] = {}  # the name of CUPTI's error by the call that gives it
         self._local = threading.local()
+
+    def __getattribute__(self, name: str) -> Any:
+        """A call that is refused raises the binding's own error."""
+        refused = object.__getattribute__(self, "__dict__").get("refuses", {}).get(name)
+        if refused is None:
+            return object.__getattribute__(self, name)
+
+        def refuse(*arguments: Any) -> None:
+            raise cupti.cuptiError(int(cupti.Result[refused]))
+
+        return refuse
 
     def __getattr__(self, name: str) -> Any:
         return getattr(cupti, name)
@@ -196,4 +208,4 @@ class Gpu(TorchDispatchMode):
 
 
 def no_gpu_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(GPU, "synchronize", lambda device=None: None)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from whatif.instrumentation.cupti import session
+from whatif.instrumentation import gpu_events
+from whatif.instrumentation.cupti import refusals, session
 from whatif.instrumentation.cupti.session import (
     CuptiSession,
     load_cupti,
@@ -21,7 +22,7 @@ from whatif.instrumentation.cupti.session import (
 )
 
 from tests.instrumentation import cupti_machine as machine
-from tests.instrumentation.cupti_machine import Library, cupti, no_gpu_to_wait_for
+from tests.instrumentation.cupti_machine import Library, no_gpu_to_wait_for
 from whatif import WhatifError
 
 no_gpu_here = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
@@ -69,16 +70,15 @@ def test_a_machine_without_a_driver_is_refused() -> None:
 
 def test_an_earlier_use_of_torch_profiler_is_found(library: Library) -> None:
     library.subscribed_by_other = True
-    with pytest.raises(WhatifError, match=r"used by torch\.profiler or another profiler; record in a fresh process"):
+    with pytest.raises(WhatifError, match=r"another profiler has used CUPTI.*record in a fresh process"):
         CuptiSession()
 
 
 def test_profiling_that_is_not_allowed_says_so(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kind: int) -> None:
-        raise cupti.cuptiError(int(cupti.Result.ERROR_INSUFFICIENT_PRIVILEGES))
-
-    monkeypatch.setattr(library, "activity_enable", refuse)
-    with pytest.raises(WhatifError, match=r"got ERROR_INSUFFICIENT_PRIVILEGES.*allow profiling"):
+    library.refuses["activity_enable"] = "ERROR_INSUFFICIENT_PRIVILEGES"
+    machine = gpu_events.Machine(admin_only=True, privileged=False)
+    monkeypatch.setattr(refusals, "this_machine", lambda: machine)
+    with pytest.raises(WhatifError, match=r"got CUPTI_ERROR_INSUFFICIENT_PRIVILEGES: .*NVreg_RestrictProfiling"):
         CuptiSession().start()
 
 

@@ -55,9 +55,9 @@ def test_another_profiler_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_process_records_once_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "_gpu_recorded", True)
-    tracer.check_session(cuda=False)
+    tracer.check_session("kineto", cuda=False)
     with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
-        tracer.check_session(cuda=True)
+        tracer.check_session("cupti", cuda=True)
 
 
 def test_a_profiler_that_starts_later_is_refused_as_well(tmp_path: Path) -> None:

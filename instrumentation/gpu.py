@@ -1,0 +1,149 @@
+"""The GPU of this process: the only place that asks torch.cuda or nvidia-smi, so that tests can put a machine under it.
+
+CUPTI stands behind `cupti.session.load_cupti`, torch.profiler behind `tracer.KinetoTracer`.
+"""
+
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, supported_activities
+
+_SMI_TIMEOUT_S = 10
+
+
+class Gpu:
+    """What records and measures needs of a GPU; methods without a device mean the current one."""
+
+    # Device queries
+
+    def available(self) -> bool:
+        """Whether there is a device that this torch can use."""
+        return torch.cuda.is_available()
+
+    def is_nvidia(self) -> bool:
+        """Whether this torch was built for CUDA, and not for ROCm or CPUs alone."""
+        return torch.version.cuda is not None
+
+    def traced_by_torch(self) -> bool:
+        """Whether torch.profiler was built to see a device."""
+        activities: Any = supported_activities  # Untyped.
+        return ProfilerActivity.CUDA in activities()
+
+    def count(self) -> int:
+        """How many devices are visible."""
+        return torch.cuda.device_count()
+
+    def current(self) -> int:
+        """Return the index of the current device among the visible ones."""
+        return torch.cuda.current_device()
+
+    def of_model(self, model: nn.Module) -> torch.device | None:
+        """Return the model's GPU; for a model without parameters the current one, if the program uses any."""
+        parameter = next(model.parameters(), None)
+        if parameter is not None:
+            return parameter.device if parameter.is_cuda else None
+        return torch.device("cuda", self.current()) if self.in_use() else None
+
+    def in_use(self) -> bool:
+        """Whether the program has used a device so far."""
+        return bool(_cuda().is_initialized())
+
+    def properties(self, index: int | None = None) -> Any:
+        """Return torch's properties of a device: name, total_memory, major, minor, multi_processor_count, uuid ..."""
+        return torch.cuda.get_device_properties(self.current() if index is None else index)
+
+    def on(self, device: torch.device | None) -> AbstractContextManager[Any]:
+        """Make the device the current one inside a `with` block; None changes nothing."""
+        return nullcontext() if device is None else torch.cuda.device(device)
+
+    # Memory
+
+    def free_bytes(self) -> int:
+        """Return what the driver says is free."""
+        return int(torch.cuda.mem_get_info()[0])
+
+    def reset_peak(self, device: torch.device | None = None) -> None:
+        """Begin to look for a new peak of the caching allocator."""
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def peak_bytes(self) -> tuple[int, int]:
+        """Return the most bytes that the caching allocator had given out, and held, since the last `reset_peak`."""
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+    def empty_cache(self) -> None:
+        """Give what the caching allocator holds and no tensor uses back to the driver."""
+        torch.cuda.empty_cache()
+
+    # Time
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        """Wait until the device is idle."""
+        torch.cuda.synchronize(device)
+
+    def mark(self, device: torch.device | None = None) -> Any:
+        """Record an event on the device's current stream; on another device, which is idle, it would time the CPU."""
+        event = _cuda().Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    def between_ms(self, begin: Any, end: Any) -> float:
+        """Return the time between two marks whose device has been waited for."""
+        return float(begin.elapsed_time(end))
+
+    def hold(self, cycles: int) -> None:
+        """Keep the current stream idle for so many cycles: the CPU gets ahead of it."""
+        _cuda()._sleep(cycles)
+
+    # Streams and graphs
+
+    def stream(self) -> Any:
+        """Return a new stream."""
+        return _cuda().Stream()
+
+    def current_stream(self) -> Any:
+        """Return the stream that operators run on."""
+        return torch.cuda.current_stream()
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Run operators on the stream inside a `with` block."""
+        return torch.cuda.stream(stream)
+
+    def aside(self, work: Callable[[], Any]) -> None:
+        """Run the work on a stream of its own, behind what the current one runs, which then waits for it."""
+        side = self.stream()
+        side.wait_stream(self.current_stream())
+        with self.on_stream(side):
+            work()
+        self.current_stream().wait_stream(side)
+
+    def capture(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """Capture the work into a CUDA graph and return its replay; RuntimeError for work that waits for the GPU."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    # What the driver tells
+
+    def smi(self, *fields: str) -> str:
+        """Return what nvidia-smi prints of the current device, without units; "" where it cannot be run."""
+        uuid = getattr(self.properties(), "uuid", None)
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        # torch numbers the visible GPUs only, nvidia-smi all of them.
+        command += [f"--id=GPU-{uuid}"] if uuid is not None else []
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SMI_TIMEOUT_S).stdout
+        except (OSError, subprocess.SubprocessError):
+            return ""
+
+
+def _cuda() -> Any:
+    return torch.cuda  # Partly untyped.
+
+
+GPU = Gpu()
