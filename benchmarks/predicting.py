@@ -13,7 +13,7 @@ from rivals import hta_python
 from whatif import TaskGraph, load_transform, read
 from whatif.prediction.predict import Baseline, apply
 from whatif.prediction.transform import Transform
-from whatif.simulation.simulator import PLAIN_TASKS, simulate
+from whatif.simulation.simulator import simulate
 from whatif.simulation.timeline import Timeline
 
 SCALE = "scale:kind=gpu,factor=0.5"
@@ -24,11 +24,9 @@ def _transform_and_simulate(transform: Transform, graph: TaskGraph) -> Timeline:
 
 
 def what_if(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
-    """Predict on the 123,000-event recording; the compiled loops are loaded, as after a few what-ifs in a notebook."""
+    """Predict on the 123,000-event recording."""
     path = trace("v100-50")
     graph = read(path)
-    for _ in range(1 + PLAIN_TASKS // max(len(graph), 1)):
-        simulate(graph)
     baseline = Baseline.of(graph)
     transforms = {"scale": load_transform(SCALE), "amp": load_transform("amp")}
     calls: dict[str, Callable[[], Any]] = {}

@@ -33,7 +33,7 @@ AREAS: dict[str, Callable[[int, bool, bool], Iterator[Row]]] = {
     "sweep": scenarios,
 }
 RESULTS = HERE / "results.json"
-PACKAGES = ("numpy", "numba", "msgspec", "networkx", "isal")
+PACKAGES = ("numpy", "msgspec", "networkx", "isal")
 
 
 def main() -> None:

@@ -17,26 +17,11 @@ from synthetic import DEPENDENCIES_PER_TASK
 from whatif import read
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.graph.task_graph import TaskGraph
-from whatif.simulation import compiled
-from whatif.simulation.simulator import (
-    PLAIN_TASKS,
-    Frontier,
-    _prepared,
-    plain_sweep,
-    simulate,
-    simulate_scenarios,
-)
+from whatif.loops import Loops
+from whatif.simulation.simulator import Frontier, _prepared, simulate, simulate_scenarios, sweeps
 from whatif.simulation.timeline import Timeline
 
 MANY = 1_000_000
-
-
-def _warm() -> None:
-    """Use up what the simulator runs in plain Python before it takes the compiled loops, then load those."""
-    small = synthetic.in_order(PLAIN_TASKS // 10)
-    for _ in range(11):
-        simulate(small)
-    simulate(synthetic.with_choices(1_000, 10))
 
 
 def _simulate_anew(graph: TaskGraph) -> Timeline:
@@ -46,7 +31,6 @@ def _simulate_anew(graph: TaskGraph) -> Timeline:
 
 def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
     """The default schedule where no choice is left: one sweep in the order of the ids."""
-    _warm()
     for n in (10**5, 10**6) if quick else (10**5, 10**6, 10**7):
         graph = synthetic.in_order(n)
         prepared = _prepared(graph)
@@ -54,7 +38,7 @@ def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         cpu_s = least_cpu_s({
             "simulate": partial(_simulate_anew, graph),
             "again": partial(simulate, graph),
-            "sweep": partial(compiled.sweep, graph.thread, graph.duration_ns, *prepared, times),
+            "sweep": partial(sweeps.sweep, graph.thread, graph.duration_ns, *prepared, times),
         }, rounds)  # fmt: skip
         size = f"10^{len(str(n)) - 1} tasks"
         budget, stretch = (16, 8) if n == 10**6 else (None, None)
@@ -73,10 +57,12 @@ def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
 
 def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator[Row]:
     arrays = (graph.thread, graph.duration_ns, *_prepared(graph))
-    lists = [array.tolist() for array in arrays]
     as_nx = as_networkx(graph)
-    assert algorithm_1(as_nx) == max(plain_sweep(*lists)) == simulate(graph).makespan_ns
-    cpu_s = least_cpu_s({"python": partial(plain_sweep, *lists), "nx": partial(algorithm_1, as_nx)}, rounds)
+    times = np.zeros(2 * len(graph), dtype=np.int64)
+    plain = partial(Loops(sweeps.module, plain=True).sweep, *arrays, times)
+    plain()
+    assert algorithm_1(as_nx) == times.max() == simulate(graph).makespan_ns
+    cpu_s = least_cpu_s({"python": plain, "nx": partial(algorithm_1, as_nx)}, rounds)
     for key, what in (("python", "the sweep in plain Python"), ("nx", "Algorithm 1 on networkx with a heap")):
         yield Row("simulate", f"10^5 tasks, {what}", 1e9 * cpu_s[key] / len(graph), "ns/task")
         yield Row("simulate", f"10^5 tasks, in all faster than {what}", cpu_s[key] / ours_s["simulate"], "x")
@@ -104,7 +90,6 @@ def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
 
 def free_choices(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
     """The default schedule where threads choose among ready tasks."""
-    _warm()
     graphs = {width: synthetic.with_choices(MANY, width) for width in (1_000, 10_000)}
     cpu_s = least_cpu_s({str(w): partial(_simulate_anew, g) for w, g in graphs.items()}, rounds)
     wide = cpu_s["10000"]

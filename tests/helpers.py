@@ -7,7 +7,8 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -71,6 +72,30 @@ def both_forms(module: str) -> list[Any]:
         reason=f"{module} is not compiled here; {REBUILD}",
     )
     return [pytest.param(plain, id="plain"), pytest.param(built, id="compiled", marks=missing)]
+
+
+@contextmanager
+def loops_in_form(form: str) -> Iterator[None]:
+    """Let all loops be "plain" or "compiled"; skip or fail where they are not compiled."""
+    found = {
+        id(value): value
+        for name, module in list(sys.modules.items())
+        if name.startswith("whatif.")
+        for value in vars(module).values()
+        if isinstance(value, Loops)
+    }
+    before = {key: dict(vars(loops)) for key, loops in found.items()}
+    try:
+        for loops in found.values():
+            loops.__init__(loops.module, plain=form == "plain")  # type: ignore[misc]
+            if form == "compiled" and not loops.compiled and os.environ.get("WHATIF_STRICT") != "1":
+                pytest.skip(f"{loops.module} is not compiled here; {REBUILD}")
+            assert loops.compiled == (form == "compiled"), f"{loops.module}: {REBUILD}"
+        yield
+    finally:
+        for key, loops in found.items():
+            vars(loops).clear()
+            vars(loops).update(before[key])
 
 
 EXTRA_DATA = "WHATIF_EXTRA_DATA"

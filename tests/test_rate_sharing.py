@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import sharing_twin
-from tests.helpers import CHANNEL, CPU, STREAM, Build, ends, starts
+from tests.helpers import CHANNEL, CPU, STREAM, Build, ends, loops_in_form, starts
 from whatif import Anchor, Frontier, TaskGraph, Thread, ThreadKind, WhatifError, simulate_scenarios
-from whatif.simulation.compiled_rate_sharing import simulate_compiled
 from whatif.simulation.rate_sharing import by_schedule
 from whatif.simulation.sharing import (
     COLUMN,
@@ -24,7 +23,7 @@ from whatif.simulation.sharing import (
 )
 
 simulator: Any = sys.modules[Frontier.__module__]
-simulate = simulator.simulate
+simulate, Schedule = simulator.simulate, simulator.Schedule
 
 NCCL = Thread("stream 20", ThreadKind.STREAM, 0, 20)
 NET, NET_2 = (Thread(f"network {i}", ThreadKind.CHANNEL) for i in (1, 2))
@@ -45,9 +44,12 @@ def using(graph: TaskGraph, **uses: dict[str, Any]) -> TaskGraph:
 
 
 def both(graph: TaskGraph) -> list[tuple[int, int]]:
-    """Start and end of every task, the same by plain Python and by the compiled loop."""
+    """Start and end of every task, the same by the loop in both forms and by the schedule in Python."""
     times = by_schedule(graph, Frontier.earliest).tolist()
-    assert simulate_compiled(graph).tolist() == times
+    for form in ("plain", "compiled"):
+        with loops_in_form(form):
+            timeline = simulate(graph)
+        assert [*timeline.start_ns.tolist(), *timeline.end_ns.tolist()] == times
     return list(zip(times[: len(graph)], times[len(graph) :], strict=True))
 
 
@@ -441,14 +443,14 @@ def _two() -> TaskGraph:
     return using(build.graph(), k={"role": Y, "compute": 1.0}, c={"role": H, "compute": 0.2})
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_cycle_is_named(compiled: bool) -> None:
+@pytest.mark.parametrize("schedule", [None, Frontier.earliest])
+def test_a_cycle_is_named(schedule: Schedule | None) -> None:
     graph = _two()
     edges = [(0, 1), (1, 0)]
     d = type(graph.dependencies).of([a for a, _ in edges], [b for _, b in edges], 7)  # type: ignore[arg-type]
     graph = graph.replace(dependencies=d)
     with pytest.raises(WhatifError, match="2 tasks wait for one another in a cycle"):
-        simulate_compiled(graph) if compiled else by_schedule(graph, Frontier.earliest)
+        simulate(graph, schedule)
 
 
 def test_a_schedule_that_picks_what_is_not_ready_is_told() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, OTHER, STREAM, Build
+from tests.helpers import CPU, OTHER, STREAM, Build, loops_in_form
 from tests.test_simulate import freed, graphs
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, Timeline, WhatifError, apply, simulate
 from whatif.graph.kernels import KernelFamily
@@ -71,11 +71,10 @@ def three_kernels() -> Baseline:
 
 
 @pytest.fixture(params=["plain", "compiled"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same test with the loops in plain Python and with the compiled ones, whatever ran before."""
-    chosen = str(request.param)
-    monkeypatch.setattr("whatif.simulation.group_scenarios.use_compiled", lambda n: chosen == "compiled")
-    return chosen
+def loops(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same test with the loops in plain Python and with the compiled ones."""
+    with loops_in_form(request.param):
+        yield str(request.param)
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
@@ -233,8 +232,7 @@ def test_every_scenario_equals_its_own_simulation(form: str, graph: TaskGraph, d
     groups = drawn_groups(data, len(graph), 2, n_groups // 2)
     counted = np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
     observed = np.array(data.draw(st.lists(st.integers(0, len(graph) - 1), max_size=4)), dtype=np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whatif.simulation.group_scenarios.use_compiled", lambda n: form == "compiled")
+    with loops_in_form("plain" if form == "plain" else "compiled"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("whatif.simulation.group_scenarios.BLOCK", 2 * len(FACTORS))  # several blocks
         seen = simulate_groups(graph, groups, n_groups, FACTORS, observed=observed, counted=counted)
     for group, row in enumerate(one_by_one(graph, groups, n_groups, counted)):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
-from tests.helpers import CHANNEL, CPU, STREAM, Build, starts
+from tests.helpers import CHANNEL, CPU, STREAM, Build, loops_in_form, starts
 from whatif import (
     Anchor,
     Dependencies,
@@ -27,7 +27,6 @@ from whatif import (
     simulate_scenarios,
 )
 
-# The module that holds the simulator: some tests turn its choice between plain Python and compiled loops.
 simulator: Any = sys.modules[Frontier.__module__]
 simulate, simulate_bounds = simulator.simulate, simulator.simulate_bounds
 
@@ -109,19 +108,14 @@ def pairs(timeline: Timeline) -> list[tuple[int, int]]:
     return list(zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True))
 
 
-def by_loops(graph: TaskGraph, *, of_compiled: bool) -> Timeline:
-    """The timeline by the loops of one kind, whatever ran before and however small the graph is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "use_compiled", lambda _: of_compiled)
+def compiled(graph: TaskGraph) -> Timeline:
+    with loops_in_form("compiled"):
         return simulate(graph)
 
 
-def compiled(graph: TaskGraph) -> Timeline:
-    return by_loops(graph, of_compiled=True)
-
-
 def plain(graph: TaskGraph) -> Timeline:
-    return by_loops(graph, of_compiled=False)
+    with loops_in_form("plain"):
+        return simulate(graph)
 
 
 def freed(graph: TaskGraph) -> TaskGraph:
@@ -186,26 +180,6 @@ def test_what_starts_first_is_picked_before_what_is_ready_first() -> None:
     for timeline in (plain(graph), compiled(graph), simulate(graph, Frontier.earliest)):
         assert (starts(timeline)["z"], starts(timeline)["x"]) == (100, 101)
     assert pairs(plain(graph)) == by_oracle(graph)
-
-
-def test_the_adaptive_choice_gives_the_same_result_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Build(CPU, STREAM)
-    for _ in range(50):
-        build.launch(3, 4)
-    graph = build.graph()
-    monkeypatch.setattr(simulator, "PLAIN_TASKS", 150)
-    monkeypatch.setattr(simulator, "_plain_tasks_done", 0)
-    monkeypatch.delitem(sys.modules, "whatif.simulation.compiled", raising=False)
-    choices, by_name = [], simulator.use_compiled
-
-    def recorded(n_tasks: int) -> bool:
-        choices.append(by_name(n_tasks))
-        return choices[-1]
-
-    monkeypatch.setattr(simulator, "use_compiled", recorded)
-    first, second = simulate(graph), simulate(graph)
-    assert choices == [False, True]
-    assert pairs(first) == pairs(second)
 
 
 def test_an_empty_graph_has_an_empty_timeline() -> None:

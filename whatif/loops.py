@@ -22,14 +22,15 @@ class Loops:
 
     def __init__(self, module: str, plain: bool = PLAIN) -> None:
         """Import the compiled form of ``module`` or, where it was not built or is not wanted, the file itself."""
-        self._module = _imported(module, plain)
-        self.compiled: bool = self._module.COMPILED
+        self.module = module
+        loaded = _imported(module, plain)
+        self.compiled: bool = loaded.COMPILED
+        for name, loop in vars(loaded).items():
+            if callable(loop) and not name.startswith("_"):
+                setattr(self, name, loop if self.compiled else _on_lists(loop))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        loop = getattr(self._module, name)
-        found: Callable[..., Any] = loop if self.compiled else _on_lists(loop)
-        setattr(self, name, found)
-        return found
+        raise AttributeError(f"{self.module} has no loop {name!r}")
 
 
 def _imported(module: str, plain: bool) -> ModuleType:
@@ -42,14 +43,18 @@ def _imported(module: str, plain: bool) -> ModuleType:
 
 
 def _on_lists(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loop that plain Python runs on lists, which is quicker; what it wrote is copied back."""
+    """Return a loop that plain Python runs on lists, which is quicker; what it wrote is copied back.
+
+    Arrays of two dimensions stay what they are: plain loops work on their rows.
+    """
 
     @wraps(loop)
     def called(*args: Any) -> Any:
-        given = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        columns = [isinstance(a, np.ndarray) and a.ndim == 1 for a in args]
+        given = [a.tolist() if column else a for a, column in zip(args, columns, strict=True)]
         result = loop(*given)
-        for array, values in zip(args, given, strict=True):
-            if isinstance(array, np.ndarray) and array.flags.writeable:
+        for array, column, values in zip(args, columns, given, strict=True):
+            if column and array.flags.writeable:
                 array[...] = values
         return result
 

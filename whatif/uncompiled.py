@@ -22,7 +22,12 @@ def cfunc(function: Function) -> Function:
     return function
 
 
-inline = cfunc
+cclass = final = inline = cfunc
+longlong = int
+
+
+def cast(kind: type, value: Any) -> Any:
+    return kind(value)
 
 
 def exceptval(*_: Any, **__: Any) -> Callable[[Function], Function]:

@@ -17,7 +17,7 @@ from tests.helpers import launched, write_trace
 from whatif.cli import main as entry
 from whatif.cli.main import COMMANDS, main
 
-HEAVY = {"numpy", "rich", "msgspec", "numba", "pandas", "networkx", "json", "importlib.metadata", "torch"}
+HEAVY = {"numpy", "rich", "msgspec", "pandas", "networkx", "json", "importlib.metadata", "torch"}
 
 
 def in_a_process(*words: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import loops_in_form
 from tests.opdb.builders import T4, V100, indexed, origin, products, timed
-from whatif.opdb import neighbours
 from whatif.opdb.chain import METHOD_ORDER, Answers, AnswerSource, Estimator
 from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.index import Index
@@ -172,8 +172,11 @@ def test_the_compiled_neighbours_are_the_plain_ones(seed: int, axes: int) -> Non
     measured = random.integers(0, 4, (40, axes)).astype(float)
     asked = random.integers(0, 5, (15, axes)).astype(float)
     itself = random.integers(-1, 40, 15)
-    plain = neighbours._plain(measured, asked, 9, itself)
-    compiled = neighbours._nearest_loop(measured, asked, 9, itself)
+    found = []
+    for form in ("plain", "compiled"):
+        with loops_in_form(form):
+            found.append(nearest(measured, asked, 9, itself=itself))
+    plain, compiled = found
     assert plain[0].tolist() == compiled[0].tolist()
     assert plain[1].tolist() == compiled[1].tolist()
     for row, own in enumerate(itself.tolist()):

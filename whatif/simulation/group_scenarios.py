@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +16,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.simulation.sharing import USES
-from whatif.simulation.simulator import plain_sweep, simulate, use_compiled
-
-# Scenarios swept at once: the rows that are still waited for stay in the second-level cache.
-BLOCK = 128
+from whatif.simulation.simulator import BLOCK, live_rows, simulate, sweeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,77 +44,43 @@ def simulate_groups(
         raise WhatifError(f"simulate_groups: expected factors from 0 to 1, got {parts.tolist()}.")
     if USES in graph.attached or not all(thread.ordered for thread in graph.threads):
         return _one_by_one(graph, groups, n_groups, parts, observed, counted)
-    if not use_compiled(len(graph) * n_groups * len(parts)):
-        return _plain(graph, groups, n_groups, parts, observed, counted)
-    return _compiled(graph, groups, n_groups, parts, observed, counted)
-
-
-def _compiled(
-    graph: TaskGraph, groups: Int32, n_groups: int, factors: Array, observed: Int64, counted: Bool
-) -> GroupTimes:
-    from whatif.simulation.compiled import live_rows
-    from whatif.simulation.compiled_groups import sweep_groups
-
     offsets, points, lags_ns = graph.incoming
-    rows, n_rows = live_rows(offsets, points)
+    rows, n_rows = live_rows(graph)
     distinct, place = np.unique(observed, return_inverse=True)
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
-    result = _nothing_yet(observed, n_groups, len(factors))
-    at_once = max(BLOCK // max(len(factors), 1), 1)
+    thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
+    result = _nothing_yet(observed, n_groups, len(parts))
+    at_once = max(BLOCK // max(len(parts), 1), 1)
     for first in range(0, n_groups, at_once):
         many = min(at_once, n_groups - first)
-        seen = sweep_groups(
-            graph.thread, graph.duration_ns, np.ascontiguousarray(groups, dtype=np.int32), first, many, factors,
-            offsets, points, lags_ns, _thread_lag_ns(graph), rows, n_rows, watched, len(distinct), counted,
+        ends, free, begin, until, seen_start, seen_end = (
+            np.zeros((height, many * len(parts)))
+            for height in (n_rows, len(graph.threads) + 1, 1, 1, len(distinct), len(distinct))
+        )
+        begin[:] = np.inf
+        sweeps.sweep_groups(
+            graph.thread, graph.duration_ns, np.ascontiguousarray(groups, dtype=np.int32), first, many, parts,
+            offsets, points, lags_ns, thread_lag_ns, rows, watched, counted.view(np.uint8), ends, free, begin, until,
+            seen_start, seen_end,
         )  # fmt: skip
-        start_ns, end_ns, begin_ns, until_ns = (part.reshape(*part.shape[:-1], many, len(factors)) for part in seen)
-        block = slice(first, first + many)
-        result.start_ns[:, block], result.end_ns[:, block] = start_ns[place], end_ns[place]
-        result.begin_ns[block], result.until_ns[block] = begin_ns, until_ns
+        block, shape = slice(first, first + many), (many, len(parts))
+        result.start_ns[:, block] = seen_start.reshape(-1, *shape)[place]
+        result.end_ns[:, block] = seen_end.reshape(-1, *shape)[place]
+        result.begin_ns[block], result.until_ns[block] = begin.reshape(shape), until.reshape(shape)
     return result
-
-
-def _plain(
-    graph: TaskGraph, groups: Int32, n_groups: int, factors: Array, observed: Int64, counted: Bool
-) -> GroupTimes:
-    columns = [column.tolist() for column in (graph.thread, *graph.incoming, _thread_lag_ns(graph))]
-    thread, offsets, points, lags_ns, thread_lag_ns = columns
-    n = len(graph)
-
-    def run(duration_ns: Int64) -> tuple[Int64, Int64]:
-        times = plain_sweep(thread, duration_ns.tolist(), offsets, points, lags_ns, thread_lag_ns)
-        return np.array(times[:n], dtype=np.int64), np.array(times[n:], dtype=np.int64)
-
-    return _each(graph, groups, n_groups, factors, observed, counted, run)
 
 
 def _one_by_one(
     graph: TaskGraph, groups: Int32, n_groups: int, factors: Array, observed: Int64, counted: Bool
 ) -> GroupTimes:
-    def run(duration_ns: Int64) -> tuple[Int64, Int64]:
-        timeline = simulate(graph.replace(duration_ns=duration_ns))
-        return timeline.start_ns, timeline.end_ns
-
-    return _each(graph, groups, n_groups, factors, observed, counted, run)
-
-
-def _each(
-    graph: TaskGraph,
-    groups: Int32,
-    n_groups: int,
-    factors: Array,
-    observed: Int64,
-    counted: Bool,
-    run: Callable[[Int64], tuple[Int64, Int64]],
-) -> GroupTimes:
-    """Every scenario by itself, with ``run`` giving starts and ends for durations."""
     result = _nothing_yet(observed, n_groups, len(factors))
     for group in range(n_groups):
         scaled = (groups == group).any(axis=0)
         for place, factor in enumerate(factors.tolist()):
             duration_ns = np.where(scaled, np.rint(graph.duration_ns * factor), graph.duration_ns).astype(np.int64)
-            start_ns, end_ns = run(duration_ns)
+            timeline = simulate(graph.replace(duration_ns=duration_ns))
+            start_ns, end_ns = timeline.start_ns, timeline.end_ns
             result.start_ns[:, group, place], result.end_ns[:, group, place] = start_ns[observed], end_ns[observed]
             result.begin_ns[group, place] = start_ns[counted].astype(np.float64).min(initial=np.inf)
             result.until_ns[group, place] = end_ns[counted].max(initial=0)
@@ -129,7 +91,3 @@ def _nothing_yet(observed: Int64, n_groups: int, n_factors: int) -> GroupTimes:
     start_ns, end_ns = (np.zeros((len(observed), n_groups, n_factors)) for _ in range(2))
     begin_ns, until_ns = (np.zeros((n_groups, n_factors)) for _ in range(2))
     return GroupTimes(start_ns, end_ns, begin_ns, until_ns)
-
-
-def _thread_lag_ns(graph: TaskGraph) -> Int64:
-    return np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)

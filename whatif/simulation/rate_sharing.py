@@ -19,18 +19,14 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64
 from whatif.simulation.sharing import Role, checked
 from whatif.simulation.simulator import (
+    LEAST,
     Frontier,
     Schedule,
     cycle,
     not_ready,
     outgoing_dependencies,
-    use_compiled,
+    waits_on_threads,
 )
-
-# What is left for a task beside holders that ask for all there is: nothing stands still for ever.
-LEAST = 0.01
-# Plain Python takes about so many times as long as for a sweep.
-PLAIN_COST = 16
 
 _HOLDS, _YIELDS, _SHARES = int(Role.HOLDS), int(Role.YIELDS), int(Role.SHARES)
 
@@ -176,15 +172,6 @@ class _Shared:
                 self.occupies(one.task, one.event_ns)
 
 
-def simulate_shared(graph: TaskGraph) -> Int64:
-    """Return the starts and behind them the ends of all tasks, ns, by the default schedule."""
-    if not use_compiled(PLAIN_COST * len(graph)):
-        return by_schedule(graph, Frontier.earliest)
-    from whatif.simulation.compiled_rate_sharing import simulate_compiled
-
-    return simulate_compiled(graph)
-
-
 def by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Return the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
 
@@ -206,10 +193,8 @@ class _Simulation:
         self.edges: list[tuple[int, int, int]] = list(
             zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
         )
-        ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
-        previous, following = graph.neighbours
-        missing = np.bincount(dependencies.target, minlength=n) + (ordered[graph.thread] & (previous >= 0))
-        self.following: list[int] = np.where(ordered[graph.thread], following, -1).tolist()
+        following, missing = waits_on_threads(graph, dependencies)
+        self.following: list[int] = following.tolist()
         self.missing: list[int] = missing.tolist()
         self.duration_ns: list[int] = graph.duration_ns.tolist()
         self.lag_ns = [thread.lag_ns for thread in graph.threads]

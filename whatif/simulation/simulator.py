@@ -6,10 +6,8 @@ other threads) and with dependencies that carry a lag and count from the start o
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,16 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
-from whatif.simulation.sharing import USES, at_bounds
+from whatif.loops import Loops
+from whatif.simulation.sharing import COLUMN, USES, at_bounds, checked
 from whatif.simulation.timeline import Timeline
 
-# Tasks simulated in plain Python before the compiled loops take over: they need 0.6 s to load, plain Python 0.3 to
-# 0.7 us a task (docs/performance.md).
-PLAIN_TASKS = 600_000
-_plain_tasks_done = 0
+sweeps = Loops("whatif.simulation._sweeps")
+_frontier = Loops("whatif.simulation._frontier")
+# What is left for a task beside holders that ask for all there is: nothing stands still for ever.
+LEAST = 0.01
+# Scenarios swept at once.
+BLOCK = 128
 
 
 @dataclass(slots=True)
@@ -77,12 +78,10 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     """
     if schedule is not None:
         times = _with_schedule(graph, schedule)
-    elif USES in graph.attached:
-        times = rate_sharing().simulate_shared(graph)
-    elif all(thread.ordered for thread in graph.threads):
-        times = _swept(graph, graph.duration_ns)
+    elif USES not in graph.attached and all(thread.ordered for thread in graph.threads):
+        times = _swept(graph)
     else:
-        times = _with_free_threads(graph)
+        times = _by_events(graph)
     return Timeline(graph, times[: len(graph)], times[len(graph) :])
 
 
@@ -103,8 +102,6 @@ def simulate_scenarios(
     Returns the ends in ns of the tasks ``observed``, shape (n_observed, n_scenarios), and the makespans in ns, shape
     (n_scenarios,). Raises WhatifError if a thread's order is free, because a schedule has to choose in each scenario.
     """
-    from whatif.simulation import compiled
-
     if USES in graph.attached:
         raise WhatifError(
             "simulate_scenarios: expected tasks that share nothing, got ones that slow one another; "
@@ -114,20 +111,31 @@ def simulate_scenarios(
         raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
     values, slopes = np.asarray(x, dtype=np.float64), np.asarray(slope_ns, dtype=np.float64)
-    rows, n_rows = compiled.live_rows(offsets, points)
+    rows, n_rows = live_rows(graph)
     wanted = np.asarray(observed, dtype=np.int64)
-    watched = np.full(len(graph), -1, dtype=np.int64)
     distinct, place = np.unique(wanted, return_inverse=True)
+    watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
-    # Blocks of 128 scenarios keep the rows that are still waited for in the second-level cache.
-    blocks = [
-        compiled.sweep_scenarios(
-            graph.thread, graph.duration_ns, slopes, values[first : first + 128], offsets, points, lags_ns,
-            thread_lag_ns, rows, n_rows, watched, len(distinct),
+    seen, makespan = np.zeros((len(distinct), len(values))), np.zeros(len(values))
+    # Blocks of scenarios keep the rows that are still waited for in the second-level cache.
+    for first in range(0, len(values), BLOCK):
+        part = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
+        ends, free, last, of_watched = (
+            np.zeros((height, part.shape[1])) for height in (n_rows, len(graph.threads) + 1, 1, len(distinct))
         )
-        for first in range(0, max(len(values), 1), 128)
-    ]  # fmt: skip
-    return np.concatenate([b[0] for b in blocks], axis=1)[place], np.concatenate([b[1] for b in blocks])
+        sweeps.sweep_scenarios(
+            graph.thread, graph.duration_ns, slopes, part, offsets, points, lags_ns, thread_lag_ns, rows, watched,
+            ends, free, last, of_watched,
+        )  # fmt: skip
+        seen[:, first : first + BLOCK], makespan[first : first + BLOCK] = of_watched, last[0]
+    return seen[place], makespan
+
+
+def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
+    """Return a row for the ends of each task, free again behind the last that waits for it, and the number of rows."""
+    offsets, points, _ = graph.incoming
+    last, spare, rows = (np.empty(len(graph), dtype=np.int32) for _ in range(3))
+    return rows, sweeps.live_rows(offsets, points, last, spare, rows)
 
 
 def _prepared(graph: TaskGraph) -> tuple[Int64, Int32, Int64, Int64]:
@@ -136,66 +144,9 @@ def _prepared(graph: TaskGraph) -> tuple[Int64, Int32, Int64, Int64]:
     return *graph.incoming, thread_lag_ns
 
 
-def use_compiled(n_tasks: int) -> bool:
-    """Say whether the compiled loops should run a simulation of ``n_tasks``, counting what plain Python has done."""
-    global _plain_tasks_done
-    if "whatif.simulation.compiled" in sys.modules or _plain_tasks_done + n_tasks > PLAIN_TASKS:
-        return True
-    _plain_tasks_done += n_tasks
-    return False
-
-
-def rate_sharing() -> ModuleType:
-    """Return the module that simulates tasks which share what they run on; most graphs do not need it."""
-    from whatif.simulation import rate_sharing
-
-    return rate_sharing
-
-
-def _swept(graph: TaskGraph, duration_ns: Int64) -> Int64:
-    offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
-    if use_compiled(len(graph)):
-        from whatif.simulation import compiled
-
-        times = np.zeros(2 * len(graph), dtype=np.int64)
-        compiled.sweep(graph.thread, duration_ns, offsets, points, lags_ns, thread_lag_ns, times)
-        return times
-    return np.array(
-        plain_sweep(
-            graph.thread.tolist(), duration_ns.tolist(), offsets.tolist(), points.tolist(), lags_ns.tolist(),
-            thread_lag_ns.tolist(),
-        ),
-        dtype=np.int64,
-    )  # fmt: skip
-
-
-def plain_sweep(
-    thread: Sequence[int],
-    duration_ns: Sequence[int],
-    offsets: Sequence[int],
-    points: Sequence[int],
-    lags_ns: Sequence[int],
-    thread_lag_ns: Sequence[int],
-) -> list[int]:
-    """Return start and end times, one list behind the other: ``compiled.sweep`` in plain Python."""
-    n = len(thread)
-    times = [0] * (2 * n)
-    free_ns = [0] * len(thread_lag_ns)
-    first = 0
-    for task in range(n):
-        t = thread[task]
-        start_ns = free_ns[t]
-        last = offsets[task + 1]
-        while first < last:
-            reached_ns = times[points[first]] + lags_ns[first]
-            if reached_ns > start_ns:
-                start_ns = reached_ns
-            first += 1
-        end_ns = start_ns + duration_ns[task]
-        times[task] = start_ns
-        times[n + task] = end_ns
-        free = end_ns + thread_lag_ns[t]
-        free_ns[t] = free if free > 0 else 0
+def _swept(graph: TaskGraph) -> Int64:
+    times = np.zeros(2 * len(graph), dtype=np.int64)
+    sweeps.sweep(graph.thread, graph.duration_ns, *_prepared(graph), times)
     return times
 
 
@@ -206,31 +157,44 @@ def outgoing_dependencies(graph: TaskGraph) -> tuple[Int64, Dependencies]:
     return offsets, dependencies.take(rows)
 
 
-def _with_free_threads(graph: TaskGraph) -> Int64:
-    if not use_compiled(8 * len(graph)):  # plain Python takes about eight times as long as for a sweep
-        return _by_schedule(graph, Frontier.earliest)
-    from whatif.simulation import compiled
-
+def _by_events(graph: TaskGraph) -> Int64:
+    """Algorithm 1 with the default schedule, where threads choose or tasks share what they use."""
     n = len(graph)
     offsets, dependencies = outgoing_dependencies(graph)
+    following, missing = waits_on_threads(graph, dependencies)
+    shares = USES in graph.attached
+    uses = checked(graph) if shares else np.zeros(0, dtype=COLUMN)
+    device = np.where(uses["role"] > 0, uses["device"], 0)
+    columns = [np.ascontiguousarray(uses[name]) for name in ("role", "compute", "memory", "slowed", "link",
+                                                              "link_share", "lead_ns")]  # fmt: skip
     times = np.zeros(2 * n, dtype=np.int64)
-    previous, following = graph.neighbours
-    done = compiled.frontier_simulation(
-        graph.thread, graph.duration_ns, previous, following,
-        np.array([thread.ordered for thread in graph.threads], dtype=np.bool_),
-        offsets, dependencies.target, dependencies.lag_ns, dependencies.anchor,
-        np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64), times,
+    done = _frontier.simulate(
+        graph.thread, graph.duration_ns, following, missing, offsets, dependencies.target, dependencies.lag_ns,
+        dependencies.anchor, np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64),
+        np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), False, np.zeros(0, np.int64),
+        shares, device, *columns, LEAST, times,
     )  # fmt: skip
     if done < n:
         raise cycle(n - done)
     return times
 
 
+def waits_on_threads(graph: TaskGraph, dependencies: Dependencies) -> tuple[Int32, Int32]:
+    """Return the next task on an ordered thread, -1 elsewhere, and how many tasks each one waits for."""
+    ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
+    previous, following = graph.neighbours
+    missing = np.bincount(dependencies.target, minlength=len(graph)) + (ordered[graph.thread] & (previous >= 0))
+    return np.where(ordered[graph.thread], following, np.int32(-1)), missing.astype(np.int32)
+
+
 def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Simulate with a schedule that somebody else wrote. Raises WhatifError, naming it, where it fails."""
-    run = rate_sharing().by_schedule if USES in graph.attached else _by_schedule
     try:
-        return run(graph, schedule)
+        if USES in graph.attached:
+            from whatif.simulation.rate_sharing import by_schedule  # most graphs do not need it
+
+            return by_schedule(graph, schedule)
+        return _by_schedule(graph, schedule)
     except (WhatifError, MemoryError):
         raise
     # Around the whole loop, because a handler for each pick would slow it down. What is not an int fails in the loop.
@@ -252,10 +216,8 @@ def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     edges: list[tuple[int, int, int]] = list(
         zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
     )
-    ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
-    previous, following_array = graph.neighbours
-    missing_array = np.bincount(dependencies.target, minlength=n) + (ordered[graph.thread] & (previous >= 0))
-    following: list[int] = np.where(ordered[graph.thread], following_array, -1).tolist()
+    following_array, missing_array = waits_on_threads(graph, dependencies)
+    following: list[int] = following_array.tolist()
     missing: list[int] = missing_array.tolist()
     duration_ns: list[int] = graph.duration_ns.tolist()
     lag_ns = [thread.lag_ns for thread in graph.threads]
