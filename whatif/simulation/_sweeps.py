@@ -108,21 +108,20 @@ def live_rows(
 @cython.exceptval(check=False)
 def _reach(
     free: cython.double[:, ::1],
-    start: cython.Py_ssize_t,
-    before: cython.Py_ssize_t,
+    t: cython.Py_ssize_t,
     ends: cython.double[:, ::1],
     source: cython.Py_ssize_t,
     lag: cython.double,
 ) -> cython.void:
-    """Let the row ``start`` be that of ``before``, but nowhere less than the ends of a source and the lag."""
+    """Let the row ``t`` be nowhere less than the ends of a source and the lag."""
     s: cython.Py_ssize_t
     reached: cython.double
     if cython.compiled:
         for s in range(free.shape[1]):
             reached = ends[source, s] + lag
-            free[start, s] = reached if reached > free[before, s] else free[before, s]
+            free[t, s] = reached if reached > free[t, s] else free[t, s]
     else:
-        np.maximum(ends[source] + lag, free[before], out=free[start])
+        np.maximum(ends[source] + lag, free[t], out=free[t])
 
 
 @cython.cfunc
@@ -131,8 +130,7 @@ def _reach(
 @cython.exceptval(check=False)
 def _reach_start(
     free: cython.double[:, ::1],
-    start: cython.Py_ssize_t,
-    before: cython.Py_ssize_t,
+    t: cython.Py_ssize_t,
     ends: cython.double[:, ::1],
     source: cython.Py_ssize_t,
     slope: cython.double,
@@ -145,25 +143,9 @@ def _reach_start(
     if cython.compiled:
         for s in range(free.shape[1]):
             reached = ends[source, s] - slope * x[0, s] + lag
-            free[start, s] = reached if reached > free[before, s] else free[before, s]
+            free[t, s] = reached if reached > free[t, s] else free[t, s]
     else:
-        np.maximum(ends[source] - slope * x[0] + lag, free[before], out=free[start])
-
-
-@cython.cfunc
-@cython.nogil
-@cython.inline
-@cython.exceptval(check=False)
-def _add(
-    free: cython.double[:, ::1], t: cython.Py_ssize_t, start: cython.Py_ssize_t, base: cython.double
-) -> cython.void:
-    """Let the thread ``t`` be free at the end of a task, whose starts are in the row ``start``."""
-    s: cython.Py_ssize_t
-    if cython.compiled:
-        for s in range(free.shape[1]):
-            free[t, s] = free[start, s] + base
-    else:
-        free[t] = free[start] + base
+        np.maximum(ends[source] - slope * x[0] + lag, free[t], out=free[t])
 
 
 @cython.cfunc
@@ -173,18 +155,76 @@ def _add(
 def _run(
     free: cython.double[:, ::1],
     t: cython.Py_ssize_t,
-    start: cython.Py_ssize_t,
     base: cython.double,
     slope: cython.double,
     x: cython.const[cython.double][:, ::1],
+    ends: cython.double[:, ::1],
+    own: cython.Py_ssize_t,
 ) -> cython.void:
-    """The same where the task lasts longer by ``slope * x``."""
+    """Let the row ``t``, the starts of a task, be its ends, and keep them."""
     s: cython.Py_ssize_t
+    done: cython.double
     if cython.compiled:
         for s in range(free.shape[1]):
-            free[t, s] = free[start, s] + base + slope * x[0, s]
+            done = free[t, s] + base + slope * x[0, s]
+            free[t, s] = done
+            ends[own, s] = done
     else:
-        free[t] = free[start] + base + slope * x[0]
+        free[t] += base
+        free[t] += slope * x[0]
+        ends[own] = free[t]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.inline
+@cython.exceptval(check=False)
+def _run_fixed(
+    free: cython.double[:, ::1],
+    t: cython.Py_ssize_t,
+    base: cython.double,
+    ends: cython.double[:, ::1],
+    own: cython.Py_ssize_t,
+) -> cython.void:
+    """The same for a task that lasts as long in all scenarios."""
+    s: cython.Py_ssize_t
+    done: cython.double
+    if cython.compiled:
+        for s in range(free.shape[1]):
+            done = free[t, s] + base
+            free[t, s] = done
+            ends[own, s] = done
+    else:
+        free[t] += base
+        ends[own] = free[t]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.inline
+@cython.exceptval(check=False)
+def _reach_and_run(
+    free: cython.double[:, ::1],
+    t: cython.Py_ssize_t,
+    ends: cython.double[:, ::1],
+    source: cython.Py_ssize_t,
+    lag: cython.double,
+    base: cython.double,
+    own: cython.Py_ssize_t,
+) -> cython.void:
+    """``_reach`` and ``_run_fixed`` in one pass, which most tasks take."""
+    s: cython.Py_ssize_t
+    done: cython.double
+    if cython.compiled:
+        for s in range(free.shape[1]):
+            done = ends[source, s] + lag
+            done = (done if done > free[t, s] else free[t, s]) + base
+            free[t, s] = done
+            ends[own, s] = done
+    else:
+        np.maximum(ends[source] + lag, free[t], out=free[t])
+        free[t] += base
+        ends[own] = free[t]
 
 
 @cython.cfunc
@@ -267,47 +307,50 @@ def sweep_scenarios(
     """Sweep all scenarios at once; durations are ``duration_ns + slope_ns * x[0, s]``.
 
     ``rows`` come from ``live_rows``; ``watched`` is each task's row in ``seen``, -1 for none. Zero at first, of shape
-    (..., n_scenarios): ``ends`` (n_rows) and ``free`` (n_threads + 1) are scratch, ``makespan`` (1) and ``seen``
+    (..., n_scenarios): ``ends`` (n_rows) and ``free`` (n_threads) are scratch, ``makespan`` (1) and ``seen``
     (n_watched), the ends of the watched tasks, are the results.
     """
     n: cython.Py_ssize_t = len(thread)
-    spare: cython.Py_ssize_t = len(thread_lag_ns)  # the last row of free: the starts of the task
     task: cython.Py_ssize_t
     row: cython.Py_ssize_t
+    last: cython.Py_ssize_t
     t: cython.Py_ssize_t
-    start: cython.Py_ssize_t
     point: cython.Py_ssize_t
     lag: cython.double
     slope: cython.double
+    delay: cython.double
     with cython.nogil:
         for task in range(n):
             t = thread[task]
-            start = t
-            for row in range(offsets[task], offsets[task + 1]):
+            slope, delay = slope_ns[task], thread_lag_ns[t]
+            if slope != 0.0 and delay == 0.0:
+                # The end of a task may lie before those of earlier ones where the slope is negative.
+                _keep_most(makespan, 0, free, t)
+            # Where it can, the last dependency is looked at in the same pass as the duration.
+            last = offsets[task + 1]
+            if last > offsets[task] and points[last - 1] >= n and slope == 0.0:
+                last -= 1
+            for row in range(offsets[task], last):
                 point, lag = points[row], lags_ns[row]
                 if point >= n:
-                    _reach(free, spare, start, ends, rows[point - n], lag)
+                    _reach(free, t, ends, rows[point - n], lag)
                 else:
                     # Only ends are kept: a start is the end less the duration.
                     lag = lag - duration_ns[point]
-                    _reach_start(free, spare, start, ends, rows[point], slope_ns[point], x, lag)
-                start = spare
-            slope, lag = slope_ns[task], thread_lag_ns[t]
-            if slope == 0.0:
-                _add(free, t, start, duration_ns[task])
+                    _reach_start(free, t, ends, rows[point], slope_ns[point], x, lag)
+            if slope != 0.0:
+                _run(free, t, duration_ns[task], slope, x, ends, rows[task])
+            elif last < offsets[task + 1]:
+                _reach_and_run(free, t, ends, rows[points[last] - n], lags_ns[last], duration_ns[task], rows[task])
             else:
-                # The end of a task may lie before those of earlier ones where the slope is negative.
-                _keep_most(makespan, 0, free, t)
-                _run(free, t, start, duration_ns[task], slope, x)
-            if rows[task] > 0:
-                _keep(ends, rows[task], free, t)
+                _run_fixed(free, t, duration_ns[task], ends, rows[task])
             if watched[task] >= 0:
                 _keep(seen, watched[task], free, t)
-            if lag != 0.0:
+            if delay != 0.0:
                 _keep_most(makespan, 0, free, t)
-            if lag != 0.0 or slope != 0.0:
-                _delay(free, t, lag)
-        for t in range(spare):
+            if delay != 0.0 or slope != 0.0:
+                _delay(free, t, delay)
+        for t in range(len(thread_lag_ns)):
             if thread_lag_ns[t] == 0:  # where the thread is free its last task has ended
                 _keep_most(makespan, 0, free, t)
 
@@ -352,11 +395,9 @@ def sweep_groups(
     n: cython.Py_ssize_t = len(thread)
     n_columns: cython.Py_ssize_t = len(groups)
     n_factors: cython.Py_ssize_t = len(factors)
-    spare: cython.Py_ssize_t = len(thread_lag_ns)
     task: cython.Py_ssize_t
     row: cython.Py_ssize_t
     t: cython.Py_ssize_t
-    start: cython.Py_ssize_t
     s: cython.Py_ssize_t
     f: cython.Py_ssize_t
     column: cython.Py_ssize_t
@@ -369,17 +410,14 @@ def sweep_groups(
     with cython.nogil:
         for task in range(n):
             t = thread[task]
-            start = t
             for row in range(offsets[task], offsets[task + 1]):
                 point, lag = points[row], lags_ns[row]
                 if point >= n:
-                    _reach(free, spare, start, ends, rows[point - n], lag)
-                    start = spare
+                    _reach(free, t, ends, rows[point - n], lag)
                     continue
                 # Only ends are kept: a start is the end less the duration.
                 source, lasted = rows[point], duration_ns[point]
-                _reach(free, spare, start, ends, source, lag - lasted)
-                start = spare
+                _reach(free, t, ends, source, lag - lasted)
                 # Where the source is scaled it started later than that, for no factor is above 1.
                 for column in range(n_columns):
                     group = groups[column, point] - first
@@ -387,23 +425,18 @@ def sweep_groups(
                         for f in range(n_factors):
                             s = group * n_factors + f
                             reached = ends[source, s] - _rounded(lasted * factors[f]) + lag
-                            free[start, s] = reached if reached > free[start, s] else free[start, s]
-            if start == t:
-                _keep(free, spare, free, t)
+                            free[t, s] = reached if reached > free[t, s] else free[t, s]
             if counted[task]:
-                _keep_least(begin, 0, free, spare)
+                _keep_least(begin, 0, free, t)
             if watched[task] >= 0:
-                _keep(seen_start, watched[task], free, spare)
+                _keep(seen_start, watched[task], free, t)
             lasted = duration_ns[task]
-            _add(free, t, spare, lasted)
             for column in range(n_columns):
                 group = groups[column, task] - first
                 if 0 <= group < n_groups:
                     for f in range(n_factors):
-                        s = group * n_factors + f
-                        free[t, s] = free[spare, s] + _rounded(lasted * factors[f])
-            if rows[task] > 0:
-                _keep(ends, rows[task], free, t)
+                        free[t, group * n_factors + f] += _rounded(lasted * factors[f]) - lasted
+            _run_fixed(free, t, lasted, ends, rows[task])
             if counted[task]:
                 _keep_most(until, 0, free, t)
             if watched[task] >= 0:

@@ -56,7 +56,7 @@ def simulate_groups(
         many = min(at_once, n_groups - first)
         ends, free, begin, until, seen_start, seen_end = (
             np.zeros((height, many * len(parts)))
-            for height in (n_rows, len(graph.threads) + 1, 1, 1, len(distinct), len(distinct))
+            for height in (n_rows, len(graph.threads), 1, 1, len(distinct), len(distinct))
         )
         begin[:] = np.inf
         sweeps.sweep_groups(

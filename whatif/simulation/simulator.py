@@ -121,7 +121,7 @@ def simulate_scenarios(
     for first in range(0, len(values), BLOCK):
         part = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
         ends, free, last, of_watched = (
-            np.zeros((height, part.shape[1])) for height in (n_rows, len(graph.threads) + 1, 1, len(distinct))
+            np.zeros((height, part.shape[1])) for height in (n_rows, len(graph.threads), 1, len(distinct))
         )
         sweeps.sweep_scenarios(
             graph.thread, graph.duration_ns, slopes, part, offsets, points, lags_ns, thread_lag_ns, rows, watched,
