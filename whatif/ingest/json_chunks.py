@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +18,8 @@ CHUNK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 8 << 20
 # Header fields beyond this on either side of the array are left out.
 _MAX_HEADER_BYTES = 16 << 20
+# Of a text with something odd in front, so much is decoded at first.
+_WINDOW_BYTES = 32 << 10
 # Where the end of a chunk is looked for first, to spare a search through all of it.
 _CUT_WINDOW_BYTES = 64 << 10
 
@@ -61,7 +63,15 @@ class EventArray(Generic[E]):
     Raises WhatifError while iterating if the file holds no array of trace events.
     """
 
-    def __init__(self, file: FileBytes, event_type: type[E], dropped: Counter[str]) -> None:
+    def __init__(
+        self,
+        file: FileBytes,
+        event_type: type[E],
+        dropped: Counter[str],
+        take: Callable[[bytes], tuple[int, bool]] | None = None,
+    ) -> None:
+        """``take`` takes what events it can off the front of a text: see ``ScannedColumns.take``."""
+        self._take = take
         self.header: dict[str, Any] = {}
         self._file = file
         self._dropped = dropped
@@ -149,9 +159,24 @@ class EventArray(Generic[E]):
 
     def _chunks(self, buffer: bytes) -> Generator[list[E], None, bytes]:
         """Yield the events chunk by chunk; return what follows the array."""
-        wanted_bytes = CHUNK_BYTES
+        wanted_bytes, window_bytes = CHUNK_BYTES, _WINDOW_BYTES
         while True:
             buffer, exhausted = self._fill(buffer, wanted_bytes)
+            if self._take is not None:
+                taken_bytes, is_odd = self._take(buffer)
+                buffer = buffer[taken_bytes:]
+                if taken_bytes and not is_odd and not exhausted:
+                    wanted_bytes = CHUNK_BYTES
+                    continue
+                # What is odd is decoded, a little at first: the events behind it may be as usual.
+                window_bytes = _WINDOW_BYTES if taken_bytes > window_bytes else 2 * window_bytes
+                window = buffer[:window_bytes]
+                cut = _last_boundary(window) if len(window) < len(buffer) else None
+                events = decoded(self._decode_list, b"[" + window[: cut.start() + 1] + b"]") if cut else None
+                if cut is not None and events is not None:
+                    yield events
+                    buffer = buffer[cut.end() :]
+                    continue
             cut = _last_boundary(buffer)
             whole = b"[" + buffer[: cut.start() + 1] + b"]" if cut else b""
             if cut is not None and (events := decoded(self._decode_list, whole)) is not None:

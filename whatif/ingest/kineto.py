@@ -11,6 +11,8 @@ from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.kineto_columns import ColumnBuilder
 from whatif.ingest.kineto_fields import RawEvent
+from whatif.ingest.scanned import LOOPS
+from whatif.ingest.scanned_columns import ScannedColumns
 
 # In the header: how many duration events had a category that this reader does not know, by category.
 FOREIGN_CATEGORIES = "_whatif_foreign_categories"
@@ -28,7 +30,9 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
     """
     dropped: Counter[str] = Counter()
     columns = ColumnBuilder(dropped)
-    array = EventArray(FileBytes(path, progress), RawEvent, dropped)
+    # Uncompiled, the scanner is slower than decoding.
+    take = ScannedColumns(columns).take if LOOPS.compiled else None
+    array = EventArray(FileBytes(path, progress), RawEvent, dropped, take)
     for events in array:
         columns.add(events)
     return columns.build(array.header | {FOREIGN_CATEGORIES: dict(columns.foreign)}, array.ends_early_at)

@@ -59,15 +59,16 @@ class ColumnBuilder:
         self._dropped = dropped
         self._categories = _CategoryCodes()
         self.foreign: Counter[str] = Counter()
-        self._names = _Codes()
-        self._tracks = _TrackCodes()
-        self._shapes = _ShapeCodes()
+        self.names = _Codes()
+        self.tracks = _TrackCodes()
+        self.shapes = _ShapeCodes()
         self._details = _Codes()
-        self._warps = _Warps()
+        self.warps = _Warps()
         self._chunks: dict[str, list[npt.NDArray[Any]]] = {}
         self._flow_ends: dict[str, dict[Hashable, tuple[int, int]]] = {"s": {}, "f": {}}
+        self._flow_tracks: dict[int, None] = {}
         self._allocations: list[npt.NDArray[Any]] = []
-        self._python: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        self.python: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
     def add(self, events: list[RawEvent]) -> None:
         """Keep the duration events of known categories and the ends of forward-to-backward flows."""
@@ -77,7 +78,7 @@ class ColumnBuilder:
             self._add_python(python)
         self._add_flows(flow_ends)
         if allocations:
-            self._add_allocations(allocations)
+            self.add_allocations(allocations)
         if not rows:
             return
         category = np.array(codes, np.int8)
@@ -148,10 +149,10 @@ class ColumnBuilder:
             names = list(map(as_text, names))
         columns: dict[str, npt.NDArray[Any]] = {
             "category": category,
-            "name": np.fromiter(map(self._names.__getitem__, names), np.int32, n_rows),
+            "name": np.fromiter(map(self.names.__getitem__, names), np.int32, n_rows),
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "track": np.fromiter(map(self._tracks.__getitem__, map(attrgetter("pid", "tid"), rows)), np.int32, n_rows),
+            "track": np.fromiter(map(self.tracks.__getitem__, map(attrgetter("pid", "tid"), rows)), np.int32, n_rows),
             "correlation": _first_known(args, "correlation", "correlation_2"),
             "external_id": _first_known(args, "external_id", "external_id_2"),
         }
@@ -181,7 +182,7 @@ class ColumnBuilder:
 
         kernels = np.flatnonzero(category == EventCategory.KERNEL)
         kernel_args = [args[i] for i in kernels.tolist()]
-        warps = [self._warps[bytes(a.grid), bytes(a.block)] for a in kernel_args]
+        warps = [self.warps[bytes(a.grid), bytes(a.block)] for a in kernel_args]
         columns["warps"] = _scatter(n_rows, kernels, np.array(warps, np.int64))
         registers = _integers(map(attrgetter("registers"), kernel_args))
         columns["registers"] = _scatter(n_rows, kernels, registers, np.int32)
@@ -189,12 +190,16 @@ class ColumnBuilder:
         size_bytes = np.full(n_rows, MISSING, np.int64)
         copies = np.flatnonzero(np.isin(category, _COPY))
         size_bytes[copies] = _first_known([args[i] for i in copies.tolist()], "bytes", "bytes_2")
-        columns |= self._rare_columns(args, category, size_bytes)
+        rare = [(i, a) for i, a in enumerate(args) if a.collective is not None or a.sync_kind is not None]
+        self.append(columns | self.rare_columns(rare, category, size_bytes))
+
+    def append(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Keep the next rows of every column."""
         for field, column in columns.items():
             self._chunks.setdefault(field, []).append(column)
 
     def _shape_codes(self, args: list[Args]) -> Int64:
-        shapes = self._shapes
+        shapes = self.shapes
         codes = []
         for a in args:
             dims = a.input_dims if a.input_dims is not NOTHING else a.input_dims_2
@@ -204,13 +209,13 @@ class ColumnBuilder:
                 codes.append(shapes[bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs)])
         return np.array(codes, np.int64)
 
-    def _rare_columns(
-        self, args: list[Args], category: npt.NDArray[np.int8], size_bytes: Int64
+    def rare_columns(
+        self, args: list[tuple[int, Args]], category: npt.NDArray[np.int8], size_bytes: Int64
     ) -> dict[str, npt.NDArray[Any]]:
-        """Columns that only collectives and synchronisations have."""
-        group_size, wait_stream, detail, group = (np.full(len(args), MISSING, np.int32) for _ in range(4))
-        wait_correlation = np.full(len(args), MISSING, np.int64)
-        for i, a in enumerate(args):
+        """Return the columns that only collectives and synchronisations have, from the args of such rows."""
+        group_size, wait_stream, detail, group = (np.full(len(category), MISSING, np.int32) for _ in range(4))
+        wait_correlation = np.full(len(category), MISSING, np.int64)
+        for i, a in args:
             if a.collective is not None:
                 detail[i] = self._details[as_text(a.collective)]
                 n_elements, element_bytes = as_int(a.n_elements), dtype_bytes(a.dtype)
@@ -236,14 +241,19 @@ class ColumnBuilder:
         times_ns, status = parse_us_as_ns([event.ts for event in flow_ends])
         for event, time_ns, bad in zip(flow_ends, times_ns.tolist(), status.tolist(), strict=True):
             if not bad and event.id is not None:
-                self._flow_ends[str(event.ph)].setdefault(event.id, (time_ns, self._tracks[event.pid, event.tid]))
+                self.add_flow_end(str(event.ph), event.id, time_ns, self.tracks[event.pid, event.tid])
+
+    def add_flow_end(self, phase: str, number: Hashable, time_ns: int, track: int) -> None:
+        """Keep an end of a flow, the first one of its number."""
+        self._flow_ends[phase].setdefault(number, (time_ns, track))
+        self._flow_tracks.setdefault(track)
 
     def _add_python(self, events: list[RawEvent]) -> None:
         time_ns, status = parse_us_as_ns([event.ts for event in events])
-        track = np.fromiter((self._tracks[event.pid, event.tid] for event in events), np.int32, len(events))
-        self._python.append((time_ns[status == 0], track[status == 0]))
+        track = np.fromiter((self.tracks[event.pid, event.tid] for event in events), np.int32, len(events))
+        self.python.append((time_ns[status == 0], track[status == 0]))
 
-    def _add_allocations(self, events: list[RawEvent]) -> None:
+    def add_allocations(self, events: list[RawEvent]) -> None:
         """Keep what was allocated and given back; old profilers told no address, and then nobody knows what lives."""
         args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
         time_ns, status = parse_us_as_ns([event.ts for event in events])
@@ -262,29 +272,50 @@ class ColumnBuilder:
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
             for field, dtype in COLUMN_DTYPES.items()
         }
+        python, flows = self._build_python(), self._build_flows()
+        tracks = self._order_tracks(columns, python, flows)
         put_in_order(columns, self._dropped)
-        layer = np.array([name.startswith(LAYER_ANNOTATION) for name in self._names], dtype=np.bool_)
+        layer = np.array([name.startswith(LAYER_ANNOTATION) for name in self.names], dtype=np.bool_)
         if layer.any():
             columns["category"][layer[columns["name"]]] = EventCategory.ANNOTATION
         return Events(
             **columns,
             ends_early_at=ends_early_at,
-            names=list(self._names),
-            tracks=list(self._tracks.table),
-            shapes=self._shapes.table,
+            names=list(self.names),
+            tracks=tracks,
+            shapes=self.shapes.table,
             details=list(self._details),
-            flows=self._build_flows(),
+            flows=flows,
             header=header,
             dropped=self._dropped,
             allocations=self._build_allocations(),
-            python=self._build_python(),
+            python=python,
             by_torch=True,
         )
 
+    def _order_tracks(
+        self, columns: dict[str, npt.NDArray[Any]], python: Stamps, flows: Flows
+    ) -> list[tuple[str, str]]:
+        """Number the tracks by first sight, in stamps, then in flows, then in rows: returns those that are left."""
+        used = [columns["track"], python.track, flows.source_track, flows.target_track]
+        table = list(self.tracks.table)
+        every = np.concatenate(
+            [*(track for _, track in self.python), list(self._flow_tracks), columns["track"]]
+        ).astype(int)
+        first = np.full(len(table), len(every))
+        first[every[::-1]] = np.arange(len(every))[::-1]
+        order = np.argsort(first, kind="stable")
+        order = order[first[order] < len(every)]
+        place = np.zeros(len(table), np.int32)
+        place[order] = np.arange(len(order))
+        for track in used:
+            track[:] = place[track]
+        return [table[track] for track in order.tolist()]
+
     def _build_python(self) -> Stamps:
-        if not self._python:
+        if not self.python:
             return Stamps.none()
-        time_ns, track = (np.concatenate(part) for part in zip(*self._python, strict=True))
+        time_ns, track = (np.concatenate(part) for part in zip(*self.python, strict=True))
         order = np.argsort(time_ns, kind="stable")
         return Stamps(time_ns[order], track[order])
 

@@ -1,0 +1,170 @@
+"""Drives the scanner of trace events: room for its arrays, and what its numbers mean as columns."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from whatif.graph.types import Array, Int64
+from whatif.ingest.json_chunks import decoded
+from whatif.ingest.kineto_fields import RawEvent, Scalar
+from whatif.loops import Loops
+
+LOOPS = Loops("whatif.ingest._scan")
+
+# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those of ``RARE`` on only tell
+# that an event is decoded as well.
+_KEYS = (
+    b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args",
+    b"correlation", b"Correlation ID", b"External id", b"external id", b"stream", b"device",
+    b"Sequence number", b"Fwd thread id", b"Input Dims", b"Input dims", b"Input type", b"Concrete Inputs", b"grid",
+    b"block", b"registers per thread", b"bytes", b"Bytes", b"Call stack",
+    b"Collective name", b"In msg nelems", b"dtype", b"Group size", b"Process Group Name", b"Process Group Ranks",
+    b"cuda_sync_kind", b"wait_on_stream", b"wait_on_cuda_event_record_corr_id", b"Addr", b"Total Allocated",
+    b"Device Type", b"Device Id",
+)  # fmt: skip
+_RARE = 27
+# With these no two keys of a level share a place in its table (a test holds it).
+_FACTORS = (1, 5, 37, 43)
+_LONGEST_KEY = 64
+
+# What the scanner writes of each duration event, a row each.
+(
+    CATEGORY, NAME, TRACK, START, DURATION, CORRELATION, EXTERNAL_ID, BYTES, STREAM, DEVICE, SEQUENCE, FORWARD_THREAD,
+    REGISTERS, SHAPE, LAUNCH, FRAMES,
+) = range(16)  # fmt: skip
+# A stream or device that is absent, so that the event's tid or pid stands for it.
+ABSENT = -(2**63) + 2
+
+# Why it stopped, and what there was no room for.
+ENDS, NO_ROOM, ODD = 0, 1, 2
+ROOM_ROWS, ROOM_TEXTS, ROOM_PAIRS, ROOM_BYTES = 0, 1, 2, 3
+_MOST_ROWS = 1 << 14
+
+_SEPARATORS = (b",", b" ", b"\n", b"\r", b"\t")
+
+_SCALAR: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Scalar)
+_EVENT = msgspec.json.Decoder(RawEvent)
+
+
+class Scan(NamedTuple):
+    """Events that were taken off a text, in their order. Codes are those of ``Scanner.text`` and ``Scanner.pair``."""
+
+    rows: Int64  # (16, n)
+    flows: Int64  # (4, n): phase as a byte, time, id, track
+    rare: list[tuple[int, RawEvent]]  # rows of which the args are needed
+    instants: list[RawEvent]  # allocations
+    taken_bytes: int
+    status: int
+
+
+class Scanner:
+    """Takes events that are spelled as profilers spell them off the front of texts; numbers texts across them all."""
+
+    def __init__(self, loops: Loops = LOOPS) -> None:
+        self._loops = loops
+        self._keys = _key_tables()
+        self._scratch = tuple(np.zeros(64, np.int64) for _ in range(3))
+        self._rows = np.empty(16 * _MOST_ROWS, np.int64)
+        self._flows = np.empty(4 * _MOST_ROWS, np.int64)
+        self._ranges = np.empty(3 * _MOST_ROWS, np.int64)
+        self._texts, self._table = np.zeros(1 << 12, np.int64), np.zeros(1 << 13, np.int32)
+        self._pairs, self._pair_table = np.zeros(1 << 12, np.int64), np.zeros(1 << 12, np.int32)
+        self._arena = np.empty(1 << 18, np.uint8)
+        self._state = np.zeros(8, np.int64)
+        # The first texts have numbers that the scanner knows.
+        for text in (b"null", b'"[memory]"', b'"fwdbwd"'):
+            begin, code = self._texts[self._state[3]], self._state[3]
+            self._arena[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
+            self._texts[code + 1], self._state[3] = begin + len(text), code + 1
+        self._fill_text_table()
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """More than all texts, and more than all pairs, that are known."""
+        return len(self._texts), len(self._pairs)
+
+    def text(self, code: int) -> bytes:
+        """Return a text by its number."""
+        return self._arena[self._texts[code] : self._texts[code + 1]].tobytes()
+
+    def value(self, code: int) -> Any:
+        """Return the number, string, boolean or None that a text spells."""
+        return _SCALAR.decode(self.text(code))
+
+    def pair(self, code: int) -> tuple[int, int]:
+        """Return the two codes of a pair."""
+        return int(self._pairs[2 * code]), int(self._pairs[2 * code + 1])
+
+    def scan(self, text: bytes, start: int) -> Scan | None:
+        """Take events off a text from ``start`` on; None where it takes none, or where one of them is damaged."""
+        state, before = self._state, start
+        while text[start : start + 1] in _SEPARATORS:
+            start += 1
+        state[0] = state[6] = start
+        state[1] = state[2] = state[5] = 0
+        while True:
+            status = self._loops.scan(
+                text, len(text), *self._keys, *self._scratch, self._rows, self._flows, self._ranges, self._table,
+                self._texts, self._arena, self._pair_table, self._pairs, state,
+            )  # fmt: skip
+            if status != NO_ROOM or not self._make_room():
+                break
+        end = int(state[0])
+        if end == start:
+            return None
+        rare: list[tuple[int, RawEvent]] = []
+        instants: list[RawEvent] = []
+        for first, last, row in self._ranges.reshape(3, -1)[:, : state[2]].T.tolist():
+            event = decoded(_EVENT, text[first:last])
+            if event is None:
+                return None
+            if row < 0:
+                instants.append(event)
+            else:
+                rare.append((row, event))
+        rows = self._rows.reshape(16, -1)[:, : state[1]]
+        return Scan(rows, self._flows.reshape(4, -1)[:, : state[5]], rare, instants, end - before, status)
+
+    def _make_room(self) -> bool:
+        """Make four times as much room for texts and pairs; False where it is the rows that are full."""
+        state = self._state
+        if state[7] == ROOM_ROWS:
+            return False
+        if state[7] == ROOM_PAIRS:
+            self._pairs = _grown(self._pairs)
+            self._pair_table = np.zeros(len(self._pairs), np.int32)
+            self._loops.number_pairs(self._pair_table, self._pairs, int(state[4]))
+        elif state[7] == ROOM_BYTES:
+            self._arena = _grown(self._arena)
+        else:
+            self._texts = _grown(self._texts)
+            self._fill_text_table()
+        return True
+
+    def _fill_text_table(self) -> None:
+        self._table = np.zeros(2 * len(self._texts), np.int32)
+        self._loops.number_texts(self._table, self._texts, self._arena, int(self._state[3]))
+
+
+def _grown(array: Array) -> Array:
+    return np.concatenate([array, np.zeros(3 * len(array), array.dtype)])
+
+
+@cache
+def _key_tables() -> tuple[Array, ...]:
+    """The tables by which the scanner finds a key: slots by level, spellings, lengths, and the factors of its hash."""
+    slot = np.full(2 * 256, -1, np.int8)
+    spelled = np.zeros((len(_KEYS), _LONGEST_KEY), np.uint8)
+    for number, key in enumerate(_KEYS):
+        n, level = len(key), int(number > 8)
+        mixed = key[0] * _FACTORS[0] + key[-1] * _FACTORS[1] + key[n * 5 >> 3] * _FACTORS[2] + n * _FACTORS[3]
+        place = level * 256 + (mixed & 255)
+        assert slot[place] < 0, key
+        slot[place] = number
+        spelled[number, :n] = np.frombuffer(key, np.uint8)
+    lengths = np.array([len(key) for key in _KEYS], np.int32)
+    return slot, spelled.reshape(-1), lengths, np.array(_FACTORS, np.int32)
