@@ -48,6 +48,7 @@ def collect(
     untraced_steps: int = 20,
     backend: str = "kineto",
     memory: bool = False,
+    lines: bool = False,
 ) -> Path:
     """Run the script with its arguments, record `steps` of its training steps into `output`, and return that path.
 
@@ -63,7 +64,7 @@ def collect(
     # The script may change the working directory before the recording is written.
     path = Path(os.path.abspath(output))
     new_recording = functools.partial(
-        record, path=path, steps=steps, untraced_steps=untraced_steps, backend=backend, memory=memory
+        record, path=path, steps=steps, untraced_steps=untraced_steps, backend=backend, memory=memory, lines=lines
     )
     collector = _Collector(Path(output), new_recording)
     _active = collector

@@ -43,7 +43,7 @@ class Recording:
     Where several ranks train together (`torch.distributed`) each writes a file of its own, `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
-    in the trace. docs/recording.md lists what a recording holds.
+    in the trace; `lines` notes which line of your code runs (kineto). docs/recording.md lists what a recording holds.
 
     Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
     cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
@@ -62,6 +62,7 @@ class Recording:
         untraced_steps: int = 20,
         backend: str = "kineto",
         memory: bool = False,
+        lines: bool = False,
     ) -> None:
         # Quartiles need two times; the gradient order needs one warm-up step.
         for name, value, fewest in (
@@ -73,7 +74,7 @@ class Recording:
                 raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
         path = of_this_rank(Path(path))
         check_writable(path)
-        check_backend(backend, memory=memory)
+        check_backend(backend, memory=memory, lines=lines)
         self.path = path
         self._model = model
         self._optimizer = optimizer
@@ -82,6 +83,7 @@ class Recording:
         self._recorded_steps = steps
         self._backend = backend
         self._memory = memory
+        self._lines = lines
         self._count = 0  # steps so far
         self._done = False
         self._device: torch.device | None = None  # the GPU that the model is on, if any
@@ -219,6 +221,7 @@ class Recording:
             cuda=self._device is not None,
             steps=self._recorded_steps,
             memory=self._memory,
+            lines=self._lines,
             scratch=scratch_file(self.path),
         )
         self._tracer.start()

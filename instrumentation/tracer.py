@@ -15,6 +15,7 @@ from whatif.errors import WhatifError
 from .gc_pauses import GcMarks
 from .gpu import GPU
 from .layers import LayerMarks
+from .line_marks import LineMarks
 
 BACKENDS = ("kineto", "cupti")
 
@@ -46,7 +47,7 @@ class Tracer(Protocol):
         """Return what was recorded, shaped as Kineto's chrome trace: `traceEvents` with times in microseconds, ..."""
 
 
-def check_backend(backend: str, *, memory: bool) -> None:
+def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
     """Raise WhatifError, before any step has run, where this machine cannot record with that backend."""
     if backend not in BACKENDS:
         raise WhatifError(f"expected a backend among {', '.join(BACKENDS)}, got {backend!r}: name one of them.")
@@ -54,6 +55,8 @@ def check_backend(backend: str, *, memory: bool) -> None:
         return
     if memory:
         raise WhatifError("expected backend kineto for the memory timeline, got cupti: leave one of the two away.")
+    if lines:
+        raise WhatifError("expected backend kineto for the lines of your code, got cupti: leave one of the two away.")
     if not (GPU.is_nvidia() and GPU.available()):
         raise WhatifError("expected an NVIDIA GPU for backend cupti, got none: use backend kineto.")
     if importlib.util.find_spec("cupti") is None:
@@ -89,6 +92,7 @@ def make_tracer(
     steps: int,
     memory: bool,
     scratch: Path,
+    lines: bool = False,
 ) -> Tracer:
     """Return the tracer of a backend; `steps` are to be recorded after the warm-up.
 
@@ -99,7 +103,7 @@ def make_tracer(
     check_session(backend, cuda=cuda)
     tracer: Tracer
     if backend == "kineto":
-        tracer = KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch)
+        tracer = KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch, lines=lines)
     elif cuda:
         from .cupti.tracer import CuptiTracer
 
@@ -113,11 +117,14 @@ def make_tracer(
 class KinetoTracer:
     """Records with torch.profiler: operators with shapes, GPU work and its calls, and the layers' marks."""
 
-    def __init__(self, model: nn.Module, *, cuda: bool, steps: int, memory: bool, scratch: Path) -> None:
+    def __init__(
+        self, model: nn.Module, *, cuda: bool, steps: int, memory: bool, scratch: Path, lines: bool = False
+    ) -> None:
         self._model = model
         self._scratch = scratch
         self._marks: LayerMarks | None = None
         self._pauses: GcMarks | None = None
+        self._lines = LineMarks() if lines else None
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
             # One step more, so that the profiler still runs when the last one has ended: its own cost is measured then.
@@ -133,6 +140,8 @@ class KinetoTracer:
         self._marks = LayerMarks(self._model)
         self._pauses = GcMarks()
         self._profiler.start()
+        if self._lines is not None:
+            self._lines.start()
 
     def step(self) -> None:
         """End a training step; the next one begins."""
@@ -140,6 +149,8 @@ class KinetoTracer:
 
     def stop(self) -> None:
         """Stop the profiler and take the marks off the model."""
+        if self._lines is not None and self._marks is not None:
+            self._lines.stop()
         if self._pauses is not None:
             self._pauses.remove()
         if self._marks is not None:
@@ -161,4 +172,6 @@ class KinetoTracer:
         finally:
             self._scratch.unlink(missing_ok=True)
         assert isinstance(trace, dict)
+        if self._lines is not None:
+            trace["traceEvents"] += self._lines.events(trace.get("baseTimeNanoseconds", 0))
         return trace

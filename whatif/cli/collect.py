@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--memory", action="store_true", help="also record every allocation (larger file, slower run)")
     parser.add_argument(
+        "--lines", action="store_true", help="also note which line of your code runs (`whatif explain --by line`)"
+    )
+    parser.add_argument(
         "--measure-operators",
         action="store_true",
         help="after the run, time each operator alone, also in bf16, channels-last, ..., for better predictions",
@@ -66,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         untraced_steps=args.untraced_steps,
         backend=args.backend,
         memory=args.memory,
+        lines=args.lines,
     )
     from whatif.report.printable import printable
 

@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=("step",),
-        help="step: the time of each recorded step, and what the slow ones had more of",
+        choices=("line", "layer", "file", "step"),
+        help="line, layer, file: time by source, from the call stacks of the trace, with the lines that wait for the "
+        "GPU; step: the time of each recorded step, and what the slow ones had more of",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="with --sensitivity or --by step: plot into a .png, .svg or .pdf file"
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     baseline = baseline_of(args, graph)
     if args.by == "step":
         return _steps(graph, baseline, args)
+    if args.by:
+        return _lines(baseline, args)
     explanation = explain(baseline, top=args.top)
     found = report(ranks, explanation.baseline) if ranks else None
     if args.sensitivity:
@@ -78,6 +81,15 @@ def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> in
 
     found = uneven_steps(graph, baseline)
     return show(args, found.to_dict, lambda: print_steps(found), figure=lambda: steps_figure(found))
+
+
+def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
+    """Print where in the source the time of a step goes."""
+    from whatif.questions.lines import line_parts
+    from whatif.report.text_lines import print_lines
+
+    found = line_parts(baseline, args.by, args.top)
+    return show(args, found.to_dict, lambda: print_lines(found))
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:

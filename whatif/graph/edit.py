@@ -18,8 +18,10 @@ from whatif.graph.types import (
     Array,
     Bool,
     Dependencies,
+    DependencyKind,
     Int32,
     Int64,
+    TaskKind,
     Thread,
     Waits,
 )
@@ -111,6 +113,19 @@ def add_dependencies(graph: TaskGraph, new: Dependencies) -> TaskGraph:
     if len(ids) and (ids.min() < 0 or ids.max() >= n):
         raise WhatifError(f"add_dependencies: expected ids in 0..{n - 1}, got one outside.")
     return reorder(graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new])))[0]
+
+
+def without_waits(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
+    """See ``TaskGraph.without_waits``."""
+    mask = as_mask(graph, tasks)
+    waits, dependencies = graph.waits, graph.dependencies
+    left = ~mask[waits.task]
+    waiting = mask[dependencies.target] & (dependencies.kind == DependencyKind.SYNC)
+    changed = graph.replace(
+        waits=Waits(waits.task[left], waits.scope[left], waits.lag_ns[left]),
+        dependencies=dependencies.take(~waiting),
+    )
+    return changed.with_duration(mask & (graph.kind == TaskKind.WAIT), 0)
 
 
 def add_thread(graph: TaskGraph, thread: Thread) -> tuple[TaskGraph, int]:

@@ -351,6 +351,10 @@ class TaskGraph:
         """Insert, after each CPU task of ``after``, a call that waits for earlier launches on ``stream``."""
         return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
 
+    def without_waits(self, tasks: Tasks) -> TaskGraph:
+        """Let the wait tasks among ``tasks`` end at once: their threads no longer wait for the GPU there."""
+        return edit.without_waits(self, tasks)
+
     def add_dependencies(
         self,
         source: npt.ArrayLike,

@@ -5,6 +5,7 @@ All times are ms per step: what falls into the steady steps, scaled to the step 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -125,18 +126,13 @@ def step_facts(baseline: Baseline) -> dict[str, Any]:
 
 def explain(baseline: Baseline, top: int = 10) -> Explanation:
     """Return the explanation of a baseline's step, with the ``top`` layers, families and operations."""
-    graph, timeline = baseline.graph, baseline.timeline
-    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
-    # Of several ranks' work that of one is shown; the critical path goes through all of them.
-    work_ms, (critical_ms, lag_ms) = step_work_ms(baseline), step_critical_ms(baseline)
-    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
-    # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
-    n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
-    parts = _Parts(graph, begins * graph.of_clock / n_steps, work_ms * graph.of_clock, critical_ms)
+    graph = baseline.graph
+    begins, work_ms, critical_ms, lag_ms = _step_columns(baseline)
+    parts = _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms)
     # A thread belongs to one rank and shows its own work; those of other ranks appear if the path goes through them.
     on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
     threads = np.where(graph.of_clock | on_path[graph.thread], graph.thread, -1)
-    of_threads = _Parts(graph, begins / n_steps, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
+    of_threads = _Parts(graph, begins, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
 
     by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
     critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
@@ -166,6 +162,25 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
         operations=tuple(parts.by(np.where(in_families(graph), graph.name, -1), graph.names)[:top]),
         warnings=apply(baseline).warnings,
     )
+
+
+def parts_by(baseline: Baseline, codes: Array, names: Sequence[str]) -> list[Part]:
+    """Return a part for each code, shape (n_tasks,), that occurs in the step; negative codes count for none."""
+    graph = baseline.graph
+    begins, work_ms, critical_ms, _ = _step_columns(baseline)
+    return _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms).by(codes, list(names))
+
+
+def _step_columns(baseline: Baseline) -> tuple[Float64, Float64, Float64, float]:
+    """Of each task the share of a step that it begins, its work and its time on the critical path; that of lags, ms."""
+    graph, timeline = baseline.graph, baseline.timeline
+    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    # Of several ranks' work that of one is shown; the critical path goes through all of them.
+    work_ms, (critical_ms, lag_ms) = step_work_ms(baseline), step_critical_ms(baseline)
+    begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
+    # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
+    n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
+    return begins / n_steps, work_ms, critical_ms, lag_ms
 
 
 def step_work_ms(baseline: Baseline) -> Float64:

@@ -1,0 +1,291 @@
+"""Lines of source for the tasks of a graph, from the stacks in its trace: a second reading, only when it is asked for.
+
+A trace tells stacks in two ways: operators carry a ``Call stack`` (torch 1.8 to 1.11), or every Python function is an
+event of its own (``with_stack=True`` since then, and ``whatif collect --lines``). The innermost frame of the user's own
+code names a task. Events of torch's Python functions carry the line on which a function is defined, call stacks and the
+events of our recorder the line that runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Int32, Int64, ThreadKind
+from whatif.ingest.decimal_ns import parse_us_as_ns
+from whatif.ingest.file_bytes import FileBytes
+from whatif.ingest.json_chunks import EventArray
+from whatif.ingest.kineto_fields import NOTHING, Scalar, as_int, as_text
+from whatif.ingest.nest import Nest
+
+By = Literal["line", "file", "layer"]
+
+# Files of libraries: by folder, or, where the profiler cut the path, by the package that it begins with.
+_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[.\d]*)/|^<|^runpy\.py|/whatif/|^whatif/")
+_PACKAGES = frozenset({
+    "torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "transformers", "timm", "lightning",
+    "pytorch_lightning", "accelerate", "apex", "deepspeed", "megatron", "tqdm", "wandb", "PIL", "datasets", "triton",
+    "flash_attn", "xformers", "tensorboard", "bitsandbytes", "peft", "einops", "ignite", "fairscale",
+})  # fmt: skip
+_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
+_BUILT_IN = re.compile(r"^<built-in (?:method|function) (\S+?)(?: of .*)?>$")
+# Modules that only call others: no layers of a model.
+_CONTAINERS = re.compile(r"(^|/)torch/nn/")
+_FORWARD = re.compile(r"^_?forward(_impl|_features)?$")
+SEPARATOR = " › "
+
+
+class _Args(msgspec.Struct, gc=False, frozen=True):
+    call_stack: Any = msgspec.field(default=None, name="Call stack")
+    sequence: Any = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=-1, name="Fwd thread id")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: Scalar = None
+    cat: Scalar = None
+    name: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NOTHING
+    dur: msgspec.Raw = NOTHING
+    args: _Args | list[Any] | Scalar = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What tasks are called by their source: ``code`` has shape (n_tasks,), into ``names``; -1 where nothing tells."""
+
+    by: By
+    names: tuple[str, ...]
+    code: Int32
+
+
+def read_lines(graph: TaskGraph, by: By = "line") -> Lines:
+    """Return the lines (files, layers) of a graph's tasks, read from the trace that it was made of.
+
+    Raises WhatifError where that is not a single Kineto trace, or where it holds no stacks.
+    """
+    path = Path(graph.info.path)
+    if graph.info.ranks or path.is_dir() or not path.is_file():
+        raise WhatifError(
+            f"{path}: expected one trace to read lines from, got several ranks or no file; name one trace."
+        )
+    frames, operators, base_ns = _read(path)
+    if not frames and not any(stack for _, _, stack, _, _ in operators):
+        raise WhatifError(
+            f"{path}: expected call stacks or Python functions in the trace, got neither; record with "
+            "`whatif collect --lines`, or with torch.profiler and with_stack=True."
+        )
+    return _Namer(graph, by, base_ns).name(frames, operators)
+
+
+# (tid, name) of Python functions, (tid, name, stack, sequence, backward) of operators, each with start and end.
+_Frames = list[tuple[str, str]]
+_Operators = list[tuple[str, str, str, int, bool]]
+
+
+class _Timed(list[Any]):
+    """Rows with their start and end, ns, in arrays of shape (n_rows,)."""
+
+    start_ns: Int64
+    end_ns: Int64
+
+
+def _read(path: Path) -> tuple[_Timed, _Timed, int]:
+    dropped: Counter[str] = Counter()
+    array = EventArray(FileBytes(path, None), _Event, dropped)
+    frames, operators = _Timed(), _Timed()
+    frame_times: list[tuple[Any, Any]] = []
+    operator_times: list[tuple[Any, Any]] = []
+    for events in array:
+        for event in events:
+            if event.ph != "X":
+                continue
+            category = event.cat
+            if category == "python_function":
+                frames.append((as_text(event.tid), as_text(event.name)))
+                frame_times.append((event.ts, event.dur))
+            elif category == "cpu_op" or category == "Operator":
+                args = event.args
+                if type(args) is _Args:
+                    stack = args.call_stack if isinstance(args.call_stack, str) else ""
+                    sequence = as_int(args.sequence)
+                    if stack or sequence >= 0:
+                        backward = as_int(args.forward_thread) > 0
+                        operators.append((as_text(event.tid), as_text(event.name), stack, sequence, backward))
+                        operator_times.append((event.ts, event.dur))
+    for rows, times in ((frames, frame_times), (operators, operator_times)):
+        start_ns, start_status = parse_us_as_ns([ts for ts, _ in times])
+        duration_ns, duration_status = parse_us_as_ns([dur for _, dur in times])
+        bad = (start_status != 0) | (duration_status != 0) | (duration_ns < 0)
+        rows.start_ns, rows.end_ns = start_ns, np.where(bad, start_ns, start_ns + duration_ns)
+    base = array.header.get("baseTimeNanoseconds")
+    return frames, operators, base if type(base) is int and 0 <= base < 2**62 else 0
+
+
+class _Namer:
+    """Names the tasks of a graph, thread by thread."""
+
+    def __init__(self, graph: TaskGraph, by: By, base_ns: int) -> None:
+        self._graph, self._by = graph, by
+        self._names: dict[str, int] = {}
+        self._of_stack: dict[str, int] = {}
+        self._of_frame: dict[str, tuple[str, bool]] = {}
+        # Tasks count from the recording's first one.
+        self._time_ns = graph.start_ns + graph.info.origin_ns - base_ns
+
+    def name(self, frames: _Timed, operators: _Timed) -> Lines:
+        graph = self._graph
+        code = np.full(len(graph), -1, dtype=np.int32)
+        frames_of, operators_of = _by_thread(frames), _by_thread(operators)
+        backward_lines = self._backward(frames, frames_of, operators, operators_of)
+        for thread, what in enumerate(graph.threads):
+            if what.kind != ThreadKind.CPU:
+                continue
+            tid = what.name.removeprefix("CPU thread ")
+            mine = np.flatnonzero((graph.thread == thread) & (graph.start_ns >= 0))
+            if not len(mine):
+                continue
+            times_ns = self._time_ns[mine]
+            found = np.full(len(mine), -1, dtype=np.int64)
+            if tid in frames_of:
+                found = self._at(self._changes(frames, frames_of[tid]), times_ns)
+            rows = operators_of.get(tid, np.empty(0, dtype=np.int64))
+            if len(rows):
+                stacks = np.array([self._stack(operators[row][2]) for row in rows.tolist()], dtype=np.int64)
+                told = np.where(stacks >= 0, stacks, backward_lines[rows])
+                rows, told = rows[told >= 0], told[told >= 0]
+                at = Nest(operators.start_ns[rows], operators.end_ns[rows]).innermost(times_ns)
+                found = np.where(at >= 0, told[np.maximum(at, 0)], found) if len(rows) else found
+                if tid not in frames_of and self._by != "layer":
+                    found = _until_next(found)
+            code[mine] = found
+        launched = graph.launch_of
+        known = launched >= 0
+        code[known] = code[launched[known]]
+        return Lines(self._by, tuple(self._names), code)
+
+    def _backward(
+        self, frames: _Timed, frames_of: dict[str, Int64], operators: _Timed, operators_of: dict[str, Int64]
+    ) -> Int64:
+        """The line of each operator of the backward pass: that of the forward operator with its sequence number."""
+        lines: dict[int, int] = {}
+        for tid, rows in operators_of.items():
+            forward = [row for row in rows.tolist() if operators[row][3] >= 0 and not operators[row][4]]
+            if tid in frames_of and forward:
+                at = self._at(self._changes(frames, frames_of[tid]), operators.start_ns[forward]).tolist()
+            else:
+                at = [self._stack(operators[row][2]) for row in forward]
+            lines |= {operators[row][3]: line for row, line in zip(forward, at, strict=True) if line >= 0}
+        names = list(self._names)
+        found = np.full(len(operators), -1, dtype=np.int64)
+        for row, (_, _, _, sequence, backward) in enumerate(operators):
+            if backward and sequence in lines:
+                name = names[lines[sequence]]
+                found[row] = self._code(name if self._by != "line" else f"backward of {name}")
+        return found
+
+    def _changes(self, frames: _Timed, rows: Int64) -> tuple[Int64, Int64]:
+        """When the innermost user frame of a thread changes, ns, and to what: one pass over its functions."""
+        order = rows[np.lexsort((-frames.end_ns[rows], frames.start_ns[rows]))]
+        times: list[int] = []
+        codes: list[int] = []
+        # The end of each open function, what runs while it is innermost, and whether it is the user's.
+        stack: list[tuple[int, str, bool]] = []
+
+        def change(time_ns: int) -> None:
+            times.append(time_ns)
+            codes.append(self._code(stack[-1][1]) if stack and stack[-1][1] else -1)
+
+        starts, ends = frames.start_ns[order].tolist(), frames.end_ns[order].tolist()
+        for row, start, end in zip(order.tolist(), starts, ends, strict=True):
+            while stack and stack[-1][0] <= start:
+                over = stack.pop()[0]
+                change(over)
+            label, is_user = self._frame(frames[row][1])
+            if not is_user:
+                outer = stack[-1] if stack else (0, "", False)
+                label = f"{outer[1]}{SEPARATOR}{label}" if outer[2] and label and self._by == "line" else outer[1]
+            stack.append((end, label, is_user))
+            change(start)
+        while stack:
+            over = stack.pop()[0]
+            change(over)
+        return np.array(times, dtype=np.int64), np.array(codes, dtype=np.int64)
+
+    @staticmethod
+    def _at(changes: tuple[Int64, Int64], times_ns: Int64) -> Int64:
+        times, codes = changes
+        at = np.searchsorted(times, times_ns, side="right") - 1
+        return np.where(at >= 0, codes[np.maximum(at, 0)], -1)
+
+    def _code(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _frame(self, name: str) -> tuple[str, bool]:
+        """What a function's event is called, and whether it is the user's."""
+        known = self._of_frame.get(name)
+        if known is None:
+            found = _FRAME.match(name)
+            built_in = _BUILT_IN.match(name)
+            if found is not None and is_users(found["file"]):
+                known = (found["file"] if self._by == "file" else name), True
+            else:
+                known = (found["function"] if found else built_in[1] if built_in else ""), False
+            self._of_frame[name] = known
+        return known
+
+    def _stack(self, stack: str) -> int:
+        """The code of a call stack, innermost frame first; -1 for none."""
+        if not stack:
+            return -1
+        known = self._of_stack.get(stack)
+        if known is None:
+            frames = [found for text in stack.split(";") if (found := _FRAME.match(text.strip()))]
+            users = [frame for frame in frames if is_users(frame["file"])]
+            name = ""
+            if self._by == "layer":
+                name = SEPARATOR.join(_layers_of(frames))
+            elif users:
+                name = users[0]["file"] if self._by == "file" else users[0][0]
+            known = self._of_stack[stack] = self._code(name) if name else -1
+        return known
+
+
+def _layers_of(frames: list[re.Match[str]]) -> Iterator[str]:
+    """The forward functions of a stack, the outermost first, without those that belong to torch itself."""
+    for frame in reversed(frames):
+        if _FORWARD.match(frame["function"]) and not _CONTAINERS.search(frame["file"]):
+            yield f"{frame['file'].rpartition('/')[2]}({frame['line']})"
+
+
+def is_users(file: str) -> bool:
+    """Say whether a file is the user's own code, and not a library's or Python's."""
+    if _INSTALLED.search(file):
+        return False
+    first = file.partition("/")[0].removesuffix(".py")
+    return first not in _PACKAGES and first not in sys.stdlib_module_names
+
+
+def _by_thread(rows: _Timed) -> dict[str, Int64]:
+    of: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        of.setdefault(row[0], []).append(place)
+    return {tid: np.array(places, dtype=np.int64) for tid, places in of.items()}
+
+
+def _until_next(code: Array) -> Array:
+    """Time before an operator is that of its line: fill what is unknown from the next known one."""
+    position = np.arange(len(code))
+    following = np.minimum.accumulate(np.where(code >= 0, position, len(code))[::-1])[::-1]
+    return np.where(following < len(code), code[np.minimum(following, len(code) - 1)], -1)

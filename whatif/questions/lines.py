@@ -1,0 +1,168 @@
+"""Which line of the source a step spends its time on, what each line waits for, and what removing it would gain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import SYNC_NAME, Bool, Float64, TaskKind
+from whatif.ingest.lines import By, Lines, read_lines
+from whatif.prediction.baseline import Baseline
+from whatif.questions.explain import Part, parts_by
+from whatif.simulation.simulator import simulate
+from whatif.simulation.steps import CLOCK_NOUNS, steady
+from whatif.simulation.timeline import Timeline
+
+# More lines than these are not simulated without, and not shown by default.
+MOST_GAINS = 12
+NO_LINE = "(no line known)"
+
+
+@dataclass(frozen=True, slots=True)
+class LinePart:
+    """What a line takes of a step, ms; ``gain_ms`` is what the mean step gains without it, None where not asked."""
+
+    part: Part
+    mean_ms: float  # the main thread's work on it, of the mean step: also what only some steps do
+    waits: float  # of a step, calls that wait for the GPU
+    blocked_ms: float  # of a step, in which these wait
+    gain_ms: float | None  # without the CPU's work and the waits of the line; the GPU's work stays
+
+    def to_dict(self, by: str) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        return {
+            **self.part.to_dict(by),
+            "mean_cpu_ms": round(self.mean_ms, 6),
+            "waits_per_step": round(self.waits, 3),
+            "blocked_ms": round(self.blocked_ms, 6),
+            "gain_ms": None if self.gain_ms is None else round(self.gain_ms, 6),
+        }
+
+
+@dataclass(frozen=True)
+class LineParts:
+    """The lines, files or layers of a step, by their time on the critical path."""
+
+    baseline: Baseline
+    by: By
+    parts: tuple[LinePart, ...]
+    n_parts: int
+
+    @property
+    def headline(self) -> str:
+        """Name what gains most, and the line that waits longest for the GPU."""
+        what, step_ms = CLOCK_NOUNS[self.baseline.clock], mean_step_ms(self.baseline, self.baseline.timeline)
+        known = [line for line in self.parts if line.part.name != NO_LINE]
+        if not known:
+            return f"no {self.by} of the {what} is known."
+        most = max(known, key=lambda line: line.part.critical_ms)
+        told = (
+            f"{most.part.name} holds most of the critical path: {most.part.critical_ms:,.2f} of "
+            f"{self.baseline.step_ns / 1e6:,.2f} ms"
+        )
+        waiting = max(known, key=lambda line: line.blocked_ms)
+        if waiting.blocked_ms > 0:
+            told += (
+                f"; {waiting.part.name} waits for the GPU {waiting.waits:.3g} times a {what}, "
+                f"{waiting.blocked_ms:,.2f} ms"
+            )
+        gaining = max(known, key=lambda line: line.gain_ms or 0.0)
+        if gaining.gain_ms:
+            told += (
+                f"; without the CPU's part of {gaining.part.name} the mean {what} of {step_ms:,.2f} ms would gain "
+                f"{gaining.gain_ms:,.2f} ms"
+            )
+        return f"{told}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the lines as a JSON object."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "mean_ms": mean_step_ms(self.baseline, self.baseline.timeline),
+            "by": self.by,
+            "headline": self.headline,
+            "lines": [line.to_dict(self.by) for line in self.parts],
+        }
+
+
+def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
+    """Return the ``top`` lines (files, layers) of a baseline's step, read from its trace.
+
+    Layers are those of the recording where it has any. Raises WhatifError where the trace holds no stacks.
+    """
+    graph = baseline.graph
+    if by == "layer" and (graph.layer > 0).any():
+        lines = Lines(by, graph.layers, np.where(graph.layer > 0, graph.layer, -1).astype(np.int32))
+    else:
+        lines = read_lines(graph, by)
+    if len(lines.code) != len(graph):
+        raise WhatifError(f"{graph.info.path}: expected the tasks of the trace, got a graph that was edited.")
+    nowhere = len(lines.names)
+    codes = np.where(lines.code >= 0, lines.code, nowhere)
+    names = [*lines.names, NO_LINE]
+    blocked_ns = blocked(baseline)
+    counted, n_steps = _steps(baseline)
+
+    def by_line(chosen: Bool, values: Float64) -> Float64:
+        return np.bincount(codes[chosen], weights=values[chosen], minlength=len(names)) / n_steps
+
+    waits = by_line(counted & (blocked_ns > 0), np.ones(len(graph)))
+    blocked_ms = by_line(counted, blocked_ns / 1e6)
+    # What one step in three does is not in the step that is shown.
+    mean_ms = by_line(counted & (graph.thread == 0) & graph.on_cpu.mask, graph.duration_ns / 1e6)
+    place = {name: code for code, name in enumerate(names)}
+    parts = parts_by(baseline, codes, names)
+    seen = {part.name for part in parts}
+    parts += [Part(names[code], 0.0, 0.0, 0.0, 0.0) for code in np.flatnonzero(mean_ms) if names[code] not in seen]
+    parts.sort(key=lambda part: -max(part.critical_ms, blocked_ms[place[part.name]], mean_ms[place[part.name]]))
+    shown = parts[:top]
+    before_ms = mean_step_ms(baseline, baseline.timeline)
+    found = []
+    for rank, part in enumerate(shown):
+        code = place[part.name]
+        gain_ms = None
+        if rank < MOST_GAINS and code != nowhere and by != "file":
+            without = simulate(_without(graph, codes == code))
+            gain_ms = before_ms - mean_step_ms(baseline, without)
+        found.append(LinePart(part, float(mean_ms[code]), float(waits[code]), float(blocked_ms[code]), gain_ms))
+    return LineParts(baseline, by, tuple(found), len(parts))
+
+
+def blocked(baseline: Baseline) -> Float64:
+    """Return how long each wait for the GPU lasts in the simulated baseline, ns, shape (n_tasks,); 0 for others."""
+    graph, timeline = baseline.graph, baseline.timeline
+    waiting = np.zeros(len(graph))
+    if SYNC_NAME not in graph.names:
+        return waiting
+    tasks = np.flatnonzero((graph.kind == TaskKind.WAIT) & (graph.name == graph.names.index(SYNC_NAME)))
+    before = graph.neighbours[0][tasks]
+    ready_ns = np.where(before >= 0, timeline.end_ns[np.maximum(before, 0)], timeline.start_ns[tasks])
+    waiting[tasks] = timeline.end_ns[tasks] - ready_ns
+    return waiting
+
+
+def mean_step_ms(baseline: Baseline, timeline: Timeline) -> float:
+    """Return the mean of the steady steps of a timeline, ms: what rare pauses cost is in it, not in the median."""
+    graph, clock = baseline.graph, baseline.clock
+    times_ns = steady(timeline.step_times_ns(clock), graph, clock)
+    return float(np.mean(times_ns)) / 1e6 if times_ns else 0.0
+
+
+def _without(graph: TaskGraph, chosen: Bool) -> TaskGraph:
+    """The graph without the CPU's work and the waits of some tasks."""
+    return graph.with_duration(chosen & graph.on_cpu.mask, 0).without_waits(chosen)
+
+
+def _steps(baseline: Baseline) -> tuple[Bool, int]:
+    """The tasks of the steady steps of the first rank, and how many steps these are."""
+    graph = baseline.graph
+    first, last = graph.info.steady
+    if baseline.clock == "span" or last <= first:
+        return graph.of_clock.mask, 1
+    return graph.of_clock.mask & (graph.step >= first) & (graph.step < last), last - first

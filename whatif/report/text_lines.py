@@ -1,0 +1,49 @@
+"""The text report of ``whatif explain --by line|layer|file``."""
+
+from __future__ import annotations
+
+import re
+
+from whatif.questions.lines import LineParts
+from whatif.report.layout import count, ms_format, report
+
+# The folders of a path, but for the last one.
+_FOLDERS = re.compile(r"/(?:[^/( ]+/)+(?=[^/( ]+/[^/( ]+\(\d+\))")
+
+
+def short_line(text: str) -> str:
+    """Return text in which files that are named by their whole path keep the last folder alone."""
+    return _FOLDERS.sub("", text)
+
+
+def print_lines(found: LineParts) -> None:
+    """Print the lines, files or layers of a step, and what waiting for the GPU costs on each."""
+    baseline = found.baseline
+    has_gpu = bool(baseline.graph.on_gpu.any())
+    ms = ms_format(baseline.step_ns / 1e6)
+    with report() as out:
+        out.say(short_line(found.headline), "bold")
+        out.step(baseline)
+        headers = ["", *(["GPU ms"] if has_gpu else []), "CPU ms", "mean CPU ms", "critical ms"]
+        headers += ["waits", "blocked ms"] if has_gpu else []
+        headers += ["gain without it"] if found.by != "file" else []
+        rows = []
+        for line in found.parts:
+            part = line.part
+            row = [
+                part.name,
+                *([ms(part.gpu_ms)] if has_gpu else []),
+                ms(part.cpu_ms),
+                ms(line.mean_ms),
+                ms(part.critical_ms),
+            ]
+            row += [count(line.waits), ms(line.blocked_ms)] if has_gpu else []
+            row += [ms(line.gain_ms)] if found.by != "file" else []
+            rows.append(row)
+        shown = len(found.parts)
+        of = f" ({shown} of {found.n_parts})" if shown < found.n_parts else ""
+        out.table(f"By {found.by}{of}, ms a step", headers, rows, wraps=True)
+        out.say()
+        out.say("mean CPU: the main thread's work in the mean step, also what only some steps do", "dim")
+        if found.by != "file":
+            out.say("gain without it: of the mean step, without the line's CPU work and its waits for the GPU", "dim")
