@@ -218,6 +218,12 @@ ODD_EVENTS = (
     b'{"ph": "f", "cat": "fwdbwd", "id": "1", "pid": 1, "tid": 3, "ts": 5}',
     b'{"ph": "s", "cat": "fwdbwd", "id": true, "pid": 1, "ts": 4}',
     b'{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Bytes": 64, "Addr": 1, "Total Allocated": 64}}',
+    b'{"ph": "i", "name": "[memory]", "ts": 1, "args": {"bytes": -64, "Addr": "12", "Device Type": 1, "Device Id": 0}}',
+    b'{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Bytes": 99999999999999, "Addr": 1}}',
+    b'{"ph": "i", "name": "[memory]", "ts": 1}',
+    b'{"ph": "i", "name": "[memory]", "args": {"Bytes": 64, "Addr": 1}}',
+    b'{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Bytes": 64, "Addr": 1, "stream": 1e999}}',
+    X.replace(b'"stream": 7', b'"Device Id": 1e999'),
     b'{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}',
     b'{"ph": "M", "name": "process_name", "pid": 1e999}',
 )  # fmt: skip

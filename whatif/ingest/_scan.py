@@ -92,40 +92,39 @@ def _string(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: c
     b: cython.ulonglong
     high: cython.ulonglong = 0
     flags: cython.Py_ssize_t = 0
-    last: cython.Py_ssize_t
     c: cython.uchar
     while True:
-        while at + 8 <= stop:
+        if at + 8 <= stop:
             x = _word(buf, at)
             q = x ^ (ones * 34)
             b = x ^ (ones * 92)
-            # The top bit of each byte that is a quote, a backslash or below 32; above such a byte, it may err.
-            q = ((q - ones) & ~q) | ((b - ones) & ~b) | ((x - ones * 32) & ~x)
-            if q & tops & all_bits:
-                break
-            high |= x
-            at += 8
-        last = at + 8
-        if last > stop:
-            last = stop
-        while at < last:
-            c = buf[at]
-            if c == 34:
-                if high & tops:
-                    flags |= 2
-                return at * 4 + flags
-            if c == 92:
-                flags |= 1
-                at = _escape(buf, at, stop)
-                if at < 0:
-                    return at
-                break
-            if c < 32:
-                return -2
-            high |= c
-            at += 1
-        if at >= stop:
+            # The top bit of each byte that is a quote, a backslash or below 32; above the lowest such byte, it may err.
+            q = (((q - ones) & ~q) | ((b - ones) & ~b) | ((x - ones * 32) & ~x)) & tops
+            if q == 0:
+                high |= x
+                at += 8
+                continue
+            # All bits below the lowest one, of which each whole byte counts one.
+            q = ((q & (~q + 1)) >> 7) - 1
+            high |= x & q
+            at += (((q & ones) * ones) & all_bits) >> 56
+        elif at >= stop:
             return -1
+        c = buf[at]
+        if c == 34:
+            if high & tops:
+                flags |= 2
+            return at * 4 + flags
+        if c == 92:
+            flags |= 1
+            at = _escape(buf, at, stop)
+            if at < 0:
+                return at
+            continue
+        if c < 32:
+            return -2
+        high |= c
+        at += 1
 
 
 @cython.cfunc
@@ -350,8 +349,11 @@ def _field(
 def _hash(buf: cython.const[cython.uchar][::1], begin: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.ulonglong:
     all_bits: cython.ulonglong = 0xFFFFFFFFFFFFFFFF
     mix: cython.ulonglong = 0xFF51AFD7ED558CCD
-    step: cython.ulonglong = 0x100000001B3
     salt: cython.ulonglong = 0x9E3779B1
+    one: cython.ulonglong = 1
+    rest: cython.ulonglong
+    byte: cython.ulonglong
+    i: cython.Py_ssize_t
     n: cython.ulonglong = end - begin
     h: cython.ulonglong = n * salt
     at: cython.Py_ssize_t = begin
@@ -359,9 +361,16 @@ def _hash(buf: cython.const[cython.uchar][::1], begin: cython.Py_ssize_t, end: c
         h = ((h ^ _word(buf, at)) * mix) & all_bits
         h ^= h >> 32
         at += 8
-    while at < end:
-        h = ((h ^ buf[at]) * step) & all_bits
-        at += 1
+    if at < end:
+        rest = 0
+        if at + 8 <= len(buf):
+            rest = _word(buf, at) & ((one << (8 * (end - at))) - 1)
+        else:
+            for i in range(end - at):
+                byte = buf[at + i]
+                rest |= byte << (8 * i)
+        h = ((h ^ rest) * mix) & all_bits
+        h ^= h >> 32
     return h ^ (h >> 29)
 
 
@@ -584,6 +593,7 @@ def scan(
     flags: cython.longlong[::1],
     rows: cython.longlong[::1],
     flows: cython.longlong[::1],
+    allocations: cython.longlong[::1],
     ranges: cython.longlong[::1],
     table: cython.int[::1],
     texts: cython.longlong[::1],
@@ -595,8 +605,8 @@ def scan(
     """Scan events on from state[0]; what each place of the arrays means stands in ``scanned.py``.
 
     ``state`` is (place behind the last whole event, rows, ranges, texts, pairs, flows, the place where it began, what
-    there was no room for: 0 rows, 1 texts, 2 pairs, 3 their bytes). Returns why it stopped: 0: the text ends within an
-    event, 1: no room, 2: something odd.
+    there was no room for: 0 rows, 1 texts, 2 pairs, 3 their bytes; allocations). Returns why it stopped: 0: the text
+    ends within an event, 1: no room, 2: something odd.
     """
     odd: cython.longlong = -9223372036854775807
     none: cython.longlong = -9223372036854775806
@@ -604,11 +614,13 @@ def scan(
     n_rows: cython.Py_ssize_t = state[1]
     n_ranges: cython.Py_ssize_t = state[2]
     n_flows: cython.Py_ssize_t = state[5]
+    n_allocations: cython.Py_ssize_t = state[8]
     most_rows: cython.Py_ssize_t = len(rows) // 16
     most_ranges: cython.Py_ssize_t = len(ranges) // 3
     most_texts: cython.Py_ssize_t = len(texts) - 16
     most_pairs: cython.Py_ssize_t = len(pairs) // 2 - 8
     most_flows: cython.Py_ssize_t = len(flows) // 4
+    most_allocations: cython.Py_ssize_t = len(allocations) // 6
     event: cython.Py_ssize_t
     key: cython.Py_ssize_t
     n_key: cython.Py_ssize_t
@@ -616,7 +628,9 @@ def scan(
     place: cython.Py_ssize_t
     seen: cython.ulonglong
     one: cython.ulonglong = 1
-    rare: cython.ulonglong = 0xFFFFFFFFF8000000  # the keys from 27 on
+    rare: cython.ulonglong = 0xFFFFFFFF80000000  # the keys from 31 on
+    untold: cython.ulonglong = 0xFFFFFFFF84FFFE00  # all keys of args but bytes, Bytes and 27 to 30
+    large: cython.longlong = 17592186044416  # 2 ** 44
     level: cython.int
     f: cython.int
     i: cython.Py_ssize_t
@@ -642,7 +656,12 @@ def scan(
             if buf[event] != 123:
                 status = 2
                 break
-            if n_rows == most_rows or n_ranges == most_ranges or n_flows == most_flows:
+            if (
+                n_rows == most_rows
+                or n_ranges == most_ranges
+                or n_flows == most_flows
+                or n_allocations == most_allocations
+            ):
                 state[7] = 0
                 status = 1
                 break
@@ -701,7 +720,7 @@ def scan(
                     value = place
                     if c == 123 or c == 91:
                         # Of these only raw values may be arrays: shapes, launches and call stacks.
-                        if 0 <= f < 17 or 22 < f < 26:
+                        if 0 <= f < 17 or 22 < f < 26 or 26 < f < 31:
                             status = 2
                             break
                         place = _nested(buf, place, stop)
@@ -817,6 +836,11 @@ def scan(
                     for i in range(begin[26], end[26]):
                         number += buf[i] == 59
                 rows[15 * most_rows + n_rows] = number
+                for i in range(27, 31):
+                    if seen >> i & 1 and not _is_plain(buf, begin[i], end[i], flags[i]):
+                        status = 2
+                if status == 2:
+                    break
                 if seen & rare:
                     ranges[n_ranges] = event
                     ranges[most_ranges + n_ranges] = place
@@ -827,10 +851,27 @@ def scan(
                 status = 2  # an escape may spell a name that is known
                 break
             elif ph == 105 and seen >> 2 & 1 and _is(buf, begin[2], end[2], texts, arena, 1):
-                ranges[n_ranges] = event
-                ranges[most_ranges + n_ranges] = place
-                ranges[2 * most_ranges + n_ranges] = -1
-                n_ranges += 1
+                # Of its args only what it is read for: bytes, address, total and device.
+                if seen & untold or not seen >> 5 & 1:
+                    status = 2
+                    break
+                number = _us_as_ns(buf, begin[5], end[5])
+                other = _integer(buf, begin[25], end[25], -1) if seen >> 25 & 1 else -1
+                if other == -1 and seen >> 24 & 1:
+                    other = _integer(buf, begin[24], end[24], -1)
+                if number == odd or other >= large or other <= -large:
+                    status = 2
+                    break
+                allocations[n_allocations] = number
+                allocations[most_allocations + n_allocations] = other
+                for i in range(4):
+                    other = _integer(buf, begin[27 + i], end[27 + i], -1) if seen >> (27 + i) & 1 else -1
+                    if other == odd:
+                        status = 2
+                    allocations[(2 + i) * most_allocations + n_allocations] = other
+                if status == 2:
+                    break
+                n_allocations += 1
             elif seen >> 9 or ph == 66:
                 status = 2
                 break
@@ -864,6 +905,7 @@ def scan(
         state[1] = n_rows
         state[2] = n_ranges
         state[5] = n_flows
+        state[8] = n_allocations
     return status
 
 

@@ -19,7 +19,7 @@ except ImportError:  # pragma: no cover
     import zlib as fast_zlib  # type: ignore[no-redef]
 
 GZIP_MAGIC = b"\x1f\x8b"
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 # Compressed input is read in smaller pieces: JSON traces shrink 10 to 20 times.
 _COMPRESSED_PIECE_BYTES = 256 << 10
 _SPOOLED_IN_MEMORY_BYTES = 64 << 20

@@ -13,7 +13,7 @@ import msgspec
 from whatif.errors import WhatifError
 from whatif.ingest.file_bytes import GZIP_MAGIC, FileBytes, ends_early
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 # A longer event is given up. It bounds the memory that unbalanced brackets can take.
 MAX_EVENT_BYTES = 8 << 20
 # Header fields beyond this on either side of the array are left out.

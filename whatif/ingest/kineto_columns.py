@@ -78,7 +78,7 @@ class ColumnBuilder:
             self._add_python(python)
         self._add_flows(flow_ends)
         if allocations:
-            self.add_allocations(allocations)
+            self._add_allocations(allocations)
         if not rows:
             return
         category = np.array(codes, np.int8)
@@ -253,7 +253,7 @@ class ColumnBuilder:
         track = np.fromiter((self.tracks[event.pid, event.tid] for event in events), np.int32, len(events))
         self.python.append((time_ns[status == 0], track[status == 0]))
 
-    def add_allocations(self, events: list[RawEvent]) -> None:
+    def _add_allocations(self, events: list[RawEvent]) -> None:
         """Keep what was allocated and given back; old profilers told no address, and then nobody knows what lives."""
         args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
         time_ns, status = parse_us_as_ns([event.ts for event in events])
@@ -264,7 +264,11 @@ class ColumnBuilder:
         sound = (status == 0) & (np.abs(table[1]) < 2**44)
         if lost := int(np.count_nonzero(~sound)):
             self._dropped[DROPPED_ALLOCATION] += lost
-        self._allocations.append(table[:, sound & (table[2] != MISSING)])
+        self.keep_allocations(table[:, sound])
+
+    def keep_allocations(self, table: npt.NDArray[Any]) -> None:
+        """Keep allocations as columns of time, bytes, address, total, type and number of the device."""
+        self._allocations.append(table[:, table[2] != MISSING])
 
     def build(self, header: dict[str, Any], ends_early_at: int | None) -> Events:
         """Return the columns sorted by (start_ns, -duration_ns), stable; where a cut file ended is passed on."""

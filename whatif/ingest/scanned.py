@@ -15,18 +15,17 @@ from whatif.loops import Loops
 
 LOOPS = Loops("whatif.ingest._scan")
 
-# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those of ``RARE`` on only tell
+# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those from 31 on only tell
 # that an event is decoded as well.
 _KEYS = (
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args",
     b"correlation", b"Correlation ID", b"External id", b"external id", b"stream", b"device",
     b"Sequence number", b"Fwd thread id", b"Input Dims", b"Input dims", b"Input type", b"Concrete Inputs", b"grid",
     b"block", b"registers per thread", b"bytes", b"Bytes", b"Call stack",
+    b"Addr", b"Total Allocated", b"Device Type", b"Device Id",
     b"Collective name", b"In msg nelems", b"dtype", b"Group size", b"Process Group Name", b"Process Group Ranks",
-    b"cuda_sync_kind", b"wait_on_stream", b"wait_on_cuda_event_record_corr_id", b"Addr", b"Total Allocated",
-    b"Device Type", b"Device Id",
+    b"cuda_sync_kind", b"wait_on_stream", b"wait_on_cuda_event_record_corr_id",
 )  # fmt: skip
-_RARE = 27
 # With these no two keys of a level share a place in its table (a test holds it).
 _FACTORS = (1, 5, 37, 43)
 _LONGEST_KEY = 64
@@ -56,7 +55,7 @@ class Scan(NamedTuple):
     rows: Int64  # (16, n)
     flows: Int64  # (4, n): phase as a byte, time, id, track
     rare: list[tuple[int, RawEvent]]  # rows of which the args are needed
-    instants: list[RawEvent]  # allocations
+    allocations: Int64  # (6, n): time, bytes, address, total, type and number of the device
     taken_bytes: int
     status: int
 
@@ -70,11 +69,12 @@ class Scanner:
         self._scratch = tuple(np.zeros(64, np.int64) for _ in range(3))
         self._rows = np.empty(16 * _MOST_ROWS, np.int64)
         self._flows = np.empty(4 * _MOST_ROWS, np.int64)
+        self._allocations = np.empty(6 * _MOST_ROWS, np.int64)
         self._ranges = np.empty(3 * _MOST_ROWS, np.int64)
         self._texts, self._table = np.zeros(1 << 12, np.int64), np.zeros(1 << 13, np.int32)
         self._pairs, self._pair_table = np.zeros(1 << 12, np.int64), np.zeros(1 << 12, np.int32)
         self._arena = np.empty(1 << 18, np.uint8)
-        self._state = np.zeros(8, np.int64)
+        self._state = np.zeros(9, np.int64)
         # The first texts have numbers that the scanner knows.
         for text in (b"null", b'"[memory]"', b'"fwdbwd"'):
             begin, code = self._texts[self._state[3]], self._state[3]
@@ -105,11 +105,11 @@ class Scanner:
         while text[start : start + 1] in _SEPARATORS:
             start += 1
         state[0] = state[6] = start
-        state[1] = state[2] = state[5] = 0
+        state[1] = state[2] = state[5] = state[8] = 0
         while True:
             status = self._loops.scan(
-                text, len(text), *self._keys, *self._scratch, self._rows, self._flows, self._ranges, self._table,
-                self._texts, self._arena, self._pair_table, self._pairs, state,
+                text, len(text), *self._keys, *self._scratch, self._rows, self._flows, self._allocations,
+                self._ranges, self._table, self._texts, self._arena, self._pair_table, self._pairs, state,
             )  # fmt: skip
             if status != NO_ROOM or not self._make_room():
                 break
@@ -117,17 +117,16 @@ class Scanner:
         if end == start:
             return None
         rare: list[tuple[int, RawEvent]] = []
-        instants: list[RawEvent] = []
         for first, last, row in self._ranges.reshape(3, -1)[:, : state[2]].T.tolist():
             event = decoded(_EVENT, text[first:last])
             if event is None:
                 return None
-            if row < 0:
-                instants.append(event)
-            else:
-                rare.append((row, event))
-        rows = self._rows.reshape(16, -1)[:, : state[1]]
-        return Scan(rows, self._flows.reshape(4, -1)[:, : state[5]], rare, instants, end - before, status)
+            rare.append((row, event))
+        rows, flows, allocations = (
+            array.reshape(width, -1)[:, : state[place]]
+            for array, width, place in ((self._rows, 16, 1), (self._flows, 4, 5), (self._allocations, 6, 8))
+        )
+        return Scan(rows, flows, rare, allocations, end - before, status)
 
     def _make_room(self) -> bool:
         """Make four times as much room for texts and pairs; False where it is the rows that are full."""

@@ -122,8 +122,8 @@ class ScannedColumns:
                    self._track[scan.flows[3]].tolist(), strict=True)  # fmt: skip
         for phase, number, time_ns, track in ends:
             builder.add_flow_end(chr(phase), number, time_ns, track)
-        if scan.instants:
-            builder.add_allocations(scan.instants)
+        if scan.allocations.shape[1]:
+            builder.keep_allocations(scan.allocations)
         rows, category = scan.rows, self._category[scan.rows[CATEGORY]]
         rare = scan.rare
         if len(category) and category.min() < 0:
