@@ -12,9 +12,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 PLAIN = os.environ.get("WHATIF_PLAIN") == "1"
+
+
+def all_plain() -> bool:
+    """Whether the loops of this installation run as plain Python; loads nothing heavy."""
+    return not Loops("whatif.graph._loops").compiled
 
 
 class Loops:
@@ -50,7 +53,7 @@ def _on_lists(loop: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(loop)
     def called(*args: Any) -> Any:
-        columns = [isinstance(a, np.ndarray) and a.ndim == 1 for a in args]
+        columns = [getattr(a, "ndim", 0) == 1 for a in args]
         given = [a.tolist() if column else a for a, column in zip(args, columns, strict=True)]
         result = loop(*given)
         for array, column, values in zip(args, columns, given, strict=True):

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -87,6 +88,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
 
             reading.be_quiet(args.quiet or "--quiet" in flags)
             status = int(module.run(args))
+            _say_if_plain()
         sys.stdout.flush()
         return status
     except UsageError as error:
@@ -99,6 +101,19 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
         if debug:
             raise
         return _failed(error, interrupted=isinstance(error, KeyboardInterrupt) or interrupted())
+
+
+# A command on a small trace takes less, and nobody waits for it.
+_LONG_S = 5
+
+
+def _say_if_plain() -> None:
+    """Say what a long command could save, at its end, where the loops are not compiled."""
+    from whatif.cli.reading import warn
+    from whatif.loops import all_plain
+
+    if time.process_time() > _LONG_S and all_plain():
+        warn(["the hot loops run as plain Python; install a C compiler and whatif again to save time"], "note")
 
 
 def _failed(error: BaseException, *, interrupted: bool) -> int:
@@ -133,7 +148,9 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
             print(_help())
             return None, flags, []
         if word in ("-V", "--version"):
-            print(f"whatif {VERSION}")
+            from whatif.loops import all_plain
+
+            print(f"whatif {VERSION}{' (plain: the hot loops are not compiled)' if all_plain() else ''}")
             return None, flags, []
         if word in FLAGS:
             flags.add(word)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import cython  # what the compiler reads; nothing imports Cython at run time
@@ -12,6 +14,11 @@ else:
     from whatif import uncompiled as cython
 
 COMPILED = cython.compiled
+
+
+def _small(n: int) -> Any:
+    """Scratch of int32: a list is quicker than an array where nothing is compiled."""
+    return np.zeros(n, dtype=np.int32) if cython.compiled else [0] * n
 
 
 def group_by_target(
@@ -43,3 +50,89 @@ def group_by_target(
         for task in range(n_tasks, 0, -1):
             offsets[task] = offsets[task - 1]
         offsets[0] = 0
+
+
+def group_rows(ends: cython.const[cython.int][::1], offsets: cython.longlong[::1], rows: cython.longlong[::1]) -> None:
+    """Fill ``offsets``, shape (n_tasks + 1,) and zero at first, and the rows by their end, in order: counted."""
+    row: cython.Py_ssize_t
+    task: cython.Py_ssize_t
+    n_tasks: cython.Py_ssize_t = len(offsets) - 1
+    n_rows: cython.Py_ssize_t = len(ends)
+    with cython.nogil:
+        for row in range(n_rows):
+            offsets[ends[row] + 1] += 1
+        for task in range(n_tasks):
+            offsets[task + 1] += offsets[task]
+        for row in range(n_rows):
+            rows[offsets[ends[row]]] = row
+            offsets[ends[row]] += 1
+        for task in range(n_tasks, 0, -1):
+            offsets[task] = offsets[task - 1]
+        offsets[0] = 0
+
+
+def smallest_first(
+    offsets: cython.const[cython.longlong][::1],
+    targets: cython.const[cython.int][::1],
+    missing: cython.int[::1],
+    order: cython.int[::1],
+) -> int:
+    """Fill ``order`` with the tasks, sources before targets and the smallest id first; return how many there are.
+
+    ``targets`` are those of each task's dependencies, ``missing`` counts what it waits for and is used up. A task that
+    is next in the order of the ids runs at once; only others go through a heap.
+    """
+    n: cython.Py_ssize_t = len(missing)
+    first: cython.Py_ssize_t = 0  # no task before this one is waiting outside the heap
+    done: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t
+    other: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    task: cython.int
+    last: cython.int
+    target: cython.int
+    heap: cython.int[::1] = _small(n)
+    with cython.nogil:
+        while True:
+            # Tasks behind ``first`` have not been looked at: they are in the heap only if something made them ready.
+            if first < n and (size == 0 or first <= heap[0]):
+                task = first
+                first += 1
+                if missing[task] != 0:
+                    continue  # it comes through the heap, or has come
+            elif size > 0:
+                task = heap[0]
+                size -= 1
+                last = heap[size]
+                at = 0
+                while True:
+                    other = 2 * at + 1
+                    if other >= size:
+                        break
+                    if other + 1 < size and heap[other + 1] < heap[other]:
+                        other += 1
+                    if heap[other] >= last:
+                        break
+                    heap[at] = heap[other]
+                    at = other
+                heap[at] = last
+            else:
+                break
+            missing[task] = -1
+            order[done] = task
+            done += 1
+            for row in range(offsets[task], offsets[task + 1]):
+                target = targets[row]
+                missing[target] -= 1
+                if missing[target] == 0 and target < first:
+                    at = size
+                    size += 1
+                    while at > 0:
+                        other = (at - 1) >> 1
+                        if heap[other] <= target:
+                            break
+                        heap[at] = heap[other]
+                        at = other
+                    heap[at] = target
+    return done

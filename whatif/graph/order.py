@@ -5,7 +5,6 @@ Derived dependencies are found anew in every edited graph and never stored.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +24,9 @@ def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
 
 
 def _grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
-    offsets = np.zeros(n_tasks + 1, dtype=np.int64)
-    np.cumsum(np.bincount(ends, minlength=n_tasks), out=offsets[1:])
-    return offsets, np.argsort(ends, kind="stable")
+    offsets, rows = np.zeros(n_tasks + 1, dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+    loops.group_rows(ends, offsets, rows)
+    return offsets, rows
 
 
 def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
@@ -61,19 +60,9 @@ def _merged(first: Int32, last: Int32) -> list[tuple[int, int]]:
 
 def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:
     offsets, rows = _grouped(n_tasks, before)
-    targets: list[int] = after[rows].tolist()
-    starts = offsets.tolist()
-    missing: list[int] = np.bincount(after, minlength=n_tasks).tolist()
-    ready: list[int] = [task for task in range(n_tasks) if missing[task] == 0]
-    order = []
-    while ready:
-        task = heapq.heappop(ready)
-        order.append(task)
-        for target in targets[starts[task] : starts[task + 1]]:
-            missing[target] -= 1
-            if missing[target] == 0:
-                heapq.heappush(ready, target)
-    return np.array(order, dtype=np.int32)
+    missing = np.bincount(after, minlength=n_tasks).astype(np.int32)
+    order = np.empty(n_tasks, dtype=np.int32)
+    return order[: loops.smallest_first(offsets, after[rows], missing, order)]
 
 
 def derived_dependencies(graph: TaskGraph) -> Dependencies:

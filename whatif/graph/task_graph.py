@@ -17,7 +17,7 @@ from whatif.graph.edit import as_ids, as_index
 from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.memory import Memory
 from whatif.graph.notebook_view import notebook_view
-from whatif.graph.order import derived_dependencies, loops, thread_dependencies
+from whatif.graph.order import derived_dependencies, loops, outgoing, thread_dependencies
 from whatif.graph.recorded import ProfilerEstimate, Recorded
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
@@ -280,6 +280,21 @@ class TaskGraph:
         )  # fmt: skip
         return offsets, points, lags_ns
 
+    @shared_property
+    def outgoing(self) -> tuple[Int64, Dependencies]:
+        """Where each task's dependencies begin among all, by source, shape (n_tasks + 1,), and these in that order."""
+        dependencies = Dependencies.concatenate([self.dependencies, self.derived])
+        offsets, rows = outgoing(len(self), dependencies)
+        return offsets, dependencies.take(rows)
+
+    @shared_property
+    def waits_for(self) -> tuple[Int32, Int32]:
+        """The next task on each one's thread, -1 where its order is free, and how many tasks each one waits for."""
+        ordered = np.array([thread.ordered for thread in self.threads], dtype=np.bool_)[self.thread]
+        previous, following = self.neighbours
+        n_before = np.bincount(self.outgoing[1].target, minlength=len(self)) + (ordered & (previous >= 0))
+        return np.where(ordered, following, np.int32(-1)), n_before.astype(np.int32)
+
     def all_dependencies(self) -> Dependencies:
         """Every dependency as a row: the stored ones, the derived ones and the order of each thread."""
         return Dependencies.concatenate([self.dependencies, self.derived, thread_dependencies(self)])
@@ -486,6 +501,8 @@ def _longest_ns(graph: TaskGraph) -> float:
     """Return a bound of what the tasks of any path add up to: it holds one task, at most, that nothing comes before."""
     time_ns = graph.high_ns.astype(np.float64)
     first = np.zeros(len(graph), dtype=np.bool_)
-    first[np.unique(graph.thread, return_index=True)[1]] = True
+    of_thread = np.full(len(graph.threads), -1, dtype=np.int64)
+    of_thread[graph.thread[::-1]] = np.arange(len(graph))[::-1]  # the last one written is the first on its thread
+    first[of_thread[of_thread >= 0]] = True
     first[graph.dependencies.target] = False
     return float(time_ns[~first].sum() + time_ns[first].max(initial=0))

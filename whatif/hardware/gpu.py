@@ -146,6 +146,7 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(sorted(_gpus()))
 
 
+@lru_cache(maxsize=256)
 def load_gpu(name: str) -> Gpu:
     """Return the facts of the GPU called `name`: a file's name or an alias, whatever the case and punctuation.
 

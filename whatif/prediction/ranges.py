@@ -73,23 +73,26 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
     return [np.array([wide_ns.sum()], dtype=np.float64), np.asarray(share * together, dtype=np.float64)]
 
 
-def _sums(graph: TaskGraph, source: Int8, wide_ns: Float64) -> list[Float64]:
+def _sums(graph: TaskGraph, source: Int8, all_wide_ns: Float64) -> list[Float64]:
+    wide = np.flatnonzero(all_wide_ns)
+    wide_ns, source = all_wide_ns[wide], source[wide]
     # Waits that may vanish have nothing to do with the CPU's work.
-    group = source.astype(np.int64) + len(Source) * (graph.kind == TaskKind.WAIT)
+    group = source.astype(np.int64) + len(Source) * (graph.kind[wide] == TaskKind.WAIT)
     alone = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
     # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
-    own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
+    own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[wide[alone]], 0)
     rows = int(graph.measured.max(initial=-1)) + 1
-    operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
+    measured = graph.measured[wide[alone]]
+    operator = np.where(measured >= 0, measured, rows + graph.name[wide[alone]])
     together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
     together[Source.MEASURED] -= own_ns.sum()
     own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-    modelled = np.flatnonzero(graph.on_gpu.mask & among(source, _MODELS))
+    modelled = np.flatnonzero(graph.on_gpu.mask[wide] & among(source, _MODELS))
     apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
     together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
     # No family is -1.
-    by_family = np.bincount(graph.family[modelled] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
-    return [np.array([wide_ns.sum()]), together, own, by_family]
+    by_family = np.bincount(graph.family[wide[modelled]] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
+    return [np.array([all_wide_ns.sum()]), together, own, by_family]
 
 
 def combined_shares(sums: Float64) -> tuple[Float64, Float64]:

@@ -490,7 +490,9 @@ def simulate(
     """Run the graph and fill ``times`` with start (first half) and end (second half); return the tasks that ran.
 
     ``following`` is the next task on an ordered thread, -1 elsewhere; ``missing`` counts what each task waits for, and
-    is used up. Without ``by_urgency`` the column ``behind``, and without ``shares`` what tasks use, may be empty.
+    is used up. Where all threads are ordered and no lag is negative, only tasks that share something are events: the
+    others run as soon as what they wait for has run, whatever the time. Without ``by_urgency`` the column ``behind``,
+    and without ``shares`` what tasks use, may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -506,25 +508,44 @@ def simulate(
     clock_ns: cython.longlong = 0
     runs_on: cython.bint
     joins: cython.bint
+    n_alone: cython.Py_ssize_t = 0
+    at_once: cython.bint = shares
     threads: Threads = Threads(thread, behind, by_urgency, free_order)
     sharing: Sharing = Sharing(threads, role, compute, memory, slowed, link_share, least)
+    alone: cython.int[::1] = _small(n if shares else 1)  # tasks that are ready and share nothing
     with cython.nogil:
+        for t in range(len(thread_lag_ns)):
+            at_once = at_once and thread_lag_ns[t] >= 0 and not free_order[t]
+        for row in range(len(lags_ns)):
+            at_once = at_once and lags_ns[row] >= 0
         for task in range(n):
             if missing[task] == 0:
-                threads.put(thread[task], task)
+                if at_once and device[task] == 0 and link[task] == 0:
+                    alone[n_alone] = task
+                    n_alone += 1
+                else:
+                    threads.put(thread[task], task)
         for t in range(threads.leaves - 1, 0, -1):
             threads.winner[t] = threads.sooner(threads.winner[2 * t], threads.winner[2 * t + 1])
         while True:
-            t = threads.winner[1]
-            if t < 0:
-                break
-            task = threads.task_on[t]
-            runs_on = task >= 0
-            if runs_on:
-                start_ns = times[task]
+            runs_on = False
+            if n_alone > 0:
+                n_alone -= 1
+                task = alone[n_alone]
+                t = thread[task]
+                start_ns = threads.start_of(t, task)
+                times[task] = start_ns
             else:
-                if threads.next_task(t) < 0:
+                t = threads.winner[1]
+                if t < 0:
                     break
+                task = threads.task_on[t]
+                runs_on = task >= 0
+                if runs_on:
+                    start_ns = times[task]
+                elif threads.next_task(t) < 0:
+                    break
+            if task < 0:
                 task = threads.take(t)
                 start_ns = threads.start_of(t, task)
                 times[task] = start_ns
@@ -536,6 +557,10 @@ def simulate(
                                 threads.ready_ns[target] = start_ns + lags_ns[row]
                             missing[target] -= 1
                             if missing[target] == 0:
+                                if at_once and device[target] == 0 and link[target] == 0:
+                                    alone[n_alone] = target
+                                    n_alone += 1
+                                    continue
                                 other = thread[target]
                                 threads.put(other, target)
                                 threads.climb(other)
@@ -582,7 +607,11 @@ def simulate(
             if target >= 0:
                 missing[target] -= 1
                 if missing[target] == 0:
-                    threads.put(t, target)
+                    if at_once and device[target] == 0 and link[target] == 0:
+                        alone[n_alone] = target
+                        n_alone += 1
+                    else:
+                        threads.put(t, target)
             for row in range(offsets[task], offsets[task + 1]):
                 if anchors[row] == 1:
                     if runs_on:
@@ -595,6 +624,10 @@ def simulate(
                     threads.ready_ns[target] = now_ns
                 missing[target] -= 1
                 if missing[target] == 0:
+                    if at_once and device[target] == 0 and link[target] == 0:
+                        alone[n_alone] = target
+                        n_alone += 1
+                        continue
                     other = thread[target]
                     threads.put(other, target)
                     if other != t:

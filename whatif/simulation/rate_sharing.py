@@ -24,8 +24,6 @@ from whatif.simulation.simulator import (
     Schedule,
     cycle,
     not_ready,
-    outgoing_dependencies,
-    waits_on_threads,
 )
 
 _HOLDS, _YIELDS, _SHARES = int(Role.HOLDS), int(Role.YIELDS), int(Role.SHARES)
@@ -188,12 +186,12 @@ class _Simulation:
 
     def __init__(self, graph: TaskGraph) -> None:
         n = len(graph)
-        offsets, dependencies = outgoing_dependencies(graph)
+        offsets, dependencies = graph.outgoing
         self.offsets: list[int] = offsets.tolist()
         self.edges: list[tuple[int, int, int]] = list(
             zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
         )
-        following, missing = waits_on_threads(graph, dependencies)
+        following, missing = graph.waits_for
         self.following: list[int] = following.tolist()
         self.missing: list[int] = missing.tolist()
         self.duration_ns: list[int] = graph.duration_ns.tolist()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import ThreadKind
+from whatif.graph.types import Array, ThreadKind
 
 # The attached column; rows of zeros, as inserted tasks have them, use nothing.
 USES = "uses"
@@ -63,8 +63,12 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     That is of collectives which a what-if put in; beside recorded ones the recording tells.
     """
     streams = np.array([False] + [thread.kind == ThreadKind.STREAM for thread in graph.threads])
-    low, high = uses_of(graph), uses_of(graph)
-    new = (low["role"] == Role.HOLDS) & (graph.start_ns < 0) & streams[low["device"]]
+    uses = graph.attached[USES]
+    new = np.flatnonzero((graph.start_ns < 0) & (uses["role"] == Role.HOLDS))
+    new = new[streams[uses["device"][new]]]
+    if not len(new):
+        return graph, graph
+    low, high = uses.copy(), uses.copy()
     low["slowed"][new] = 0.0
     for name in ("compute", "memory"):
         held = high[name][new]
@@ -72,19 +76,20 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     return graph.attach(**{USES: low}), graph.attach(**{USES: high})
 
 
-def checked(graph: TaskGraph) -> Uses:
-    """Return the column of a graph that has it. Raises WhatifError where a row cannot be."""
+def checked(graph: TaskGraph) -> dict[str, Array]:
+    """Return the column's fields by name, of a graph that has it. Raises WhatifError where a row cannot be."""
     uses = graph.attached[USES]
     if uses.dtype != COLUMN:
         raise WhatifError(
             f"simulate: the attached column {USES!r} is not one of whatif.simulation.sharing; give it another name."
         )
+    fields = {name: np.ascontiguousarray(uses[name]) for name in COLUMN.names or ()}
     for name in ("device", "link"):
-        codes = uses[name]
+        codes = fields[name]
         if len(codes) and not (int(codes.min()) >= 0 and int(codes.max()) <= len(graph.threads)):
             raise WhatifError(f"simulate: a task uses the {name} of a thread outside 0..{len(graph.threads) - 1}.")
     for name in ("compute", "memory", "slowed", "link_share", "lead_ns"):
-        values = uses[name]
+        values = fields[name]
         if len(values) and not (float(values.min()) >= 0 and float(values.max()) < 2**50):
             raise WhatifError(f"simulate: expected {name} of 0 or more for what a task uses, got another value.")
-    return uses
+    return fields

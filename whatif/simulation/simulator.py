@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
-from whatif.graph.order import outgoing
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
-    Dependencies,
     Int32,
     Int64,
 )
@@ -150,41 +148,25 @@ def _swept(graph: TaskGraph) -> Int64:
     return times
 
 
-def outgoing_dependencies(graph: TaskGraph) -> tuple[Int64, Dependencies]:
-    """Return all dependencies by source, and where each task's begin among them, shape (n_tasks + 1,)."""
-    dependencies = Dependencies.concatenate([graph.dependencies, graph.derived])
-    offsets, rows = outgoing(len(graph), dependencies)
-    return offsets, dependencies.take(rows)
-
-
 def _by_events(graph: TaskGraph) -> Int64:
     """Algorithm 1 with the default schedule, where threads choose or tasks share what they use."""
     n = len(graph)
-    offsets, dependencies = outgoing_dependencies(graph)
-    following, missing = waits_on_threads(graph, dependencies)
+    offsets, dependencies = graph.outgoing
+    following, missing = graph.waits_for
     shares = USES in graph.attached
-    uses = checked(graph) if shares else np.zeros(0, dtype=COLUMN)
-    device = np.where(uses["role"] > 0, uses["device"], 0)
-    columns = [np.ascontiguousarray(uses[name]) for name in ("role", "compute", "memory", "slowed", "link",
-                                                              "link_share", "lead_ns")]  # fmt: skip
+    uses = checked(graph) if shares else {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
+    uses["device"] = np.where(uses["role"] > 0, uses["device"], np.int32(0))
+    fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
     times = np.zeros(2 * n, dtype=np.int64)
     done = _frontier.simulate(
-        graph.thread, graph.duration_ns, following, missing, offsets, dependencies.target, dependencies.lag_ns,
+        graph.thread, graph.duration_ns, following, missing.copy(), offsets, dependencies.target, dependencies.lag_ns,
         dependencies.anchor, np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64),
         np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), False, np.zeros(0, np.int64),
-        shares, device, *columns, LEAST, times,
+        shares, *(uses[name] for name in fields), LEAST, times,
     )  # fmt: skip
     if done < n:
         raise cycle(n - done)
     return times
-
-
-def waits_on_threads(graph: TaskGraph, dependencies: Dependencies) -> tuple[Int32, Int32]:
-    """Return the next task on an ordered thread, -1 elsewhere, and how many tasks each one waits for."""
-    ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
-    previous, following = graph.neighbours
-    missing = np.bincount(dependencies.target, minlength=len(graph)) + (ordered[graph.thread] & (previous >= 0))
-    return np.where(ordered[graph.thread], following, np.int32(-1)), missing.astype(np.int32)
 
 
 def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
@@ -210,13 +192,13 @@ def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
 def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
     """Algorithm 1 as the paper writes it: pick from the frontier, run, release the children."""
     n = len(graph)
-    offsets_array, dependencies = outgoing_dependencies(graph)
+    offsets_array, dependencies = graph.outgoing
     offsets: list[int] = offsets_array.tolist()
     # One tuple a dependency is quicker to walk than three columns.
     edges: list[tuple[int, int, int]] = list(
         zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
     )
-    following_array, missing_array = waits_on_threads(graph, dependencies)
+    following_array, missing_array = graph.waits_for
     following: list[int] = following_array.tolist()
     missing: list[int] = missing_array.tolist()
     duration_ns: list[int] = graph.duration_ns.tolist()
