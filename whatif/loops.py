@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ PLAIN = os.environ.get("WHATIF_PLAIN") == "1"
 
 def all_plain() -> bool:
     """Whether the loops of this installation run as plain Python; loads nothing heavy."""
-    return not Loops("whatif.graph._loops").compiled
+    return PLAIN or find_spec("whatif.graph._loops_aot") is None
 
 
 class Loops:

@@ -16,7 +16,9 @@ import whatif
 from tests.helpers import launched, write_trace
 from whatif.cli import main as entry
 from whatif.cli.main import COMMANDS, main
+from whatif.loops import all_plain
 
+PLAIN = " (plain: the hot loops are not compiled)"
 HEAVY = {"numpy", "rich", "msgspec", "pandas", "networkx", "json", "importlib.metadata", "torch"}
 
 
@@ -59,12 +61,27 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"whatif {whatif.__version__}\n"
+    assert capsys.readouterr().out == f"whatif {whatif.__version__}{PLAIN if all_plain() else ''}\n"
+
+
+@pytest.mark.parametrize("plain", ["1", "0"])
+def test_a_long_command_without_compiled_loops_says_so_once(plain: str, own_traces: Path) -> None:
+    """Long is any time here, and else five seconds."""
+    code = "import sys; from whatif.cli import main; main._LONG_S = 0; sys.exit(main.main(sys.argv[1:]))"
+    environment = {**os.environ, "WHATIF_PLAIN": plain}
+    words = ["info", str(own_traces / "resnet18_cifar_cpu.json.gz")]
+    found = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
+    said = found.stderr.count("the hot loops run as plain Python")
+    assert (found.returncode, said) == (0, int(plain == "1" or all_plain()))
+    found = subprocess.run(
+        [sys.executable, "-m", "whatif", "--version"], env=environment, capture_output=True, text=True
+    )
+    assert (PLAIN in found.stdout) == (plain == "1" or all_plain())
 
 
 def test_module_can_be_run() -> None:
     found = in_a_process("--version")
-    assert (found.returncode, found.stdout) == (0, f"whatif {whatif.__version__}\n")
+    assert (found.returncode, found.stdout.startswith(f"whatif {whatif.__version__}")) == (0, True)
 
 
 @pytest.mark.parametrize(
