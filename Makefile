@@ -8,9 +8,11 @@ LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/
 
 .PHONY: demo test test-slow lint docs bench clean
 
-# A what-if prediction from a real recording; needs no torch.
+# Where a GPU's step goes and what mixed precision would change; needs neither torch nor a GPU.
 demo: $(DEMO_VENV)/.ready
-	$(DEMO_VENV)/bin/whatif apply amp traces/resnet18_cifar_cpu.json.gz
+	@echo "The step is predicted, not recorded (traces/predicted/README.md): nobody here had a GPU."
+	$(DEMO_VENV)/bin/whatif explain traces/predicted/resnet50_a100_predicted.json.gz --top 5
+	$(DEMO_VENV)/bin/whatif apply amp traces/predicted/resnet50_a100_predicted.json.gz
 	@echo
 	@echo "A trace of your own: $(DEMO_VENV)/bin/whatif report TRACE.json -o report.html"
 

@@ -16,6 +16,7 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import load_gpu
+from whatif.ingest.graph_of_events import NOT_RECORDED
 from whatif.opdb.default import estimator
 
 MODELS = Path(__file__).with_name("predicted_models.py")
@@ -81,7 +82,7 @@ def test_a_host_that_runs_ahead_changes_no_step() -> None:
     assert step.prediction.predicted_ms == pytest.approx(step.prediction.breakdown.gpu_busy_ms, rel=0.02)
     total_ms = float(step.durations.duration_ns.sum()) / 1e6
     assert step.prediction.predicted_ms == pytest.approx(total_ms, rel=0.02)
-    assert step.graph.info.quirks == ()
+    assert step.graph.info.quirks == (NOT_RECORDED,)
 
 
 def predicted_inference() -> PredictedStep:

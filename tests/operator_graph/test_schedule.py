@@ -20,6 +20,7 @@ from whatif.from_module.recording import trace_of, write_trace
 from whatif.from_module.schedule import schedule_steps
 from whatif.graph.types import Phase, TaskKind
 from whatif.hardware.gpu import load_gpu
+from whatif.ingest.graph_of_events import NOT_RECORDED
 from whatif.ingest.saved_graph import PREDICTED
 from whatif.prediction.baseline import Baseline
 
@@ -84,7 +85,7 @@ def test_what_is_written_is_read_back(written: Path) -> None:
     graph = whatif.read(written)
     assert graph.info.gpu == "A100-SXM-80"
     assert graph.info.n_steps == 4
-    assert graph.info.quirks == ()
+    assert graph.info.quirks == (NOT_RECORDED,)
     kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
     assert len(kernels) == 12
     assert graph.duration_ns[kernels].tolist() == [50_000, 1_000, 1_000] * 4

@@ -134,10 +134,9 @@ class PredictedStep:
         """Return the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
         told = self.prediction.to_dict()
         low_ms, high_ms = self.range_ms
-        nothing = dict.fromkeys(("measured_ms", "untraced_ms", "replay_error_pct"))
         kernels = len(self.durations.duration_ns)
         return {
-            **told, **nothing,
+            **told,
             "trace": self.source,
             "device": self.device,
             "low_ms": low_ms,

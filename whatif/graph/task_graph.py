@@ -107,6 +107,16 @@ class GraphInfo:
         return (*(f.sentence for f in self.findings if f.severity > Severity.NOTE), *self.quirks)
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether ``whatif predict`` made this step, so that nothing in it was measured."""
+        return self.recorded.predicted is not None
+
+    @property
+    def made(self) -> str:
+        """How the step came about, in a word: recorded or predicted."""
+        return "predicted" if self.is_predicted else "recorded"
+
+    @property
     def devices(self) -> int:
         """How many devices train together: each copy's, of all copies."""
         return self.copy_devices * (self.workers or 1)

@@ -137,6 +137,9 @@ def _is_accelerator(category: str) -> bool:
     return any(part in category for part in ("_runtime", "_ccp", "mtia", "xpu", "hpu", "privateuse"))
 
 
+NOT_RECORDED = "predicted, not recorded: whatif predict made this step, and nothing in it was measured"
+
+
 def _recording_info(events: Events, path: str) -> GraphInfo:
     header = events.header
     metadata = header.get("whatif")
@@ -147,6 +150,8 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     if damaged:
         facts = f"{len(damaged)} {'fact' if len(damaged) == 1 else 'facts'}"
         quirks.append(f"{facts} of the recorder beside the events could not be read as a whole: {', '.join(damaged)}")
+    if recorded.predicted is not None:
+        quirks.append(NOT_RECORDED)
     median_ms = recorded.untraced_step.median_ms if recorded.untraced_step is not None else None
     batch = metadata.get("batch_size")
     version, known_version = metadata.get("version", 1), 1

@@ -83,6 +83,11 @@ class Baseline:
         return step_ns(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
 
     @property
+    def measured_ms(self) -> float | None:
+        """The measured step, ms; None where nothing was measured."""
+        return None if self.graph.info.is_predicted else self.measured_ns / 1e6 or None
+
+    @property
     def replayed_ns(self) -> float:
         """The simulated step of the graph as it was recorded, before any calibration, ns."""
         return self.calibration.replayed_ns if self.calibration else self.step_ns
@@ -91,6 +96,11 @@ class Baseline:
     def replay_error_pct(self) -> float:
         """Simulated against measured step of the recording, percent, signed: both with the profiler in them."""
         return 100.0 * (self.replayed_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
+
+    @property
+    def known_error_pct(self) -> float | None:
+        """The replay error; None where nothing was measured that a replay could meet."""
+        return None if self.graph.info.is_predicted else self.replay_error_pct
 
     @cached_property
     def unexplained_wait_pct(self) -> float:
@@ -146,7 +156,7 @@ def range_ns(
     missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
     sums = error_sums(changed) if sums is None else sums
     shares, by_run = combined_shares(sums), np.full(1, PREDICTED_REST)
-    if changed.info.recorded.predicted is None:  # a predicted step has no runs
+    if not changed.info.is_predicted:  # a predicted step has no runs
         by_run = run_to_run(changed, sums, predicted_ns)
     below, above = (
         np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + missed**2 + steps**2 + by_run**2)

@@ -125,6 +125,8 @@ def trust_of(baseline: Baseline) -> Trust:
         )  # fmt: skip
     found += _profiler(baseline)
     meets = f"the replay matches the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
+    if info.is_predicted:
+        meets = "the step is predicted, not recorded"
     return Trust(tuple(found), (*info.checks, REPLAY, WAIT, PROFILER), meets)
 
 

@@ -118,9 +118,9 @@ def step_facts(baseline: Baseline) -> dict[str, Any]:
         "trace": baseline.graph.info.path,
         "step_clock": baseline.clock,
         "steps": baseline.graph.info.n_steps,
-        "measured_ms": baseline.measured_ns / 1e6 or None,
+        "measured_ms": baseline.measured_ms,
         "baseline_ms": baseline.step_ns / 1e6,
-        "replay_error_pct": baseline.replay_error_pct,
+        "replay_error_pct": baseline.known_error_pct,
     }
 
 

@@ -80,10 +80,10 @@ class Summary:
             "execution": list(info.execution),
             "step_clock": self.baseline.clock,
             "steady_steps": self.steady_steps,
-            "measured_ms": self.baseline.measured_ns / 1e6 or None,
+            "measured_ms": self.baseline.measured_ms,
             "untraced_ms": info.untraced_step_ns / 1e6 if info.untraced_step_ns else None,
             "baseline_ms": self.baseline.step_ns / 1e6,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            "replay_error_pct": self.baseline.known_error_pct,
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
             "tasks": self.tasks,
             "threads": [

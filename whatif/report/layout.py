@@ -48,7 +48,9 @@ class Report:
         step_ms = baseline.step_ns / 1e6
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
-        self.say(f"{name}{on}: {takes} ({CLOCK_LABELS[baseline.clock]}){behind}", "dim")
+        clock = CLOCK_LABELS[baseline.clock]
+        how = f"{clock}; predicted, not recorded" if baseline.graph.info.is_predicted else clock
+        self.say(f"{name}{on}: {takes} ({how}){behind}", "dim")
         self.without_profiler(baseline)
 
     def without_profiler(self, baseline: Baseline) -> None:

@@ -72,11 +72,12 @@ def write_perfetto(
 
 
 def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]:
+    before = "baseline (predicted, not recorded)" if baseline.graph.info.is_predicted else "baseline"
     if predicted is None:
-        yield from _group_events(0, "baseline", baseline, [SAME] * len(baseline.graph))
+        yield from _group_events(0, before, baseline, [SAME] * len(baseline.graph))
         return
     was, became = task_changes(baseline.graph, predicted.graph)
-    yield from _group_events(0, "baseline", baseline, was)
+    yield from _group_events(0, before, baseline, was)
     yield from _group_events(1, "predicted", predicted, became)
 
 

@@ -55,7 +55,7 @@ def prediction_figure(prediction: Prediction) -> Figure:
     baseline = prediction.baseline
     names = " + ".join(spelled(transform) for transform in prediction.transforms) or "as it is"
     bars = [
-        Bar("baseline", baseline.breakdown, prediction.baseline_ms, measured_ms=baseline.measured_ns / 1e6 or None),
+        Bar("baseline", baseline.breakdown, prediction.baseline_ms, measured_ms=baseline.measured_ms),
         Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),
     ]
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"

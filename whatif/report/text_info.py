@@ -75,10 +75,10 @@ def _print_steps(out: Report, summary: Summary) -> None:
     clock = CLOCK_LABELS[baseline.clock]
     how = f"{clock}, median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else clock
     rows = [
-        ("recorded", f"{ms(baseline.measured_ns / 1e6)} ms", how),
+        (info.made, f"{ms(baseline.measured_ns / 1e6)} ms", how),
         ("replayed", f"{ms(baseline.replayed_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
         ("unexplained wait", f"{baseline.unexplained_wait_pct:.1f} % ", "of the whole recording"),
-    ]
+    ][: 1 if info.is_predicted else 3]
     if info.untraced_step_ns:
         rows.insert(
             0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")

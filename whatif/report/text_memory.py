@@ -41,7 +41,8 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
     name = Path(baseline.graph.info.path).name
     with report() as out:
         out.say(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold")
-        out.say(f"{name}: {SOURCES.get(summary.memory.source, summary.memory.source)}", "dim")
+        source = SOURCES.get(summary.memory.source, summary.memory.source)
+        out.say(f"{name}: {source.replace('recorded', baseline.graph.info.made)}", "dim")
         for caveat in summary.caveats:
             out.say(caveat, "dim")
         if summary.measured_bytes:

@@ -72,7 +72,7 @@ class Comparison:
                     "steps": baseline.graph.info.n_steps,
                     **measured.to_dict(),
                     "baseline_ms": baseline.step_ns / 1e6,
-                    "replay_error_pct": baseline.replay_error_pct,
+                    "replay_error_pct": baseline.known_error_pct,
                     "breakdown": explanation.breakdown.to_dict(),
                     "verdict": explanation.verdict,
                 }

@@ -133,7 +133,7 @@ class Scaling:
             "scaling": "strong" if self.strong else "weak",
             "step_clock": self.baseline.clock,
             "baseline_ms": self.baseline.step_ns / 1e6,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            "replay_error_pct": self.baseline.known_error_pct,
             "rows": [
                 {
                     **row.to_dict(),

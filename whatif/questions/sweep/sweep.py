@@ -123,7 +123,7 @@ class Sweep:
             "transforms": [spelled(transform) for transform in self.transforms],
             "step_clock": self.baseline.clock,
             "baseline_ms": baseline_ms,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            "replay_error_pct": self.baseline.known_error_pct,
             "varied": list(self.options),
             "best": self.best.to_dict(self.options, baseline_ms) if self.best else None,
             "best_by": "samples_per_s" if self.by_throughput else "predicted_ms",

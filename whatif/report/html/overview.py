@@ -45,7 +45,8 @@ def _cards(facts: Facts) -> list[Html]:
     step_ms = baseline.step_ns / 1e6
     ms = ms_format(step_ms)
     subject = CLOCK_SUBJECTS[baseline.clock]
-    recorded = f"recorded {ms(baseline.measured_ns / 1e6)} ms; {CLOCK_LABELS[baseline.clock]}"
+    made = "predicted, not recorded" if baseline.graph.info.is_predicted else "recorded"
+    recorded = f"{made}: {ms(baseline.measured_ns / 1e6)} ms; {CLOCK_LABELS[baseline.clock]}"
     found = [_card(f"{subject} takes", f"{ms(step_ms)} ms", recorded, Made.SIMULATED, step_ms, "baseline_ms")]
     if baseline.graph.on_gpu.any():
         busy_ms, of_step = facts.explanation.breakdown.gpu_busy_ms, f"ms of {subject}"
@@ -61,6 +62,8 @@ def _cards(facts: Facts) -> list[Html]:
         if isinstance(rates, dict):
             shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
             found.append(_card("samples a second", shown, f"with {names}", Made.PREDICTED, rates["predicted"], "rate"))
+    if baseline.graph.info.is_predicted:
+        return found
     error_pct, against = baseline.replay_error_pct, f"replayed against recorded {CLOCK_NOUNS[baseline.clock]}"
     found.append(_card("replay error", _signed(error_pct), against, Made.SIMULATED, error_pct, "replay_error_pct"))
     return found
@@ -91,12 +94,14 @@ def quality(facts: Facts) -> Html:
     if info.untraced_step_ns:
         add_ms("step without the profiler", info.untraced_step_ns / 1e6, "timed before the recording", Made.MEASURED)
     steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
-    add_ms(f"recorded {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", Made.MEASURED)
-    add_ms(f"replayed {noun}", baseline.replayed_ns / 1e6, "the same tasks, simulated", Made.SIMULATED)
-    error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
-    add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
-    unexplained = "of the recording: waiting that nothing in it explains"
-    add("unexplained wait", f"{wait_pct:.1f} %", unexplained, Made.MEASURED, wait_pct)
+    how = Made.PREDICTED if info.is_predicted else Made.MEASURED
+    add_ms(f"{info.made} {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", how)
+    if not info.is_predicted:
+        add_ms(f"replayed {noun}", baseline.replayed_ns / 1e6, "the same tasks, simulated", Made.SIMULATED)
+        error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
+        add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
+        unexplained = "of the recording: waiting that nothing in it explains"
+        add("unexplained wait", f"{wait_pct:.1f} %", unexplained, Made.MEASURED, wait_pct)
     calibration = baseline.calibration
     if calibration and calibration.untraced:
         meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {abs(100 * calibration.missed):.2f} %"

@@ -1,0 +1,90 @@
+"""The GPU steps that ship are predicted: every command shows their kernels and says that nobody recorded them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whatif
+from tests.helpers import need
+from whatif.cli.main import main
+from whatif.graph.types import TaskKind
+
+FOLDER = Path(__file__).resolve().parent.parent / "traces" / "predicted"
+STEPS = sorted(FOLDER.glob("*.json.gz"))
+SAYS = "predicted, not recorded"
+
+
+@pytest.fixture(params=STEPS, ids=lambda path: path.name.partition(".")[0])
+def step(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_two_steps_ship() -> None:
+    assert [path.name for path in STEPS] == ["gpt2_h100_predicted.json.gz", "resnet50_a100_predicted.json.gz"]
+
+
+def test_a_step_is_small_and_holds_a_gpus_work(step: Path) -> None:
+    assert step.stat().st_size <= 400_000
+    graph = whatif.read(step)
+    assert graph.info.is_predicted
+    assert graph.info.n_steps == 4
+    kinds = set(np.unique(graph.kind).tolist())
+    assert {TaskKind.KERNEL, TaskKind.RUNTIME} <= kinds
+    assert not graph.info.findings
+
+
+VARIED = ["sweep", "device", "--vary", "to=V100-SXM-32,H100-SXM-80"]
+
+
+@pytest.mark.parametrize(
+    "command", [["info"], ["explain"], ["apply", "amp"], ["advise"], ["memory"], VARIED], ids=lambda words: words[0]
+)
+def test_commands_say_that_it_is_predicted(step: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, *rest = command
+    words = [name, *rest, str(step)] if name == "apply" else [name, *rest[:1], str(step), *rest[1:]]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert SAYS in " ".join((shown.out + shown.err).split())
+    assert main([*words, "--json", "--quiet"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told.get("replay_error_pct") is None
+    assert told.get("measured_ms") is None
+
+
+def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, timeline = tmp_path / "page.html", tmp_path / "timeline.json.gz"
+    assert main(["report", str(step), "-o", str(page)]) == 0
+    assert SAYS in page.read_text()
+    assert "replayed against recorded" not in page.read_text()
+    assert main(["export", str(step), "-o", str(timeline)]) == 0
+    assert f"baseline ({SAYS})" in gzip.decompress(timeline.read_bytes()).decode()
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_script_makes_the_same_steps(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many tasks of each name; durations move with the models, and a file may lag behind by a tenth."""
+    need("torch")
+    spec = importlib.util.spec_from_file_location("make_predicted", FOLDER / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = whatif.read(module.make(step.name.partition(".")[0], tmp_path))
+    shipped = whatif.read(step)
+    capsys.readouterr()
+    again = "run `python traces/predicted/make.py`"
+    for graph in (made, shipped):
+        assert graph.info.is_predicted
+    names = [sorted(np.array(graph.names)[graph.name[graph.on_gpu]].tolist()) for graph in (made, shipped)]
+    assert names[0] == names[1], again
+    times_ns = [np.median(graph.info.measured_step_ns["gpu"]) for graph in (made, shipped)]
+    assert times_ns[0] == pytest.approx(times_ns[1], rel=0.1), again

@@ -1,0 +1,62 @@
+"""Makes the steps of this folder: predicted ones, because no GPU was at hand to record any.
+
+python traces/predicted/make.py [NAME ...]
+
+Each is what `whatif predict --save` writes for a network of the campaign, cut to its first steps. Needs torch.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from torch import nn
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent.parent))
+from whatif.instrumentation.recording_file import read_recording, rewrite_recording  # noqa: E402
+from whatif.instrumentation.whole_steps import keep_whole_steps  # noqa: E402
+
+from benchmarks.campaign.models import FULL  # noqa: E402 - importable from here on
+from whatif.cli.main import main  # noqa: E402
+
+# Name of the step: the network and the options of `whatif predict`.
+STEPS = {
+    "resnet50_a100_predicted": ("resnet50", "--input", "32,3,224,224", "--device", "A100-SXM-80"),
+    "gpt2_h100_predicted": ("gpt2", "--input", "8,512:int64", "--device", "H100-SXM-80"),
+}
+OPTIMIZER = ("--optimizer", "adamw:for-loop")
+# Readers leave out the first and the last one; the median of two is enough where all are alike.
+KEPT_STEPS = 4
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50 for 1,000 classes, as the campaign trains it."""
+    return FULL["resnet50"].build()
+
+
+def gpt2() -> nn.Module:
+    """GPT-2 small, as the campaign trains it."""
+    return FULL["gpt2-small"].build()
+
+
+def make(name: str, folder: Path) -> Path:
+    """Predict a step and write it into the folder; return its file."""
+    network, *options = STEPS[name]
+    path = folder / f"{name}.json.gz"
+    # The shipped models answer, and not what somebody has measured on this machine.
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["XDG_DATA_HOME"] = empty
+        os.environ.pop("WHATIF_OPDB", None)
+        status = main(["predict", f"{FOLDER / 'make.py'}:{network}", *options, *OPTIMIZER, "--save", str(path)])
+    if status:
+        raise SystemExit(status)
+    recording, compressed = read_recording(path)
+    recording["traceEvents"] = keep_whole_steps(recording["traceEvents"], 0, KEPT_STEPS)
+    rewrite_recording(recording, path, compress=compressed)
+    return path
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or STEPS:
+        print(make(each, FOLDER))
