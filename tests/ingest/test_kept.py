@@ -53,7 +53,7 @@ def entry_of(trace: Path) -> kept.Entry:
 
 def test_a_second_reading_takes_the_same_graph_from_the_cache(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = whatif.read(trace, cache=True)
-    monkeypatch.setattr("whatif.ingest.read.read_events", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("whatif.ingest.read_events.read_events", lambda *_: pytest.fail("read again"))
     second = whatif.read(trace, cache=True)
     assert_same(first, second)
     assert whatif.apply(first, "amp").to_dict() == whatif.apply(second, "amp").to_dict()

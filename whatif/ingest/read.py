@@ -9,12 +9,8 @@ from pathlib import Path
 from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.events import SeveralProcessesError
-from whatif.ingest.exported import is_exported, read_exported
 from whatif.ingest.find_steps import StepRule
-from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.kept import entry_of, keep, recall
-from whatif.ingest.ranks.read import read_ranks
-from whatif.ingest.read_events import read_events
 
 Progress = Callable[[int, int], None]
 
@@ -45,6 +41,12 @@ def read(
     known = recall(entry) if entry else None
     if known is not None:
         return known
+    # What reads a file takes a tenth of a second to load.
+    from whatif.ingest.exported import is_exported, read_exported
+    from whatif.ingest.graph_of_events import graph_of_events
+    from whatif.ingest.ranks.read import read_ranks
+    from whatif.ingest.read_events import read_events
+
     several = os.path.isdir(path)
     if rule != StepRule() and (several or is_exported(path)):
         what = "a folder of ranks" if several else "a timeline that whatif exported"

@@ -33,7 +33,15 @@ class Timeline:
 
     def step_times_ns(self, clock: str) -> tuple[int, ...]:
         """Return the time of every step by a clock: ``gpu``, ``mark`` or ``span`` (see ``whatif.simulation.steps``)."""
-        return step_times_ns(self.graph, self.start_ns, self.end_ns, clock)
+        known = self._step_times_ns
+        if clock not in known:
+            known[clock] = step_times_ns(self.graph, self.start_ns, self.end_ns, clock)
+        return known[clock]
+
+    @cached_property
+    def _step_times_ns(self) -> dict[str, tuple[int, ...]]:
+        """The step times by each clock that was asked for: a report asks for them many times."""
+        return {}
 
     @cached_property
     def busy_ns(self) -> Int64:

@@ -13,7 +13,6 @@ from typing import Any
 
 from whatif.errors import WhatifError
 from whatif.models.exchange.collective_tasks import communicates
-from whatif.models.parallel.other_workers import recorded_on_several
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction, apply
@@ -179,6 +178,8 @@ def scaling(
     """
     spreading = _spreading(transforms)
     together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
+    from whatif.models.parallel.other_workers import recorded_on_several  # loads what merges ranks: not for `apply`
+
     several = recorded_on_several(baseline.graph)
     if communicates(baseline.graph) and not several:
         raise WhatifError(
