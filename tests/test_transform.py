@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers import CPU, STREAM, Build, read_events
+from tests.helpers import CPU, STREAM, Build, read_events, step
 from tests.helpers import launched as launched_events
-from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform
+from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform, simulate
 from whatif.prediction.transform import built_in_names, parse_spec
 
 HEADER = '"""Mine: what I think.\n\nSource: nowhere.\n"""\n'
@@ -331,3 +331,42 @@ def schedule(frontier): return max(frontier.ready_ns, key=lambda task: frontier.
     assert apply(recorded, transform).predicted_ms == apply(recorded).baseline_ms
     assert np.array_equal(transform(recorded).attached["priority"], np.arange(len(recorded)))
     assert Frontier.earliest.__doc__ is not None
+
+
+BY_PRIORITY = (
+    HEADER
+    + """
+def transform(graph): return graph
+def priority(graph): return {}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("[1.0] * len(graph)", ""),
+        ("[1]", r"expected a number for each of the \d+ tasks, got int64 of shape \(1,\)"),
+        ("['a'] * len(graph)", "expected a number for each"),
+        ("[float('nan')] * len(graph)", "some not a number"),
+        ("1 // 0", r"priority\(\) of .*ZeroDivisionError.*a number for each task"),
+    ],
+)
+def test_a_priority_is_a_number_for_each_task(tmp_path: Path, column: str, said: str) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(BY_PRIORITY.format(column), encoding="utf-8")
+    schedule = load_transform(str(script)).schedule
+    graph = step()
+    if not said:
+        assert simulate(graph, schedule).end_ns.tolist() == simulate(graph).end_ns.tolist()
+        return
+    with pytest.raises(WhatifError, match=said):
+        simulate(graph, schedule)
+
+
+@pytest.mark.parametrize("more", ["def schedule(frontier): return 0", "priority = 3", "def priority(): return 0"])
+def test_a_script_has_a_schedule_or_a_priority_of_one_argument(tmp_path: Path, more: str) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(f"{BY_PRIORITY.format('[]')}{more}\n", encoding="utf-8")
+    with pytest.raises(WhatifError, match=r"expected priority\(graph\) -> array and no schedule"):
+        load_transform(str(script))

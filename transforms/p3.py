@@ -18,7 +18,7 @@ Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS,
 
 import numpy as np
 
-from whatif import Frontier, TaskGraph, WhatifError
+from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import communicates
@@ -30,7 +30,7 @@ from whatif.models.exchange.parameter_server import (
     server_slices,
     without_update,
 )
-from whatif.models.exchange.priority import by_priority
+from whatif.models.exchange.priority import attached_priority
 
 # The paper's cluster has four machines.
 WORKERS, SLICE = 4, Size("200kB")
@@ -73,6 +73,6 @@ def transform(
     )
 
 
-def schedule(frontier: Frontier) -> int:
-    """Take what starts first, and of the slices that wait for a link the most urgent one."""
-    return by_priority(frontier)
+def priority(graph: TaskGraph) -> np.ndarray:
+    """Of the slices that wait for a link the one whose layer is used first."""
+    return attached_priority(graph)

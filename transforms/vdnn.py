@@ -4,7 +4,7 @@ Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory
         MICRO 2016; Daydream (USENIX ATC 2020) §5.1 and Algorithm 10.
 Model:  the input of each chosen layer (conv, all, or a regular expression for whole layer names) is copied to the host
         while the layer's forward work reads it, and back in time for its backward work, on one copy stream. The
-        schedule lets a copy back start with the backward work of the layer for which vDNN's findPrefetchLayer names it
+        copy back starts with the backward work of the layer for which vDNN's findPrefetchLayer names it
         (the search ends at the next convolution). With `sync` the work behind a layer waits for the copies that it
         started, as vDNN does to free memory. Slips of the print: it copies to the device first, tests for -1 the wrong
         way round, and starts a copy behind the layer, where vDNN overlaps both; a map that is needed at once stays.
@@ -14,13 +14,12 @@ Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and
 
 import numpy as np
 
-from whatif import Frontier, TaskGraph, WhatifError
+from whatif import TaskGraph, WhatifError
 from whatif.graph.task_graph import matching
 from whatif.models import CallRole, layer_calls
 from whatif.models.layers.feature_maps import input_bytes, keep_less, keeps_input
 from whatif.models.layers.offload import (
     PREFETCH,
-    held_back,
     offload,
     plan,
 )
@@ -59,12 +58,3 @@ def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: 
         f"vdnn: {len(copies) / passes:.0f} feature maps, {copies.size_bytes.sum() / passes / 1e6:.0f} MB in a pass, go "
         f"to the host and back; {(chosen.sum() - len(copies)) / passes:.0f} stay"
     )
-
-
-def schedule(frontier: Frontier) -> int:
-    """Run what starts first; when it is backward work that fetches a feature map, start that copy with it."""
-    following, prefetch = held_back(frontier)
-    if prefetch < 0:
-        return following
-    frontier.ready_ns[prefetch] = max(frontier.ready_ns[prefetch], frontier.start_ns(following))
-    return prefetch

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from whatif.ingest.read import read
     from whatif.prediction.predict import Prediction, apply
     from whatif.prediction.transform import Transform, load_transform
-    from whatif.simulation.simulator import Frontier, simulate, simulate_scenarios
+    from whatif.simulation.simulator import ByPriority, Frontier, simulate, simulate_scenarios
     from whatif.simulation.timeline import Timeline
 
 _HOME = {
@@ -49,6 +49,7 @@ _HOME = {
     "GraphInfo": "whatif.graph.task_graph",
     "Timeline": "whatif.simulation.timeline",
     "Transform": "whatif.prediction.transform",
+    "ByPriority": "whatif.simulation.simulator",
     "Frontier": "whatif.simulation.simulator",
     "NewTasks": "whatif.graph.insert",
     "Selection": "whatif.graph.selection",
@@ -65,8 +66,8 @@ _HOME = {
 
 __all__ = [
     "read", "read_ranks", "simulate", "simulate_scenarios", "load_transform", "apply", "Prediction", "TaskGraph",
-    "GraphInfo", "Timeline", "Transform", "Frontier", "NewTasks", "TaskKind", "Phase", "DependencyKind", "Dependencies",
-    "Anchor", "Thread", "ThreadKind", "Change", "Selection", "WhatifError",
+    "GraphInfo", "Timeline", "Transform", "Frontier", "ByPriority", "NewTasks", "TaskKind", "Phase", "DependencyKind",
+    "Dependencies", "Anchor", "Thread", "ThreadKind", "Change", "Selection", "WhatifError",
 ]  # fmt: skip
 
 

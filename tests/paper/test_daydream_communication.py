@@ -160,7 +160,7 @@ VGG_LIKE_SIZES = [40_000, 300_000, 1_200_000, 4_700_000, 9_400_000, 9_400_000, 6
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ",slice_size=4MB", ",servers=2", ",priority=false"])
 def test_p3_gives_the_times_of_the_printed_schedule(options: str) -> None:
-    """Where no two slices tie, the one loop over the frontier and the heaps of ``by_priority`` are the same."""
+    """Where no two slices tie, the one loop over the frontier and the heaps of a priority column are the same."""
     graph = apply(steps_of(VGG_LIKE, VGG_LIKE_SIZES, 3), f"p3:bandwidth=100Gbps{options}")
     ours = simulate(graph, whatif.load_transform("p3").schedule)
     printed = simulate(graph, schedule_of_the_print)

@@ -19,8 +19,8 @@ from tests.transforms.communication_graphs import (
     training,
     two_layers,
 )
-from whatif import Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.exchange.priority import by_priority
+from whatif import ByPriority, Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.models.exchange.priority import attached_priority
 
 pytestmark = pytest.mark.usefixtures("round_v100")
 
@@ -124,7 +124,7 @@ def test_the_schedule_is_algorithm_7s(graph: TaskGraph, options: str, data: st.D
     changed = apply(graph, f"p3:bandwidth=10Gbps{options}")
     urgency = np.array(data.draw(st.lists(st.integers(-3, 3), min_size=len(changed), max_size=len(changed))))
     changed = changed.attach(priority=urgency)
-    fast, slow = simulate(changed, by_priority), simulate(changed, slowly)
+    fast, slow = simulate(changed, ByPriority(attached_priority)), simulate(changed, slowly)
     np.testing.assert_array_equal(fast.start_ns, slow.start_ns)
 
 

@@ -84,12 +84,6 @@ def test_without_sync_copies_queue_behind_one_another_and_compute_goes_on() -> N
     assert timeline.makespan_ns == 102_000
 
 
-def test_the_schedule_holds_copies_back_that_could_return_at_once() -> None:
-    changed, timeline = offloaded(three(), mb=0.126, sync=False)
-    assert starts_us(simulate(changed), FETCH) == [25, 35]  # as soon as the stream is free
-    assert starts_us(timeline, FETCH) == [39, 63]
-
-
 def test_a_late_prefetch_delays_the_backward_work_that_needs_it() -> None:
     """504 kB take 40 us: o0 2 to 42, o1 to 82; p1 82 to 122, conv_1 backward from 122; p0 to 162, conv_0 from 162."""
     _, timeline = offloaded(three(), mb=0.504, sync=False)

@@ -242,6 +242,14 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
     schedule = getattr(module, "schedule", None)
     if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):
         raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {schedule!r}.")
+    priority = getattr(module, "priority", None)
+    if priority is not None:
+        if schedule is not None or not callable(priority) or len(inspect.signature(priority).parameters) != 1:
+            got = "schedule(frontier) as well" if schedule is not None else repr(priority)
+            raise WhatifError(f"{where}: expected priority(graph) -> array and no schedule, got {got}.")
+        from whatif.simulation.simulator import ByPriority
+
+        schedule = ByPriority(priority)
     doc = _docstring(module)
     if not doc:
         raise WhatifError(f"{where}: expected a docstring whose first line says what the transform models, found none.")

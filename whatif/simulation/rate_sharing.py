@@ -10,7 +10,7 @@ Order of what happens at one time: ends first, by task id; then starts, as the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from whatif.simulation.sharing import Role, checked
 from whatif.simulation.simulator import (
     LEAST,
     Frontier,
-    Schedule,
     cycle,
     not_ready,
 )
@@ -170,7 +169,7 @@ class _Shared:
                 self.occupies(one.task, one.event_ns)
 
 
-def by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
+def by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64:
     """Return the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
 
     While a task that shares something is under way ``free_ns`` of its thread is when it would end at its present rate.
@@ -207,7 +206,7 @@ class _Simulation:
         self.clock_ns = 0  # until when shares have been reckoned
         self.done = 0
 
-    def run(self, schedule: Schedule) -> Int64:
+    def run(self, schedule: Callable[[Frontier], int]) -> Int64:
         ready_ns, shared, n = self.frontier.ready_ns, self.shared, len(self.thread)
         by_default = schedule is Frontier.earliest
         while ready_ns or shared.running:

@@ -64,7 +64,29 @@ class Frontier:
         return best
 
 
-Schedule = Callable[[Frontier], int]
+@dataclass(frozen=True, slots=True)
+class ByPriority:
+    """A schedule without a pick in Python: what starts first, and of the tasks that could start at that time on a
+    thread whose order is free the one with the largest priority.
+
+    ``priority`` returns a number for each task of the graph that is simulated, shape (n_tasks,). Ties: tasks of ordered
+    threads come first; on a thread ready time and id decide.
+    """
+
+    priority: Callable[[TaskGraph], npt.ArrayLike]
+
+    def behind(self, graph: TaskGraph) -> Int64:
+        """Return how far each task stands behind the most urgent ones, shape (n_tasks,). Raises WhatifError."""
+        column = np.asarray(self.priority(graph))
+        if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or np.isnan(column).any():
+            raise WhatifError(
+                f"priority: expected a number for each of the {len(graph)} tasks, got {column.dtype} of shape "
+                f"{column.shape}{', some not a number' if column.dtype.kind == 'f' else ''}."
+            )
+        return -np.asarray(np.unique(column, return_inverse=True)[1], dtype=np.int64)
+
+
+Schedule = Callable[[Frontier], int] | ByPriority
 
 
 def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
@@ -74,7 +96,9 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     on a cycle, or if ``schedule`` picks a task that is not ready. Tasks that share a resource, as declared by a
     transform (``whatif.simulation.sharing``), slow each other down.
     """
-    if schedule is not None:
+    if isinstance(schedule, ByPriority):
+        times = _by_events(graph, _with_name(schedule.priority, schedule.behind, graph))
+    elif schedule is not None:
         times = _with_schedule(graph, schedule)
     elif USES not in graph.attached and all(thread.ordered for thread in graph.threads):
         times = _swept(graph)
@@ -148,8 +172,8 @@ def _swept(graph: TaskGraph) -> Int64:
     return times
 
 
-def _by_events(graph: TaskGraph) -> Int64:
-    """Algorithm 1 with the default schedule, where threads choose or tasks share what they use."""
+def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
+    """Algorithm 1 with the default schedule or by urgency, where threads choose or tasks share what they use."""
     n = len(graph)
     offsets, dependencies = graph.outgoing
     following, missing = graph.waits_for
@@ -161,7 +185,8 @@ def _by_events(graph: TaskGraph) -> Int64:
     done = _frontier.simulate(
         graph.thread, graph.duration_ns, following, missing.copy(), offsets, dependencies.target, dependencies.lag_ns,
         dependencies.anchor, np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64),
-        np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), False, np.zeros(0, np.int64),
+        np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), behind is not None,
+        np.zeros(0, np.int64) if behind is None else behind,
         shares, *(uses[name] for name in fields), LEAST, times,
     )  # fmt: skip
     if done < n:
@@ -169,27 +194,33 @@ def _by_events(graph: TaskGraph) -> Int64:
     return times
 
 
-def _with_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
-    """Simulate with a schedule that somebody else wrote. Raises WhatifError, naming it, where it fails."""
-    try:
-        if USES in graph.attached:
-            from whatif.simulation.rate_sharing import by_schedule  # most graphs do not need it
+def _with_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64:
+    if USES in graph.attached:
+        from whatif.simulation.rate_sharing import by_schedule  # most graphs do not need it
 
-            return by_schedule(graph, schedule)
-        return _by_schedule(graph, schedule)
+        return _with_name(schedule, lambda graph: by_schedule(graph, schedule), graph)
+    return _with_name(schedule, lambda graph: _by_schedule(graph, schedule), graph)
+
+
+def _with_name(function: Callable[..., Any], run: Callable[[TaskGraph], Int64], graph: TaskGraph) -> Int64:
+    """Run a function that somebody else wrote. Raises WhatifError, naming it, where it fails."""
+    name = getattr(function, "__name__", "schedule")
+    returns = "a number for each task" if name == "priority" else "one of the keys of frontier.ready_ns"
+    try:
+        return run(graph)
     except (WhatifError, MemoryError):
         raise
     # Around the whole loop, because a handler for each pick would slow it down. What is not an int fails in the loop.
     except (Exception, SystemExit) as error:
-        code = getattr(schedule, "__code__", None)
+        code = getattr(function, "__code__", None)
         where = f" of {code.co_filename}" if code is not None else ""
         raise WhatifError(
-            f"{getattr(schedule, '__name__', 'schedule')}(){where} failed: {type(error).__name__}: {error}; "
-            "it has to return one of the keys of frontier.ready_ns, and --debug shows where."
+            f"{name}(){where} failed: {type(error).__name__}: {error}; "
+            f"it has to return {returns}, and --debug shows where."
         ) from error
 
 
-def _by_schedule(graph: TaskGraph, schedule: Schedule) -> Int64:
+def _by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64:
     """Algorithm 1 as the paper writes it: pick from the frontier, run, release the children."""
     n = len(graph)
     offsets_array, dependencies = graph.outgoing

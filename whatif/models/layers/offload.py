@@ -30,7 +30,6 @@ from whatif.graph.types import (
 from whatif.models.durations.estimator import host_copies, mark
 from whatif.models.layers.calls import operator_cost_ns, task_before
 from whatif.models.layers.layer_calls import CallRole, Calls
-from whatif.simulation.simulator import Frontier
 
 OFFLOAD_NAME, PREFETCH_NAME = "Memcpy DtoH (vDNN offload)", "Memcpy HtoD (vDNN prefetch)"
 # An attached column: n at the task with which the backward work of a layer begins that prefetches for another one,
@@ -95,8 +94,8 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
     """Return the graph with the copies of ``plan`` on a stream of their own, each with the call that launches it.
 
     A copy to the host starts with the forward work of its call, which only reads what is copied. A copy back starts
-    when ``held_back`` lets it go, and the backward work of its call waits for it. With ``wait`` the work behind a layer
-    waits for the copies that the layer started.
+    with the backward work that fetches it, and the backward work of its call waits for it. With ``wait`` the work
+    behind a layer waits for the copies that the layer started.
     """
     first, last = calls.backward_tasks()
     reads, needs, fetches = calls.first[plan.call], first[plan.call], first[plan.fetched_by]
@@ -114,12 +113,12 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
         )  # fmt: skip
 
     behind = graph.neighbours[1]
-    ahead = [task_before(graph, tasks) for tasks in (fetches, graph.launch_of[fetches])]
+    ahead = task_before(graph, graph.launch_of[fetches])
     out, back = insert_all(
         graph,
         [
             launched(OFFLOAD_NAME, Phase.FORWARD, reads, graph.launch_of[reads]),
-            launched(PREFETCH_NAME, Phase.BACKWARD, *ahead),
+            launched(PREFETCH_NAME, Phase.BACKWARD, fetches, ahead),
         ],
     )
     moved = np.append(out.moved, -1)  # the last one is the new id of -1
@@ -130,6 +129,7 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
     graph = mark(out.graph.attach(**{PREFETCH: column}), ids, np.tile(estimates.source, 2))
     parts = [
         Dependencies.of(moved[reads], out.ids, DependencyKind.EVENT, anchor=Anchor.START),
+        Dependencies.of(moved[fetches], back.ids, DependencyKind.EVENT, anchor=Anchor.START),
         Dependencies.of(back.ids, moved[needs], DependencyKind.EVENT),
     ]
     layer_ends = [(out.ids, calls.last[plan.call]), (back.ids, last[plan.fetched_by])]
@@ -137,29 +137,3 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
         waiting = moved[behind[ends]]
         parts.append(Dependencies.of(started[waiting >= 0], waiting[waiting >= 0], DependencyKind.EVENT))
     return add_dependencies(graph, Dependencies.concatenate(parts))
-
-
-def held_back(frontier: Frontier) -> tuple[int, int]:
-    """Return the task that starts first, and the copy that returns with it: -1 where it fetches none.
-
-    Copies that return wait for the task that fetches them, whenever they were launched. Where nothing else is ready
-    (another what-if removed that task) they no longer wait.
-    """
-    column = frontier.memory.get(PREFETCH)
-    if column is None:
-        attached = frontier.graph.attached.get(PREFETCH)
-        column = frontier.memory[PREFETCH] = [0] * len(frontier.graph) if attached is None else attached.tolist()
-    ready_ns, free_ns, thread = frontier.ready_ns, frontier.free_ns, frontier.thread
-    best, best_key = -1, (0, 0, 0)
-    waiting = {}
-    for task, ready in ready_ns.items():
-        if column[task] < 0:
-            waiting[-column[task]] = task
-            continue
-        free = free_ns[thread[task]]
-        key = (ready if ready > free else free, ready, task)
-        if best < 0 or key < best_key:
-            best, best_key = task, key
-    if best < 0:
-        return frontier.earliest(), -1
-    return best, waiting.get(column[best], -1) if column[best] else -1
