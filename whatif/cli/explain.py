@@ -33,18 +33,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "GPU; step: the time of each recorded step, and what the slow ones had more of",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", help="with --sensitivity or --by step: plot into a .png, .svg or .pdf file"
+        "--efficiency",
+        action="store_true",
+        help="show MFU, and TFLOP/s, GB/s and shares of the GPU's peaks by kernel family, layer and phase",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="with --sensitivity, --efficiency (a roofline) or --by step: plot into a .png, .svg or .pdf file",
     )
     add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of a trace."""
-    if args.by and args.sensitivity:
-        raise UsageError("explain: expected one of --sensitivity and --by, got both; leave one out.")
+    if sum(map(bool, (args.by, args.sensitivity, args.efficiency))) > 1:
+        raise UsageError("explain: expected one of --sensitivity, --efficiency and --by, got several; name one.")
     if args.plot is not None:
-        if not args.sensitivity and args.by != "step":
-            raise UsageError("explain: expected --sensitivity or --by step with --plot; add what is to be drawn.")
+        if not (args.sensitivity or args.efficiency or args.by == "step"):
+            raise UsageError(
+                "explain: expected --sensitivity, --efficiency or --by step with --plot; add what is to be drawn."
+            )
         check_plots(args.plot, args.traces)
     graph, ranks = read_traces(args.traces, args)
     from whatif.questions.explain import explain
@@ -53,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     baseline = baseline_of(args, graph)
     if args.by == "step":
         return _steps(graph, baseline, args)
+    if args.efficiency:
+        return _efficiency(baseline, args)
     if args.by:
         return _lines(baseline, args)
     explanation = explain(baseline, top=args.top)
@@ -90,6 +101,16 @@ def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
 
     found = line_parts(baseline, args.by, args.top)
     return show(args, found.to_dict, lambda: print_lines(found))
+
+
+def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
+    """Print what the step reaches of its GPU's peaks, and draw the roofline where that is asked for."""
+    from whatif.questions.efficiency import efficiency
+    from whatif.report.plot_efficiency import roofline_figure
+    from whatif.report.text_efficiency import print_efficiency
+
+    found = efficiency(baseline, args.top)
+    return show(args, found.to_dict, lambda: print_efficiency(found), figure=lambda: roofline_figure(found))
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES
 from whatif.graph.types import (
     Array,
+    Bool,
     Int8,
     Int64,
     among,
@@ -35,6 +36,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     costs = [op_cost(events.names[name], *events.shapes[shape]) for name, shape in distinct]
     op_flops = np.array([_number(c.flops) if c else MISSING for c in costs], dtype=np.int64)[which]
     op_bytes = np.array([_number(c.bytes) if c else MISSING for c in costs], dtype=np.int64)[which]
+    op_flops = np.where(_counted_inside(events, operator, op_flops), MISSING, op_flops)
     dtypes = [
         c.dtype if c else input_dtype(*events.shapes[shape][:2]) for c, (_, shape) in zip(costs, distinct, strict=True)
     ]
@@ -54,6 +56,17 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     alone &= size_bytes[task] < 0
     size_bytes[task[alone]] = op_bytes[alone]
     return flops, size_bytes, dtype
+
+
+def _counted_inside(events: Events, operator: Int64, flops: Int64) -> Bool:
+    """Which operators call others whose FLOPs are known (linear calls addmm), the shape of ``operator``."""
+    rows = np.unique(operator[flops >= 0])
+    start_ns, end_ns = events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows]
+    order = np.lexsort((-end_ns, start_ns, events.track[rows]))
+    rows, start_ns, end_ns = rows[order], start_ns[order], end_ns[order]
+    # Calls nest: behind one that holds others the first of these follows.
+    holds = (events.track[rows][1:] == events.track[rows][:-1]) & (start_ns[1:] < end_ns[:-1])
+    return np.isin(operator, rows[:-1][holds])
 
 
 def _number(value: int | None) -> int:

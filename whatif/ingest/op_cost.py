@@ -383,12 +383,14 @@ _RULES = {
     **_table(
         _attention,
         "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
-        " _scaled_dot_product_cudnn_attention _flash_attention_forward _efficient_attention_forward",
+        " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu"
+        " _flash_attention_forward _efficient_attention_forward",
     ),
     **_table(
         _attention_backward,
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
-        " _scaled_dot_product_cudnn_attention_backward _flash_attention_backward _efficient_attention_backward",
+        " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward"
+        " _flash_attention_backward _efficient_attention_backward",
     ),
     **_table(
         _pointwise,

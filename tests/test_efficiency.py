@@ -1,0 +1,130 @@
+"""Shares of the peaks: never above 100 %, "–" where shapes are missing, and FLOPs as torch's own counter has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whatif
+from tests.helpers import launched, mark, need, op, write_trace
+from whatif.cli.main import main
+from whatif.prediction.baseline import Baseline
+from whatif.questions.efficiency import Efficiency, efficiency
+
+RECORDINGS = (
+    "triosim-vgg13-h100/vgg13_bs512_adam.json.gz",
+    "tracelens-h100-mi300/h100.gaunernst_bert-small-uncased__1016001.json.gz",
+    "tracelens-h100-mi300/h100.Falconsai_nsfw_image_detection__1016002.json.gz",
+    "tracelens-h100-mi300/mi300.gaunernst_bert-small-uncased__1016001.json.gz",
+    "tracelens-h100-mi300/mi300.Falconsai_nsfw_image_detection__1016002.json.gz",
+    "tracelens-h100-mi300/mi300.resnet_act_checkpoint_ddp_train.json.gz",
+    "modded-nanogpt-8xh100/current.rank0.json.gz",
+    "hta/a100_dlrm_rank0of16.json.gz",
+    "kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz",
+    "param-2080ti/linear_kineto.json.gz",
+    "harryjmoss-a100-batch/bs64.run0.pt.trace.json.gz",
+)
+
+
+def used(path: Path, *, calibrated: bool = True) -> Efficiency:
+    return efficiency(Baseline.of(whatif.read(path), calibrated=calibrated), top=10**6)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_no_row_is_above_its_peak(name: str, shared_traces: Path) -> None:
+    found = used(shared_traces / name)
+    for use in (*found.families, *found.layers, *found.phases):
+        assert 0 <= (use.compute_pct or 0) <= 100
+        assert 0 <= (use.memory_pct or 0) <= 100
+        assert (use.bound == "") == (use.compute_pct is None and use.memory_pct is None)
+    assert 0 <= (found.mfu_pct or 0) <= (found.hfu_pct or 0) <= 100
+
+
+def a_product(folder: Path, shapes: dict[str, Any]) -> Path:
+    """One product of matrices on an A100, 1,000 us a step."""
+    events = []
+    for step in range(6):
+        at = 2000 * step
+        events.append(mark(f"ProfilerStep#{step}", at, 1999))
+        events.append(op("aten::mm", at + 5, 40, **shapes))
+        events += launched("ampere_bf16_s16816gemm_bf16_128x128", at + 10, 5, at + 30, 1000, step + 1)
+    header = {"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_000_000_000}]}
+    return write_trace(folder / "mm.json", events, **header)
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    """8,192 x 4,096 x 2,048 in bf16: 137.4 GFLOP in 1 ms is 137.4 TFLOP/s, 44.05 % of an A100's 312."""
+    m, k, n = 8192, 4096, 2048
+    shapes = {"Input Dims": [[m, k], [k, n]], "Input type": ["c10::BFloat16"] * 2}
+    found = used(a_product(tmp_path, shapes), calibrated=False)
+    (use,) = found.families
+    flops, moved = 2 * m * k * n, 2 * (m * k + k * n + m * n)
+    assert use.tflops == pytest.approx(flops / 1e9)
+    assert use.compute_pct == pytest.approx(100 * flops / 1e9 / 312)
+    assert use.intensity == pytest.approx(flops / moved)
+    assert use.gbyte_s == pytest.approx(moved / 1e6)
+    assert use.bound == "compute"
+    assert found.mfu_pct == pytest.approx(100 * flops / 1e12 / 312 / (found.baseline.step_ns / 1e9))
+
+
+def test_without_shapes_nothing_is_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = a_product(tmp_path, {})
+    (use,) = used(trace, calibrated=False).families
+    assert (use.tflops, use.gbyte_s, use.compute_pct, use.bound) == (None, None, None, "")
+    assert main(["explain", "--efficiency", str(trace)]) == 0
+    assert "MFU –: the recording holds no shapes" in capsys.readouterr().out
+
+
+def test_the_command(shared_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, plot = str(shared_traces / RECORDINGS[0]), tmp_path / "roof.svg"
+    assert main(["explain", "--efficiency", trace, "--plot", str(plot), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mfu_pct"] == pytest.approx(21.6, abs=2)
+    assert plot.is_file()
+    assert main(["explain", "--efficiency", "--by", "step", trace]) == 2
+
+
+# torch's counter knows no attention of CPUs, so that these compute it product by product.
+def _model(name: str) -> tuple[Any, Any]:
+    torch, transformers = need("torch"), need("transformers")
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    tokens, image = torch.randint(0, 100, (2, 64)), torch.randn(2, 3, 64, 64)
+    if name == "resnet":
+        return transformers.ResNetModel(transformers.ResNetConfig(depths=[1, 1, 1, 1])), image
+    if name == "vgg":
+        convolutions = [torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, stride=2)]
+        return torch.nn.Sequential(*convolutions, torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten()), image
+    if name == "vit":
+        return transformers.ViTModel(transformers.ViTConfig(**small, image_size=64, attn_implementation="eager")), image
+    if name == "electra":
+        return transformers.ElectraModel(transformers.ElectraConfig(**small, vocab_size=100, embedding_size=32)), tokens
+    if name == "bert":
+        return transformers.BertModel(transformers.BertConfig(**small, vocab_size=100)), tokens
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 8)), torch.randn(4, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "vgg", "vit", "electra", "bert", "linear"])
+def test_flops_are_those_of_torchs_counter(name: str, tmp_path: Path) -> None:
+    torch = need("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, batch = _model(name)
+
+    def step() -> None:
+        out = model(batch)
+        out = out if isinstance(out, torch.Tensor) else out.last_hidden_state
+        out.sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        step()
+    trace = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(trace))
+    found = used(trace, calibrated=False)
+    # Each piece of an operator has whole FLOPs.
+    assert found.step_tflop * 1e12 == pytest.approx(counter.get_total_flops(), rel=1e-4)

@@ -1,0 +1,286 @@
+"""How well a step uses its GPU: TFLOP/s, GB/s, arithmetic intensity and shares of the peaks; MFU and HFU.
+
+FLOPs and bytes are those of ``whatif.ingest.op_cost``: products of matrices, a multiply-add counts two, causal
+attention half; bytes are compulsory traffic. What shapes do not tell is None. Shares are of the data sheet's dense peak
+in the kernel's own number format.
+
+Source: Williams et al., "Roofline", CACM 2009; MFU and HFU as Chowdhery et al., "PaLM" (2022), appendix B: MFU counts
+the model's FLOPs once, HFU those of recomputed forward passes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind, among
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu, find_gpu
+from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
+from whatif.prediction.baseline import Baseline
+from whatif.simulation.steps import CLOCK_NOUNS
+
+CONVENTION = "products of matrices, a multiply-add is two; of causal attention half; MFU without recomputation"
+# Whose usual rates a family's kernels have, forward and backward.
+_WORKS: dict[KernelFamily, tuple[MatrixWork, MatrixWork]] = {
+    KernelFamily.GEMM: ("matmul", "matmul"),
+    KernelFamily.CONVOLUTION: ("conv", "conv_backward"),
+    KernelFamily.ATTENTION: ("attention", "attention_backward"),
+    KernelFamily.RNN: ("rnn", "rnn"),
+}
+# A kernel that lasts no longer than this many of the shortest ones is bound by its launch: our choice.
+SHORT = 2.0
+# A kernel that reaches less than this share of both peaks waits for neither: our choice.
+IDLE_SHARE = 0.1
+# A row of which less time than this is known tells no rates: our choice.
+LEAST_KNOWN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What kernels of one family, layer or phase do in a step; None where shapes do not tell it."""
+
+    name: str
+    ms: float
+    kernels: float
+    known_pct: float  # of their time that of kernels whose work is known
+    tflops: float | None  # a second, while these kernels run
+    gbyte_s: float | None
+    intensity: float | None  # FLOPs a byte
+    compute_pct: float | None  # of the peak in their formats
+    memory_pct: float | None  # of the data sheet's bandwidth
+    bound: str  # compute, memory, launch, latency; "" where not known
+    usual_saves_ms: float | None  # of the kernels' time, at the rates that large kernels reach on this GPU
+
+    def to_dict(self, key: str) -> dict[str, Any]:
+        """Return the row as a JSON object."""
+        rounded = {
+            name: None if (value := getattr(self, name)) is None else round(value, 4)
+            for name in (
+                "ms", "kernels", "known_pct", "tflops", "gbyte_s", "intensity", "compute_pct", "memory_pct",
+                "usual_saves_ms",
+            )
+        }  # fmt: skip
+        return {key: self.name, **rounded, "bound": self.bound or None}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The use of a GPU by family, layer and phase, and of the whole step; percent of the data sheet's peaks."""
+
+    baseline: Baseline
+    gpu: Gpu | None
+    step_tflop: float
+    recomputed_tflop: float
+    mfu_pct: float | None
+    hfu_pct: float | None
+    known_pct: float  # of the time of matrix kernels that of those with known FLOPs
+    families: tuple[Use, ...]
+    layers: tuple[Use, ...]
+    phases: tuple[Use, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        """Give MFU and HFU in one sentence, or say why not."""
+        what, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ns / 1e6
+        if self.step_tflop <= 0:
+            return "MFU –: the recording holds no shapes of matrix products; record with shapes."
+        done = f"{self.step_tflop:,.3g} TFLOP a {what} of {step_ms:,.2f} ms"
+        if self.gpu is None or self.mfu_pct is None:
+            return f"MFU –: {done}, and the peak of this device is not known."
+        again = f", HFU {self.hfu_pct:.1f} % with recomputation" if self.recomputed_tflop else ""
+        known = (
+            "" if self.known_pct > 99.5 else f"; {self.known_pct:.0f} % of the matrix kernels' time has known shapes"
+        )
+        return f"MFU {self.mfu_pct:.1f} % of {self.gpu.name}{again}: {done}{known}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the use as a JSON object."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "gpu": self.gpu.name if self.gpu else None,
+            "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "headline": self.headline,
+            "convention": CONVENTION,
+            "tflop_per_step": self.step_tflop,
+            "recomputed_tflop_per_step": self.recomputed_tflop,
+            "mfu_pct": self.mfu_pct,
+            "hfu_pct": self.hfu_pct,
+            "known_pct": self.known_pct,
+            "families": [use.to_dict("family") for use in self.families],
+            "layers": [use.to_dict("layer") for use in self.layers],
+            "phases": [use.to_dict("phase") for use in self.phases],
+            "notes": list(self.notes),
+        }
+
+
+def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
+    """Return the use of the GPU in a baseline's steady steps, the ``top`` families and layers by time."""
+    graph = baseline.graph
+    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    work = _Work(graph, gpu, *_counted(baseline))
+    step_s = baseline.step_ns / 1e9
+    recomputed = recomputing(graph)
+    mfu_pct = hfu_pct = None
+    if gpu is not None and step_s > 0 and graph.on_gpu.any() and work.flops.sum() > 0:
+        own, again = (float(work.at_peak_ns[which].sum()) / work.n_steps / 1e9 for which in (~recomputed, recomputed))
+        mfu_pct, hfu_pct = 100 * own / step_s, 100 * (own + again) / step_s
+    matrix = work.chosen & among(graph.family, MATRIX_FAMILIES)
+    matrix_ns = float(graph.duration_ns[matrix].sum())
+    known = matrix & (graph.flops > 0)
+    tflop = work.flops / work.n_steps / 1e12
+    family = np.where(work.chosen, graph.family, -1)
+    notes = []
+    if work.faster.any():
+        notes.append(
+            f"{int(work.faster.sum()) / work.n_steps:,.0f} kernels a step do fewer multiplications than the formula "
+            "says (Winograd, FFT) or run in another format than their name tells: their shares are not counted"
+        )
+    if work.cached.any():
+        notes.append(
+            f"{int(work.cached.sum()) / work.n_steps:,.0f} kernels a step read from caches, faster than memory: their "
+            "bytes are not counted"
+        )
+    families = work.rows(family, [f.name.lower().replace("_", " ") for f in KernelFamily])
+    layers = work.rows(np.where(work.chosen & (graph.layer > 0), graph.layer, -1), graph.layers)
+    phases = work.rows(np.where(work.chosen, graph.phase, -1), [phase.name.lower() for phase in Phase])
+    return Efficiency(
+        baseline=baseline,
+        gpu=gpu,
+        step_tflop=float(tflop[~recomputed].sum()),
+        recomputed_tflop=float(tflop[recomputed].sum()),
+        mfu_pct=mfu_pct,
+        hfu_pct=hfu_pct,
+        known_pct=100.0 * float(graph.duration_ns[known].sum()) / matrix_ns if matrix_ns else 0.0,
+        families=tuple(families[:top]),
+        layers=tuple(layers[:top]),
+        phases=tuple(phases),
+        notes=tuple(notes),
+    )
+
+
+def recomputing(graph: TaskGraph) -> Bool:
+    """Return the tasks of forward passes that the backward pass repeats: launched by a thread of autograd."""
+    launch = np.maximum(graph.launch_of, 0)
+    return np.asarray((graph.launch_of >= 0) & (graph.phase == Phase.FORWARD) & (graph.thread[launch] != 0))
+
+
+def _counted(baseline: Baseline) -> tuple[Bool, int]:
+    """The kernels of the steady steps (operators of a CPU), and how many steps these are."""
+    graph = baseline.graph
+    kind = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
+    counted = (graph.kind == kind) & graph.of_clock.mask
+    first, last = graph.info.steady
+    if baseline.clock == "span" or last <= first:
+        return counted, 1
+    return counted & (graph.step >= first) & (graph.step < last), last - first
+
+
+class _Work:
+    """FLOPs, bytes and what they take at the device's peaks, of each chosen task, shape (n_tasks,)."""
+
+    def __init__(self, graph: TaskGraph, gpu: Gpu | None, chosen: Bool, n_steps: int) -> None:
+        self.graph, self.gpu, self.chosen, self.n_steps = graph, gpu, chosen, n_steps
+        self.ns = graph.duration_ns.astype(np.float64) * chosen
+        self.flops = np.where(chosen & (graph.flops > 0), graph.flops, 0).astype(np.float64)
+        self.bytes = np.where(chosen & (graph.size_bytes > 0), graph.size_bytes, 0).astype(np.float64)
+        self.at_peak_ns, self.usual_ns, self.moving_ns = (np.zeros(len(graph)) for _ in range(3))
+        self.faster = self.cached = np.zeros(len(graph), dtype=np.bool_)
+        if gpu is None or not graph.on_gpu.any():
+            return
+        formats = [name if name in MATRIX_DTYPES else "fp32" for name in DTYPES]
+        peaks = np.array([gpu.matrix_tflops(name) for name in formats])
+        form = _formats(graph, gpu, self.flops, self.ns, peaks)
+        self.at_peak_ns = self.flops / (peaks[form] * 1e3)  # 1 TFLOP/s is 1,000 FLOPs/ns
+        backward = graph.phase == Phase.BACKWARD
+        for family, works in _WORKS.items():
+            for late, what in enumerate(works):
+                shares = np.array([compute_share(gpu, name, what).centre for name in formats])
+                mine = (graph.family == family) & (backward == bool(late))
+                self.usual_ns[mine] = (self.at_peak_ns / shares[form])[mine]
+        self.moving_ns = self.bytes / gpu.memory_gbyte_s
+        self.faster = self.at_peak_ns > self.ns
+        self.cached = self.moving_ns > self.ns
+
+    def rows(self, codes: Array, names: Sequence[str]) -> list[Use]:
+        """Return a row for each code that takes time, the longest first; negative codes count for none."""
+        graph, n = self.graph, len(names)
+        told = codes >= 0
+
+        def total(values: Float64, chosen: Bool) -> Float64:
+            return np.bincount(codes[told & chosen], weights=values[told & chosen], minlength=n).astype(np.float64)
+
+        every, one = np.ones(len(graph), dtype=np.bool_), np.ones(len(graph))
+        computes, moves = (self.flops > 0) & ~self.faster, (self.bytes > 0) & ~self.cached
+        ns, count = total(self.ns, every), total(one, self.chosen)
+        known_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0))
+        compute_ns, at_peak_ns, flops = (
+            total(self.ns, computes),
+            total(self.at_peak_ns, computes),
+            total(self.flops, computes),
+        )
+        memory_ns, moving_ns, moved = total(self.ns, moves), total(self.moving_ns, moves), total(self.bytes, moves)
+        both = computes & moves
+        flops_of_both, bytes_of_both = total(self.flops, both), total(self.bytes, both)
+        saves = np.zeros(len(graph))
+        if self.gpu is not None and graph.on_gpu.any():
+            floor_ns = kernel_floor_ns(self.gpu)
+            usual_ns = np.maximum(self.usual_ns, self.moving_ns / memory_share(self.gpu).centre)
+            saves = np.where(usual_ns > 0, np.maximum(self.ns - np.maximum(usual_ns, floor_ns), 0.0), 0.0)
+        saved = total(saves, every)
+        found = []
+        for code in np.argsort(-ns, kind="stable").tolist():
+            if not ns[code] > 0:
+                break
+            has_flops = compute_ns[code] >= LEAST_KNOWN * ns[code]
+            has_bytes = memory_ns[code] >= LEAST_KNOWN * ns[code]
+            on_gpu = self.gpu is not None and bool(graph.on_gpu.any())
+            compute = at_peak_ns[code] / compute_ns[code] if has_flops and on_gpu else None
+            memory = moving_ns[code] / memory_ns[code] if has_bytes and on_gpu else None
+            found.append(
+                Use(
+                    name=names[code],
+                    ms=float(ns[code]) / self.n_steps / 1e6,
+                    kernels=float(count[code]) / self.n_steps,
+                    known_pct=100.0 * float(known_ns[code] / ns[code]),
+                    tflops=float(flops[code] / compute_ns[code]) / 1e3 if has_flops else None,
+                    gbyte_s=float(moved[code] / memory_ns[code]) if has_bytes else None,
+                    intensity=float(flops_of_both[code] / bytes_of_both[code])
+                    if bytes_of_both[code] and has_flops
+                    else None,
+                    compute_pct=None if compute is None else 100.0 * float(compute),
+                    memory_pct=None if memory is None else 100.0 * float(memory),
+                    bound=self._bound(compute, memory, float(ns[code] / max(count[code], 1))),
+                    usual_saves_ms=float(saved[code]) / self.n_steps / 1e6
+                    if on_gpu and known_ns[code] >= LEAST_KNOWN * ns[code]
+                    else None,
+                )
+            )
+        return found
+
+    def _bound(self, compute: float | None, memory: float | None, mean_ns: float) -> str:
+        """What bounds kernels that reach these shares of the peaks and last so long on average."""
+        if self.gpu is None or (compute is None and memory is None):
+            return ""
+        if mean_ns <= SHORT * kernel_floor_ns(self.gpu):
+            return "launch"
+        if max(compute or 0.0, memory or 0.0) < IDLE_SHARE:
+            return "latency"
+        return "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
+
+
+def _formats(graph: TaskGraph, gpu: Gpu, flops: Float64, ns: Float64, peaks: Float64) -> Array:
+    """The format in which each task multiplies: fp32 that is faster than fp32 can be runs in TF32."""
+    form = graph.dtype.astype(np.int64)
+    fp32, tf32 = DTYPES.index("fp32"), DTYPES.index("tf32")
+    single = (form == fp32) | (form == 0)
+    if gpu.tf32_by_default:
+        form = np.where(single & (graph.family == KernelFamily.CONVOLUTION), tf32, form)
+        form = np.where(single & (flops > peaks[fp32] * 1e3 * ns), tf32, form)
+    return form

@@ -1,0 +1,54 @@
+"""The text report of ``whatif explain --efficiency``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whatif.questions.efficiency import CONVENTION, Efficiency, Use
+from whatif.report.layout import count, ms_format, report
+
+HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "at usual rates")
+
+
+def print_efficiency(found: Efficiency) -> None:
+    """Print what each part of a step reaches of its GPU's peaks; "–" is not known."""
+    with report() as out:
+        out.say(found.headline, "bold")
+        out.step(found.baseline)
+        for title, rows in (
+            ("Families of kernels", found.families),
+            ("Layers", found.layers),
+            ("Phases", found.phases),
+        ):
+            out.table(f"{title}, a step", HEADERS, use_rows(found, rows))
+        saving = sorted(found.families, key=lambda use: -(use.usual_saves_ms or 0.0))
+        points = [
+            f"{use.name}: {use.usual_saves_ms:,.2f} ms less GPU time at the rates that large kernels reach"
+            for use in saving
+            if use.usual_saves_ms and use.usual_saves_ms >= 0.01 * found.baseline.step_ns / 1e6
+        ]
+        out.points("What usual rates would save", points)
+        out.say()
+        for note in (f"FLOPs: {CONVENTION}", *found.notes):
+            out.say(note, "dim")
+
+
+def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:
+    """Return the cells of a table of rows."""
+    ms = ms_format(found.baseline.step_ns / 1e6)
+    return [
+        (
+            use.name, count(use.kernels), ms(use.ms), _number(use.tflops), _pct(use.compute_pct), _number(use.gbyte_s),
+            _pct(use.memory_pct), _number(use.intensity), use.bound or "–",
+            "–" if use.usual_saves_ms is None else f"−{ms(use.usual_saves_ms)}",
+        )
+        for use in uses
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
+
+
+def _pct(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} %"
