@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .collect import step
+    from .collector import step
     from .recorder import Recording, record
 
 __all__ = ["record", "Recording", "step"]
 
-_MODULE_OF = {"record": ".recorder", "Recording": ".recorder", "step": ".collect"}
+_MODULE_OF = {"record": ".recorder", "Recording": ".recorder", "step": ".collector"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,42 +1,39 @@
-"""Records a training script that knows nothing of `whatif`.
+"""Records a script or module that knows nothing of `whatif`, while it runs as `python` would run it.
 
-The script runs in this process, as `python script.py args` would run it. Its training step is found by watching torch's
-optimizers (a step ends when `optimizer.step()` returns), its model by what they optimize.
-When the recording is written the script is stopped by an exception that is a SystemExit: its `finally` blocks run.
+Output, exit status, signals, `finally` blocks and `atexit` handlers are the script's own. It runs to its end, unless it
+is to be stopped: then an exception that is a SystemExit ends it, and its `finally` blocks run.
 """
 
-import functools
 import gc
-import os
+import importlib.util
 import runpy
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-from unittest.mock import patch
-
-import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from whatif.errors import WhatifError
 
-from .find_model import OutermostModules, choose_model
+from .collector import Collector, RecordingWrittenError
+from .collector import step as step  # the name under which scripts have imported it
 from .gpu import GPU
-from .recorder import Recording, describe_error, record
-
-# Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
-_SEARCH_STEPS = 2
-
-# A script that reaches its third stop is not about to end by itself.
-_WARNS_AT_STOP = 3
+from .recorder import describe_error
 
 
-class _RecordingWritten(SystemExit):
-    """Stops the script; `except Exception` in it lets this pass."""
+@dataclass(frozen=True)
+class Collected:
+    """How a script ended, and its recording: `failure` says why there is none."""
+
+    status: int
+    recording: Path | None
+    failure: str | None
+    steps: int
+    stopped: bool = False
+    interrupted: bool = False
 
 
 def collect(
@@ -44,40 +41,128 @@ def collect(
     args: list[str],
     output: Path,
     *,
-    steps: int = 5,
-    untraced_steps: int = 20,
-    backend: str = "kineto",
-    memory: bool = False,
-    lines: bool = False,
-) -> Path:
-    """Run the script with its arguments, record `steps` of its training steps into `output`, and return that path.
+    module: bool = False,
+    stop: bool = False,
+    say: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Collected:
+    """Run the script, or the module of that name, with its arguments; record some of its steps into `output`.
 
-    The script is stopped as soon as the file is written; one that ends earlier leaves a file if 3 steps were recorded.
-    The options are those of `record`. Raises WhatifError when the script does not exist, fails, or trains too few steps
-    or in no step that can be found.
+    The file is written as soon as the steps are recorded, and with `stop` the script is ended then; a script that ends
+    earlier leaves a file if 3 steps were recorded. The script's uncaught exception is printed as Python prints it.
+    Other options are those of `Collector`. Raises WhatifError, before the script runs, when it does not exist or
+    options cannot work.
     """
-    global _active
+    run = _module_runner(script, args) if module else _script_runner(script, args)
+    if not module and Path(output).exists() and Path(output).samefile(script):
+        raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
+    collector = Collector(Path(output), stop=stop, say=say, **options)
+    if say is not None:
+        say(_plan(script, output, collector, stop))
+    with collector, _quiet_threads():
+        ended = _run(run)
+        recording = collector.finish()
+    _free_gpu_memory()
+    failure = collector.failure
+    if failure is not None and isinstance(ended, Exception):
+        failure = f"expected {collector.steps_needed} steps, got {describe_error(ended)} after {collector.steps_seen}."
+        if isinstance(ended, ImportError) and "no known parent package" in str(ended):
+            failure += " A script with relative imports is run as a module: `whatif collect -m PACKAGE.MODULE`."
+    return Collected(
+        status=_status(ended),
+        recording=recording,
+        failure=failure,
+        steps=collector.steps_seen,
+        stopped=collector.stopped,
+        interrupted=isinstance(ended, KeyboardInterrupt),
+    )
+
+
+def _plan(script: str, output: Path, collector: Collector, stop: bool) -> str:
+    steps = collector.steps_needed
+    if stop:
+        return (
+            f"running {script} for {steps} steps, to write {output}; it is stopped then, before its own end (--stop)."
+        )
+    return f"running {script} to its end; {output} is written after {steps} steps."
+
+
+def _script_runner(script: str, args: list[str]) -> Callable[[], object]:
+    """Return what runs the file as `python script args` does. Raises WhatifError where there is none."""
     if not Path(script).is_file():
         raise WhatifError(f"{script}: expected a Python script, got no such file: check the path.")
-    if Path(output).exists() and Path(output).samefile(script):
-        raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
-    # The script may change the working directory before the recording is written.
-    path = Path(os.path.abspath(output))
-    new_recording = functools.partial(
-        record, path=path, steps=steps, untraced_steps=untraced_steps, backend=backend, memory=memory, lines=lines
-    )
-    collector = _Collector(Path(output), new_recording)
-    _active = collector
+
+    def run() -> None:
+        sys.argv[:] = [script, *args]
+        _look_first_in(str(Path(script).resolve().parent))
+        main = ModuleType("__main__")
+        # As Python sets them for a script. The module stays in place: threads and atexit handlers outlive the script.
+        absolute = str(Path(script).absolute())
+        vars(main).update(__file__=absolute, __builtins__=__builtins__, __cached__=None, __annotations__={})
+        sys.modules["__main__"] = main
+        exec(_compiled(absolute), vars(main))
+
+    return run
+
+
+def _look_first_in(folder: str) -> None:
+    """Make the folder the first in which modules are looked for, in place of the one of whatif's own start."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _compiled(path: str) -> CodeType:
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+
+
+def _module_runner(module: str, args: list[str]) -> Callable[[], object]:
+    """Return what runs the module as `python -m module args` does. Raises WhatifError where there is none."""
+    folder = str(Path.cwd())
+    _look_first_in(folder)
+    # The outermost package only: to find what is inside would run it.
+    if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise WhatifError(
+            f"{module}: expected a module that Python finds from {folder}, got none: check the name, or give the"
+            " script's path without -m."
+        )
+
+    def run() -> object:
+        sys.argv[:] = [module, *args]
+        return runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    return run
+
+
+def _run(run: Callable[[], object]) -> BaseException | None:
+    """Return what ended the script, None where it ran to its last line."""
     try:
-        _run(script, args, collector)
-        collector.finish(script)
-    finally:
-        _active = None
-        collector.close()
-    written = collector.written
-    del collector  # It holds the model.
-    _free_gpu_memory()
-    return written
+        run()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _status(ended: BaseException | None) -> int:
+    """Return the exit status that Python would end with; print what it would print."""
+    if ended is None:
+        return 0
+    if isinstance(ended, SystemExit):
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr, flush=True)
+        return 1
+    sys.stdout.flush()
+    ended = ended.with_traceback(_of_the_script(ended.__traceback__))
+    sys.excepthook(type(ended), ended, ended.__traceback__)
+    return 1
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this file and of runpy, which lie around the script's own."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
 
 
 def _free_gpu_memory() -> None:
@@ -87,183 +172,13 @@ def _free_gpu_memory() -> None:
         GPU.empty_cache()
 
 
-def _run(script: str, args: list[str], collector: "_Collector") -> None:
-    """Run the script until it ends or is stopped; raises WhatifError when it fails before the recording is written."""
-    try:
-        # As if Python had been started with the script.
-        path = [str(Path(script).resolve().parent), *sys.path]
-        with patch.object(sys, "argv", [script, *args]), patch.object(sys, "path", path), _quiet_threads():
-            runpy.run_path(script, run_name="__main__")
-    except _RecordingWritten:
-        return
-    except KeyboardInterrupt:
-        if not collector.done:  # Otherwise it ends a script that would not be stopped.
-            raise
-    except WhatifError:
-        raise
-    except SystemExit as error:
-        if error.code and not collector.done:
-            raise WhatifError(
-                f"{script}: expected the script to train, got its exit with status {error.code} after"
-                f" {collector.steps_seen} steps: run it by itself first."
-            ) from error
-    except Exception as error:
-        if not collector.done:
-            raise WhatifError(
-                f"{script}: expected the script to train, got {describe_error(error)}{_line_of(error, script)}"
-                f" after {collector.steps_seen} steps: run it by itself first."
-            ) from error
-
-
-def step() -> None:
-    """End a training step of a script that `whatif collect` runs; in any other run this does nothing.
-
-    Only scripts without a torch optimizer need it. Once it was called, optimizers no longer end steps.
-    """
-    if _active is not None:
-        _active.explicit_step()
-
-
-class _Collector:
-    """Finds the steps and the model of a running script, and drives its recording."""
-
-    def __init__(
-        self, output: Path, new_recording: Callable[[nn.Module, torch.optim.Optimizer | None], Recording]
-    ) -> None:
-        self.output = output
-        self.steps_seen = 0
-        self._new_recording = new_recording
-        self._plan = new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the options.
-        self._recording: Recording | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._explicit = False
-        self._stops = 0  # how often the script was stopped
-        self._failure: WhatifError | None = None  # why there is no recording, which the script may have caught
-        self._search_steps_left = _SEARCH_STEPS
-        self._modules: OutermostModules | None = None
-        self._handle = register_optimizer_step_post_hook(self._after_any_step)
-
-    @property
-    def done(self) -> bool:
-        """Whether the recording is over: written, or failed for a reason that `finish` raises."""
-        return self._failure is not None or (self._recording is not None and self._recording.done)
-
-    def explicit_step(self) -> None:
-        """End a step because the script says so; the first one only tells that it will."""
-        if self._explicit:
-            self._end_step()
-            return
-        self._explicit = True
-        self.steps_seen += not self._optimizers
-        if not self._optimizers:
-            self._modules = OutermostModules()
-
-    @property
-    def written(self) -> Path:
-        """The recording's file: of several ranks each has its own."""
-        return self.output.with_name(self._recording.path.name) if self._recording is not None else self.output
-
-    def finish(self, script: str) -> None:
-        """Write what there is after the script's end; raises WhatifError when that is too little, or what failed."""
-        if self._failure is not None:
-            raise self._failure
-        if self._recording is not None and self._recording.enough:
-            self._recording.finish()
-            return
-        if self.steps_seen == 0:
-            raise WhatifError(
-                f"{script}: expected calls of a torch optimizer's step(), got none: call whatif.instrumentation.step()"
-                " at the end of each training step."
-            )
-        # The first step is how it is found that there are any, so no step of the recording ends there.
-        before = _SEARCH_STEPS + 1
-        fewest, whole = before + self._plan.fewest_steps, before + self._plan.steps_needed
-        raise WhatifError(
-            f"{script}: expected at least {fewest} training steps ({whole} for a whole recording),"
-            f" got {self.steps_seen}: train for longer or record fewer steps."
-        )
-
-    def close(self) -> None:
-        """Take everything off the program."""
-        if self._modules is not None:
-            self._modules.remove()
-        self._handle.remove()
-        if self._recording is not None:
-            self._recording.abandon()
-
-    def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take note of an optimizer that was not seen before."""
-        if any(optimizer is known for known in self._optimizers) or torch.compiler.is_compiling():
-            return
-        self._optimizers.append(optimizer)
-        self.steps_seen += len(self._optimizers) == 1
-        # This hook runs inside torch's own mark of the optimizer's step: a step that ended here would cut that mark in
-        # two. From the next call on the step ends after the whole call.
-        inner = optimizer.step
-
-        @functools.wraps(inner)
-        def step_and_end(*args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            ends = _active is self and not self._explicit and optimizer is self._optimizers[-1]
-            if ends and not torch.compiler.is_compiling():
-                self._end_step()
-            return result
-
-        optimizer.step = step_and_end  # type: ignore[method-assign]
-        if self._explicit or (self._recording is not None and self._recording.tracing):
-            return
-        # Several optimizers make one step: it ends with the one whose first call came last. Begin again with it.
-        if self._recording is not None:
-            self._recording.abandon()
-            self._recording = None
-        self._search_steps_left = _SEARCH_STEPS
-
-    def _stop_script(self) -> NoReturn:
-        self._stops += 1
-        if self._stops == _WARNS_AT_STOP:
-            became = "is written" if self._failure is None else "cannot be written"
-            print(
-                f"whatif: {self.output} {became}, but the script catches what stops it (SystemExit) and goes on;"
-                " end it with Ctrl-C.",
-                file=sys.stderr,
-                flush=True,
-            )
-        raise _RecordingWritten(0)
-
-    def _end_step(self) -> None:
-        if self._failure is not None:
-            self._stop_script()
-        try:
-            self._advance()
-        except WhatifError as error:
-            self._failure = error
-            raise
-
-    def _advance(self) -> None:
-        self.steps_seen += 1
-        if self._recording is not None:
-            self._recording.step()
-            if self._recording.done:
-                self._stop_script()
-            return
-        self._search_steps_left -= 1
-        if self._search_steps_left == 0:
-            called = []
-            if self._modules is not None:
-                self._modules.remove()
-                called = self._modules.found
-            model = choose_model(self._optimizers, called)
-            self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
-            self._recording.start()
-
-
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
     """Let a thread that trains end without a traceback: Python is quiet about SystemExit, but not its subclasses."""
     before = threading.excepthook
 
     def quiet(args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, _RecordingWritten):
+        if not issubclass(args.exc_type, RecordingWrittenError):
             before(args)
 
     threading.excepthook = quiet
@@ -272,11 +187,3 @@ def _quiet_threads() -> Iterator[None]:
     finally:
         if threading.excepthook is quiet:  # The script may have set its own.
             threading.excepthook = before
-
-
-def _line_of(error: Exception, script: str) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-    return f" in line {lines[-1]}" if lines else ""
-
-
-_active: _Collector | None = None

@@ -5,6 +5,7 @@ A script with an optimizer is not hooked for this: torch.compile would compile i
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from .layers import Hooks
 class OutermostModules(Hooks):
     """Watches which modules the script calls that no other module calls, until `remove`."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[nn.Module], None] | None = None) -> None:
+        """Watch from now on; `after` is called at the end of each such call."""
         self.found: list[nn.Module] = []
+        self._after = after
         self._local = threading.local()
         self._handles = [
             register_module_forward_pre_hook(self._enter),
@@ -34,8 +37,11 @@ class OutermostModules(Hooks):
             self.found.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._local.depth = max(0, getattr(self._local, "depth", 0) - 1)
+        if torch.compiler.is_compiling():
+            return
+        self._local.depth = max(0, getattr(self._local, "depth", 0) - 1)
+        if self._local.depth == 0 and self._after is not None:
+            self._after(module)
 
 
 class SeveralModels(nn.Module):

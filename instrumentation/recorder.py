@@ -34,6 +34,9 @@ METADATA_VERSION = 1
 # Fewer recorded steps are not worth a file: the first one is dropped by readers, and a median needs two more.
 FEWEST_STEPS = 3
 
+# Quartiles need two times.
+FEWEST_UNTRACED_STEPS = 2
+
 
 class Recording:
     """A context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
@@ -64,11 +67,11 @@ class Recording:
         memory: bool = False,
         lines: bool = False,
     ) -> None:
-        # Quartiles need two times; the gradient order needs one warm-up step.
+        # The gradient order needs one warm-up step.
         for name, value, fewest in (
             ("steps", steps, FEWEST_STEPS),
             ("warmup_steps", warmup_steps, 1),
-            ("untraced_steps", untraced_steps, 2),
+            ("untraced_steps", untraced_steps, FEWEST_UNTRACED_STEPS),
         ):
             if value < fewest:
                 raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
@@ -122,6 +125,17 @@ class Recording:
     def enough(self) -> bool:
         """Whether `finish` has enough to write, or has written it."""
         return self.done or self._count >= self.fewest_steps
+
+    @property
+    def next_stage(self) -> str:
+        """What the next call of `step` begins, as a sentence for people; empty where it goes on as before."""
+        stages = {
+            self._warmup_steps: f"timing {self._untraced_steps} steps without the profiler.",
+            self._warmup_steps + self._untraced_steps: f"starting the profiler: {TRACER_WARMUP_STEPS} steps of warm-up,"
+            f" then {self._recorded_steps} steps to record.",
+            self.steps_needed: f"writing {self.path.name}.",
+        }
+        return stages.get(self._count + 1, "")
 
     def __enter__(self) -> Self:
         self.start()

@@ -50,7 +50,9 @@ def record_here(name: str, output: Path) -> None:
     if "--workers" not in args:  # Worker processes would share these pages, and each later write would copy one.
         touched = [b"\1" * (16 << 20) for _ in range(64)]  # 1 GiB that the process now has for good.
         del touched
-    collect(str(EXAMPLES / script), args, output, steps=STEPS, untraced_steps=UNTRACED_STEPS)
+    ended = collect(str(EXAMPLES / script), args, output, steps=STEPS, untraced_steps=UNTRACED_STEPS, stop=True)
+    if ended.recording is None:
+        sys.exit(f"{name}: no recording: {ended.failure}")
 
 
 def record_in_rounds(names: list[str], rounds: int) -> dict[str, list[float]]:

@@ -85,6 +85,11 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Register ``%whatif`` and ``%%whatif collect``; IPython calls this for ``%load_ext whatif``."""
+    importlib.import_module("whatif.cli.notebook").load(shell)
+
+
 def _draw(function: str, shown: Any) -> str:
     draw: Callable[[Any], str] = getattr(importlib.import_module("whatif.report.notebook"), function)
     return draw(shown)

@@ -9,7 +9,8 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 def main() -> int:
     """Run one command; return its exit status. Ctrl-C is one sentence also while the command line itself loads."""
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
+    if "collect" not in sys.argv:  # That runs a script of the user's.
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
     try:
         from whatif.cli.main import main as run
 

@@ -38,14 +38,16 @@ for _ in range(200):
 def test_a_script_is_recorded_and_its_recording_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*words: str) -> str:
+    def run(*words: str, said: str = "") -> str:
         found = subprocess.run(
             [sys.executable, "-m", "whatif", *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert found.returncode == 0, found.stderr
+        assert said in found.stderr
         return found.stdout
 
-    assert "train.json.gz: recorded; next: whatif explain train.json.gz" in run("collect", "train.py", "--steps", "9")
+    next_one = "train.json.gz: recorded; next: whatif explain train.json.gz"
+    assert run("collect", "train.py", "--steps", "9", said=next_one) == ""
     info = json.loads(run("info", "train.json.gz", "--json"))
     assert (info["steps"], info["time_share_of"]) == (5, "cpu")
     assert info["untraced_ms"] > 0
@@ -92,7 +94,11 @@ def test_a_recording_without_its_operators_is_told(
 
     (tmp_path / "train.py").write_text("")
     parts = {
-        collect.RECORDER: SimpleNamespace(collect=lambda script, args, output, **options: output),
+        collect.RECORDER: SimpleNamespace(
+            collect=lambda script, args, output, **options: SimpleNamespace(
+                recording=output, status=0, interrupted=False, stopped=False
+            )
+        ),
         collect.OPERATOR_TIMES: SimpleNamespace(add_operator_times=measure),
     }
     real = importlib.import_module

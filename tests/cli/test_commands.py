@@ -274,11 +274,14 @@ def test_collect_hands_all_that_follows_to_the_script(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def collect(script: str, args: list[str], output: Path, *, steps: int, **_: Any) -> Path:
+    def collect(script: str, args: list[str], output: Path, *, steps: int, **_: Any) -> types.SimpleNamespace:
         calls.append((script, args, output, steps))
-        return output
+        return types.SimpleNamespace(recording=output, status=0, interrupted=False, stopped=False)
 
     monkeypatch.setitem(sys.modules, "whatif.instrumentation.collect", types.SimpleNamespace(collect=collect))
+    said: list[str] = []
+    teller = types.SimpleNamespace(tell=said.append)
+    monkeypatch.setitem(sys.modules, "whatif.instrumentation.collector", teller)
     script = tmp_path / "train.py"
     script.touch()
     assert main(["collect", "--steps", "7", str(script), "--steps", "9", "--json", "-o", "x", "--debug", "-h"]) == 0
@@ -287,7 +290,8 @@ def test_collect_hands_all_that_follows_to_the_script(
         (str(script), ["--steps", "9", "--json", "-o", "x", "--debug", "-h"], Path("train.json.gz"), 7),
         (str(script), [], Path("run.json"), 5),
     ]
-    assert "next: whatif explain run.json" in capsys.readouterr().out
+    assert "next: whatif explain run.json" in said[-1]
+    assert not capsys.readouterr().out
 
 
 def test_collect_without_torch_says_how_to_get_it(

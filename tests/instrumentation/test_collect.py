@@ -17,7 +17,7 @@ from whatif.errors import WhatifError
 torch = need("torch")
 
 pytestmark = pytest.mark.slow
-collect = need("whatif.instrumentation.collect").collect
+collected = need("whatif.instrumentation.collect").collect
 
 QUICK = {"steps": 3, "untraced_steps": 3}
 # The optimizer's first step and two more to find the model, five of warm-up, three untraced, six with the profiler.
@@ -48,6 +48,23 @@ for number, batch in enumerate(loader, start=1):
 """
 
 
+@pytest.fixture(autouse=True)
+def this_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script finds `sys` as at Python's own start, and keeps it for what outlives the script."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+def collect(path: str, args: list[str], output: Path, **options: Any) -> Path:
+    """Return the recording of a script that was stopped behind it; raises WhatifError where there is none."""
+    ended = collected(path, args, output, **{"stop": True, **options})
+    if ended.recording is None:
+        raise WhatifError(ended.failure)
+    assert ended.failure is None
+    return ended.recording
+
+
 def script(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(IMPORTS + text)
@@ -69,13 +86,11 @@ def record(folder: Path, text: str, args: list[str] | None = None) -> dict[str, 
 
 
 def test_records_an_unchanged_script(tmp_path: Path) -> None:
-    before = list(sys.argv), list(sys.path)
     recording = record(tmp_path, LOOP)
     assert layers_of(recording) == ["(root)", "encoder", "head"]
     assert recording["whatif"]["batch_size"] == 6
     assert recording["whatif"]["optimizer"]["type"] == "SGD"
     assert recording["whatif"]["untraced_step_ms"]["steps"] == 3
-    assert (sys.argv, sys.path) == before
     assert not torch.nn.modules.module._has_any_global_hook()
 
 
@@ -108,7 +123,7 @@ finally:
 """
     code = (
         "import sys; from pathlib import Path; from whatif.instrumentation.collect import collect;"
-        "print(collect(sys.argv[1], sys.argv[2:], Path('run.json.gz'), steps=3, untraced_steps=3))"
+        "print(collect(sys.argv[1], sys.argv[2:], Path('run.json.gz'), steps=3, untraced_steps=3, stop=True).recording)"
     )
     command = [sys.executable, "-c", code, script(tmp_path, text), "--lr", "0.1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -183,27 +198,28 @@ def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path:
     assert len(steps_of(record(tmp_path, guarded + "\nsys.exit(3)"))) == 3
 
 
-def test_a_script_that_swallows_the_reason_of_a_failure_is_stopped_with_it(tmp_path: Path) -> None:
-    guarded = LOOP.replace(
-        "    optimizer.step()",
-        "    if number == 10:\n        profiler.start()\n"
-        "    try:\n        optimizer.step()\n    except Exception:\n        pass",
+def test_a_recording_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
+    profiled = LOOP.replace(
+        "    optimizer.step()", "    if number == 10:\n        profiler.start()\n    optimizer.step()"
     )
-    body = textwrap.indent(guarded, "    ")
-    guarded = f"import torch\nprofiler = torch.profiler.profile()\ntry:\n{body}\nfinally:\n    profiler.stop()\n"
-    with pytest.raises(WhatifError, match=r"got a running torch\.profiler: switch it off"):
-        collect(script(tmp_path, guarded), [], tmp_path / "run.json", **QUICK)
+    text = f"profiler = torch.profiler.profile()\n{profiled}\nprofiler.stop()\nsys.exit(number)\n"
+    ended = collected(script(tmp_path, text), [], tmp_path / "run.json", **QUICK)
+    assert (ended.status, ended.recording) == (100, None)
+    assert "got a running torch.profiler: switch it off" in ended.failure
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path) -> None:
     # Ctrl-C afterwards ends it, and is no failure.
     forever = LOOP.replace(
         "    optimizer.step()", "    try:\n        optimizer.step()\n    except SystemExit:\n        pass"
     )
     forever += "raise KeyboardInterrupt\n"
-    assert len(steps_of(record(tmp_path, forever))) == 3
-    assert capfd.readouterr().err.count("the script catches what stops it (SystemExit) and goes on; end it with") == 1
+    said: list[str] = []
+    ended = collected(script(tmp_path, forever), [], tmp_path / "run.json", stop=True, say=said.append, **QUICK)
+    assert ended.interrupted
+    assert ended.recording == tmp_path / "run.json"
+    assert sum("the script catches what stops it (SystemExit) and goes on; end it with" in one for one in said) == 1
 
 
 def test_training_in_a_thread_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +263,16 @@ def test_a_link_is_written_through_wherever_the_script_goes(tmp_path: Path, monk
     assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["target.json"]
 
 
-def test_a_crash_is_one_sentence_with_its_line(tmp_path: Path) -> None:
-    text = LOOP + "    if number == 4:\n        raise ValueError('bad\\nbatch')\n"
-    line = (IMPORTS + text).splitlines().index("        raise ValueError('bad\\nbatch')") + 1
-    with pytest.raises(WhatifError) as caught:
-        record(tmp_path, text)
-    assert f"got ValueError (bad batch) in line {line} after 4 steps: run it by itself first." in str(caught.value)
+def test_a_crash_is_the_scripts_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = LOOP + "    if number == 4:\n        raise ValueError('bad batch')\n"
+    line = (IMPORTS + text).splitlines().index("        raise ValueError('bad batch')") + 1
+    path = script(tmp_path, text)
+    ended = collected(path, [], tmp_path / "run.json", **QUICK)
+    assert (ended.status, ended.failure) == (1, "expected 17 steps, got ValueError (bad batch) after 4.")
+    shown = capfd.readouterr().err.splitlines()
+    first = shown.index("Traceback (most recent call last):")
+    assert shown[first + 1] == f'  File "{path}", line {line}, in <module>'
+    assert shown[-1] == "ValueError: bad batch"
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -263,16 +283,21 @@ def test_a_crash_with_the_profiler_running_leaves_no_file_and_a_clean_process(tm
     assert len(steps_of(record(tmp_path, LOOP))) == 3
 
 
-def test_a_failing_exit_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(WhatifError, match="got its exit with status 3 after 0 steps"):
-        record(tmp_path, "sys.exit(3)")
+@pytest.mark.parametrize(("code", "status"), [("3", 3), ("None", 0), ("'all wrong'", 1)])
+def test_an_exit_is_the_scripts_own(tmp_path: Path, code: str, status: int, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = collected(script(tmp_path, f"sys.exit({code})"), [], tmp_path / "run.json", **QUICK)
+    assert ended.status == status
+    assert ("all wrong" in capfd.readouterr().err) == (status == 1)
 
 
 @pytest.mark.parametrize("ended_by", ["break", "sys.exit(0)"])
-def test_a_script_that_ends_before_three_recorded_steps_says_how_many_it_takes(tmp_path: Path, ended_by: str) -> None:
-    with pytest.raises(WhatifError, match=rf"expected at least {ALL_STEPS} .*got {ALL_STEPS - 1}:"):
-        record(tmp_path, LOOP + f"    if number == {ALL_STEPS - 1}:\n        {ended_by}\n")
-    with pytest.raises(WhatifError, match=rf"expected at least {ALL_STEPS} .*got 2:"):
+def test_a_script_that_ends_before_three_recorded_steps_says_what_would_do(tmp_path: Path, ended_by: str) -> None:
+    short = script(tmp_path, LOOP + f"    if number == {ALL_STEPS - 1}:\n        {ended_by}\n")
+    with pytest.raises(WhatifError, match=rf"expected {ALL_STEPS} steps, got {ALL_STEPS - 1}: .*--untraced-steps 2`"):
+        collect(short, [], tmp_path / "run.json", **QUICK)
+    assert collect(short, [], tmp_path / "run.json", steps=3, untraced_steps=2)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(WhatifError, match=rf"expected {ALL_STEPS} steps, got 2: run more steps\."):
         record(tmp_path, LOOP + f"    if number == 2:\n        {ended_by}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
@@ -284,7 +309,7 @@ def test_a_script_that_ends_early_keeps_three_recorded_steps(tmp_path: Path) -> 
 
 
 def test_a_script_that_does_not_train_is_told_about_step(tmp_path: Path) -> None:
-    with pytest.raises(WhatifError, match=r"got none: call whatif\.instrumentation\.step\(\) at the end of each"):
+    with pytest.raises(WhatifError, match=r"got none: add --inference .* or call whatif\.instrumentation\.step\(\)"):
         record(tmp_path, "print(nn.Linear(2, 2)(torch.ones(2)).shape)")
 
 

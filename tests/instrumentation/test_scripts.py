@@ -6,6 +6,7 @@ and whatever else the script does there count as not covered; data loading and u
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,9 @@ def one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.chdir(tmp_path)  # Trainers write into the folder in which they run.
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield
@@ -142,7 +146,7 @@ def one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def record(text: str) -> tuple[dict[str, Any], list[str]]:
     """Return metadata and layer names of the recording `run.json` of a script."""
     Path("train.py").write_text(text)
-    collect("train.py", [], Path("run.json"), steps=5, untraced_steps=4)
+    assert collect("train.py", [], Path("run.json"), steps=5, untraced_steps=4, stop=True).recording
     metadata = json.loads(Path("run.json").read_text())["whatif"]
     return metadata, [row["name"] for row in metadata["layers"]]
 

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from pathlib import Path
+from typing import Any
 
+from whatif.cli import reading
+from whatif.cli.as_python import as_python, interrupt_at_exit
+from whatif.cli.main import COULD_NOT
 from whatif.cli.options import with_torch
-from whatif.cli.reading import warn
 from whatif.errors import WhatifError
 
 # What stands behind the script's name belongs to the script.
 REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"
+LAUNCHERS = "whatif.instrumentation.launchers"
+SAY = "whatif.instrumentation.collector"
 OPERATOR_TIMES = "whatif.instrumentation.operators.times"
 
+NOTEBOOK = (
+    "expected a Python script, got a notebook; in the notebook run `%load_ext whatif`, then begin the cell that trains "
+    "with `%%whatif collect`."
+)
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``whatif collect``."""
-    parser.usage = "whatif collect [OPTIONS] SCRIPT.py [ARGS ...]"
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps to record (default: 5)")
+
+def add_recording_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options of a recording, for a script and for a notebook's cell; ``name``: where it is written."""
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
     parser.add_argument(
         "--untraced-steps",
         type=int,
         default=20,
         metavar="N",
-        help="training steps to time before the profiler starts (default: 20)",
+        help="steps to time before the profiler starts (default: 20)",
     )
     parser.add_argument(
         "--backend",
@@ -39,46 +49,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lines", action="store_true", help="also note which line of your code runs (`whatif explain --by line`)"
     )
     parser.add_argument(
-        "--measure-operators",
-        action="store_true",
-        help="after the run, time each operator alone, also in bf16, channels-last, ..., for better predictions",
+        "--inference", action="store_true", help="a step is a forward call of the model, not an optimizer's step"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="the recording to write (default: the script's name with .json.gz); replaces an existing recording, "
-        "but no other file",
+        help=f"the recording to write (default: {name}); replaces an existing recording, but no other file",
     )
-    parser.add_argument("script", metavar="SCRIPT.py", help="a training script, run as with `python SCRIPT.py ARGS`")
+
+
+def recording_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the recorder takes of ``add_recording_options``."""
+    names = ("steps", "untraced_steps", "backend", "memory", "lines", "inference")
+    return {name: getattr(args, name) for name in names}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``whatif collect``."""
+    parser.usage = "whatif collect [OPTIONS] [-m] SCRIPT.py [ARGS ...]"
+    add_recording_options(parser, "the script's name with .json.gz")
+    parser.add_argument("--stop", action="store_true", help="end the script as soon as the recording is written")
+    parser.add_argument(
+        "--measure-operators",
+        action="store_true",
+        help="after the run, time each operator alone, also in bf16, channels-last, ..., for better predictions",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as `python -m MODULE ARGS` does")
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT.py",
+        help="a script, run as with `python SCRIPT.py ARGS`; or torchrun or accelerate launch with what follows them",
+    )
     own = parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
     own.required = False  # some versions of argparse report it as missing
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, record it and say where the recording is."""
-    if not Path(args.script).is_file():
-        raise WhatifError(f"{args.script}: expected a Python script, got no such file; check the path.")
-    output = Path(args.output or f"{Path(args.script).stem}.json.gz")
-    recorder = with_torch(RECORDER, "collect")
-    written = recorder.collect(
-        args.script,
-        args.args,
-        output,
-        steps=args.steps,
-        untraced_steps=args.untraced_steps,
-        backend=args.backend,
-        memory=args.memory,
-        lines=args.lines,
-    )
+    """Run the script to its end and record it; return its own exit status, or 1 where only the recording failed."""
+    if args.script.endswith(".ipynb"):
+        raise WhatifError(f"{args.script}: {NOTEBOOK}")
+    if not args.module and not Path(args.script).is_file() and args.script in ("python", "python3"):
+        raise WhatifError(f"{args.script}: expected a script, got Python itself; leave `{args.script}` away.")
+    if args.module or not Path(args.script).is_file():
+        launchers = with_torch(LAUNCHERS, "collect")
+        command = launchers.launched(args.script, args.args, _own_options(args))
+        if command is not None:
+            os.execv(command[0], command)
+    return _record(args)
+
+
+def _record(args: argparse.Namespace) -> int:
+    stem = args.script.rpartition(".")[2] if args.module else Path(args.script).stem
+    recorder, say = with_torch(RECORDER, "collect"), with_torch(SAY, "collect").tell
+    with as_python():
+        ended = recorder.collect(
+            args.script,
+            args.args,
+            Path(args.output or f"{stem}.json.gz"),
+            module=args.module,
+            stop=args.stop,
+            say=None if reading.quiet() else say,
+            **recording_options(args),
+        )
+    if ended.interrupted:
+        interrupt_at_exit()
+    if ended.recording is None:
+        say(f"no recording of {args.script}: {ended.failure}")
+        return int(ended.status) or COULD_NOT
     from whatif.report.printable import printable
 
-    name = printable(str(written))
-    if args.measure_operators:
+    name = printable(str(ended.recording))
+    if args.measure_operators and not ended.interrupted:
         try:
-            importlib.import_module(OPERATOR_TIMES).add_operator_times(written)
+            importlib.import_module(OPERATOR_TIMES).add_operator_times(ended.recording)
         except (KeyboardInterrupt, WhatifError):
-            warn([f"{name}: recorded, but its operators were not measured"])
+            say(f"{name}: recorded, but its operators were not measured.")
             raise
-    print(f"{name}: recorded; next: whatif explain {name}")
-    return 0
+    if ended.stopped:
+        say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
+    if not reading.quiet():
+        # One rank tells of all files.
+        rank, ranks = os.environ.get("RANK", "0"), name.replace(".rank0.", ".rank*.")
+        if rank == "0":
+            say(f"{name}: recorded; next: whatif explain {ranks}")
+    return int(ended.status)
+
+
+def _own_options(args: argparse.Namespace) -> list[str]:
+    """Return the options as words, for the processes that a launcher starts."""
+    flags = ("memory", "lines", "inference", "stop", "measure_operators", "quiet", "debug")
+    values = {"--steps": args.steps, "--untraced-steps": args.untraced_steps, "--backend": args.backend}
+    if args.output:
+        values["--output"] = args.output
+    words = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
+    return [*words, *(word for name, value in values.items() for word in (name, str(value)))]

@@ -25,8 +25,19 @@ def remembered() -> Iterator[Callable[[], bool]]:
     )
     if ours:
         signal.signal(signal.SIGINT, handler)
+        _handlers.append(handler)
     try:
         yield lambda: pressed
     finally:
         if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            forget()
+            _handlers.pop()
+
+
+def forget() -> None:
+    """Give Ctrl-C back to Python, for a program of the user's that runs here; a handler of its own stays."""
+    if _handlers and signal.getsignal(signal.SIGINT) is _handlers[-1]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_handlers: list[Callable[[int, FrameType | None], None]] = []

@@ -15,13 +15,14 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
+from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
 from whatif.errors import WhatifError
 from whatif.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {
-    "collect": "record a training run: trace, layers, step time without profiler",
+    "collect": "record a run while it goes on: trace, layers, step time without profiler",
     "info": "show what a trace contains, its quirks and its replay error",
     "explain": "show where the step time goes, by critical path, phase and layer",
     "apply": "predict the step time under one or more what-ifs",
@@ -55,7 +56,7 @@ class UsageError(Exception):
     """The command line itself is wrong. The message is one sentence: expected, got, what to do."""
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser that leaves the printing of errors to ``main``."""
 
     def error(self, message: str) -> NoReturn:
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is None:
         return _fail("expected an open standard output, got a closed one.", COULD_NOT)
-    _never_fail_on_a_character()
+    never_fail_on_a_character()
     with remembered() as interrupted:
         return _run(arguments, interrupted)
 
@@ -178,7 +179,7 @@ def _closest(word: str) -> str:
 def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
     """Return the parser of a command, with the flags that every command takes."""
     # Options are spelled out: an abbreviation that works today is ambiguous tomorrow.
-    parser = _Parser(prog=f"whatif {command}", description=_sentence(COMMANDS[command]), allow_abbrev=False)
+    parser = Parser(prog=f"whatif {command}", description=_sentence(COMMANDS[command]), allow_abbrev=False)
     module.add_arguments(parser)
     add_flags(parser)
     return parser
@@ -241,14 +242,6 @@ def _fail(sentence: str, status: int) -> int:
     except OSError:
         _drop(sys.stderr)
     return status
-
-
-def _never_fail_on_a_character() -> None:
-    """Print a question mark for a character that the terminal cannot encode, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
 
 
 def _drop_stdout() -> None:

@@ -36,6 +36,11 @@ def be_quiet(quiet: bool) -> None:
     _cut.clear()
 
 
+def quiet() -> bool:
+    """Whether warnings and progress are switched off."""
+    return _quiet
+
+
 def remember_cut(graph: TaskGraph) -> TaskGraph:
     """Return the graph, whose file was cut or not: any later refusal begins with that."""
     from whatif.ingest.integrity import CUT

@@ -1,0 +1,300 @@
+"""Finds the steps and the model of a program that is already running, and drives its recording.
+
+A training step ends when the optimizer's `step()` returns, an inference step when the model's forward call returns.
+Nothing that goes wrong here reaches the program: it goes on as it would without a recording.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from whatif.errors import WhatifError
+
+from .find_model import OutermostModules, choose_model
+from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
+
+# Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
+_SEARCH_STEPS = 2
+
+
+# A script that reaches its third stop is not about to end by itself.
+_WARNS_AT_STOP = 3
+
+
+class RecordingWrittenError(SystemExit):
+    """Stops the script; `except Exception` in it lets this pass."""
+
+
+class Collector:
+    """A context manager that records the first steps of the program that runs in its block into `output`.
+
+    `finish` says at the end whether that worked. With `stop` the program is ended by a SystemExit once the recording is
+    written; with `inference` forward calls are the steps. `say` is called with sentences on the progress. The other
+    options are those of `record`, and are checked at once: raises WhatifError where they cannot work.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        steps: int = 5,
+        untraced_steps: int = 20,
+        backend: str = "kineto",
+        memory: bool = False,
+        lines: bool = False,
+        stop: bool = False,
+        inference: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.output = output
+        self.steps_seen = 0
+        self.failure: str | None = None  # why there is no recording
+        self.stopped = False  # whether the program was told to end
+        self._stops = 0
+        self._stop, self._inference = stop, inference
+        self._say = say or (lambda sentence: None)
+        self._new_recording: Callable[[nn.Module, torch.optim.Optimizer | None], Recording] = functools.partial(
+            record,
+            # The program may change the working directory before the recording is written.
+            path=Path(os.path.abspath(output)),
+            steps=steps,
+            untraced_steps=untraced_steps,
+            backend=backend,
+            memory=memory,
+            lines=lines,
+        )
+        self._plan = self._new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the options.
+        self._steps, self._untraced_steps = steps, untraced_steps
+        self._recording: Recording | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._detach: list[Callable[[], None]] = []
+        self._explicit = False
+        self._search_steps_left = _SEARCH_STEPS
+        self._modules: OutermostModules | None = None
+        self._models = 0  # models of a step of inference
+        self.written: Path | None = None  # the recording's file, once it is written: of several ranks each has its own
+
+    def __enter__(self) -> Self:
+        global _active
+        _active = self
+        if self._inference:
+            self._modules = OutermostModules(self._after_outermost)
+        else:
+            self._detach.append(register_optimizer_step_post_hook(self._after_any_step).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+        if self._recording is not None:
+            self._recording.abandon()
+
+    @property
+    def done(self) -> bool:
+        """Whether the recording is over: written, or failed."""
+        return self.failure is not None or self.written is not None
+
+    @property
+    def steps_needed(self) -> int:
+        """How many steps the program has to take for a whole recording."""
+        return _SEARCH_STEPS + 1 + self._plan.steps_needed
+
+    def explicit_step(self) -> None:
+        """End a step because the program says so; the first one only tells that it will."""
+        if self._explicit:
+            self._end_step()
+            return
+        self._explicit = True
+        self.steps_seen += not self._optimizers
+        if not self._optimizers and self._modules is None:
+            self._modules = OutermostModules()
+
+    def finish(self) -> Path | None:
+        """Write what there is when the program has ended; return the file, or None with `failure` set."""
+        if self._recording is not None and self._recording.enough:
+            self._guarded(self._recording.finish)
+        if not self.done:
+            self.failure = self._too_few()
+        return self.written
+
+    def _too_few(self) -> str:
+        if self.steps_seen == 0 and self._inference:
+            return "expected forward calls of a model with parameters, got none."
+        if self.steps_seen == 0:
+            return (
+                "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "
+                "model, or call whatif.instrumentation.step() at the end of each step."
+            )
+        needed, got = self.steps_needed, self.steps_seen
+        to_share = got - (needed - self._steps - self._untraced_steps)
+        advice = "run more steps"
+        if to_share >= FEWEST_STEPS + FEWEST_UNTRACED_STEPS:
+            steps = min(self._steps, to_share - FEWEST_UNTRACED_STEPS)
+            advice += f", or try `--steps {steps} --untraced-steps {min(self._untraced_steps, to_share - steps)}`"
+        return f"expected {needed} steps, got {got}: {advice}."
+
+    def _let_go(self) -> None:
+        """Take everything off the program that finds its steps."""
+        global _active
+        if _active is self:
+            _active = None
+        if self._modules is not None:
+            self._modules.remove()
+            self._modules = None
+        while self._detach:
+            self._detach.pop()()
+        self._optimizers.clear()
+
+    def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Take note of an optimizer that was not seen before."""
+        if any(optimizer is known for known in self._optimizers) or torch.compiler.is_compiling():
+            return
+        self._optimizers.append(optimizer)
+        self.steps_seen += len(self._optimizers) == 1
+        # This hook runs inside torch's own mark of the optimizer's step: a step that ended here would cut that mark in
+        # two. From the next call on the step ends after the whole call.
+        inner, own = optimizer.step, "step" in vars(optimizer)
+
+        @functools.wraps(inner)
+        def step_and_end(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            ends = _active is self and not self._explicit and optimizer is self._optimizers[-1]
+            if ends and not torch.compiler.is_compiling():
+                self._end_step()
+            return result
+
+        def restore() -> None:
+            if vars(optimizer).get("step") is not step_and_end:
+                return  # Somebody, a scheduler for example, has put theirs around it.
+            if own:
+                optimizer.step = inner  # type: ignore[method-assign]
+            else:
+                del optimizer.step
+
+        optimizer.step = step_and_end  # type: ignore[method-assign]
+        self._detach.append(restore)
+        if not self._explicit:
+            self._begin_again()
+
+    def _after_outermost(self, module: nn.Module) -> None:
+        """End a step of inference with the model whose first call came last; `module` is called by no other module."""
+        if self._explicit or self._modules is None:
+            return
+        models = [found for found in self._modules.found if next(found.parameters(), None) is not None]
+        if not models or module is not models[-1]:
+            return
+        if len(models) > self._models:
+            self._models = len(models)
+            self.steps_seen += len(models) == 1
+            self._begin_again()
+            return
+        self._end_step()
+
+    def _begin_again(self) -> None:
+        """Search anew: several optimizers, or models, make one step, ended by the one whose first call came last."""
+        if self._recording is not None and self._recording.tracing:
+            return
+        if self._recording is not None:
+            self._recording.abandon()
+            self._recording = None
+        self._search_steps_left = _SEARCH_STEPS
+
+    def _end_step(self) -> None:
+        if not self.done:
+            self._guarded(self._advance)
+        if not self.done:
+            return
+        if self._stop and self.written is not None:
+            self._stop_program()
+        self._let_go()
+        if self.written is not None:
+            self._say(f"{self.written}: written after {self.steps_seen} steps; the script goes on untouched.")
+        else:
+            self._say(f"{self.output}: not written, the script goes on untouched: {self.failure}")
+
+    def _stop_program(self) -> NoReturn:
+        self.stopped = True
+        self._stops += 1
+        if self._stops == _WARNS_AT_STOP:
+            self._say("the script catches what stops it (SystemExit) and goes on; end it with Ctrl-C.")
+        raise RecordingWrittenError(0)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do work for the recording; where it fails the recording is given up, and the program does not notice."""
+        try:
+            work()
+        except Exception as error:
+            self.failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
+            if self._recording is not None:
+                self._recording.abandon()
+        else:
+            if self._recording is None or not self._recording.done:
+                return
+            self.written = self.output.with_name(self._recording.path.name)
+        self._recording = None  # It holds the model.
+
+    def _advance(self) -> None:
+        self.steps_seen += 1
+        if self._recording is None:
+            self._search_steps_left -= 1
+            if self._search_steps_left == 0:
+                self._begin()
+            return
+        if stage := self._recording.next_stage:
+            self._say(stage)
+        self._recording.step()
+
+    def _begin(self) -> None:
+        called = [] if self._modules is None else self._modules.found
+        model = choose_model(self._optimizers, called)
+        if self._modules is not None:
+            self._modules.remove()
+            self._modules = None
+            if self._inference and not self._explicit:
+                last = [module for module in called if next(module.parameters(), None) is not None][-1]
+                self._end_steps_with(last)
+        self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
+        self._recording.start()
+
+    def _end_steps_with(self, model: nn.Module) -> None:
+        """End each step of inference by one hook on the model itself, in place of those on every module."""
+
+        handles: list[RemovableHandle] = []
+
+        def after(*_: Any) -> None:
+            before = self._recording is not None and self._recording.tracing
+            self._end_step()
+            if self._recording is not None and self._recording.tracing != before:
+                # The tracer has put its own hooks on the model: stay behind them, else this would cut its marks in two.
+                handles.pop().remove()
+                handles.append(model.register_forward_hook(after))
+
+        handles.append(model.register_forward_hook(after))
+        self._detach.append(lambda: handles.pop().remove())
+
+
+def step() -> None:
+    """End a step of a program that `whatif collect` runs; in any other run this does nothing.
+
+    Only programs without a torch optimizer need it. Once it was called, optimizers no longer end steps.
+    """
+    if _active is not None:
+        _active.explicit_step()
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence on stderr, named for whatif, with the rank where several processes train together."""
+    rank = os.environ.get("RANK")
+    # In one piece: several processes write at the same time.
+    sys.stderr.write(f"whatif{'' if rank is None else f' (rank {rank})'}: {sentence}\n")
+    sys.stderr.flush()
+
+
+_active: Collector | None = None

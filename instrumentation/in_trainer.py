@@ -1,0 +1,75 @@
+"""What the callbacks of Lightning and Hugging Face share: a recording that never disturbs the trainer around it."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from whatif.errors import WhatifError
+
+from .collector import tell
+from .recorder import Recording, describe_error, record
+
+RECORDING = "whatif.json.gz"
+
+
+class RecordingInTrainer:
+    """Records the first steps between `start` and `finish` into a trainer's folder; says on stderr what it did."""
+
+    def __init__(self, *, report: bool, **options: Any) -> None:
+        self._report = report
+        self._options = options
+        self._recording: Recording | None = None
+        self.written: Path | None = None
+
+    def start(self, folder: str | Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer | None]) -> None:
+        """Begin with the warm-up steps; the file's name is `whatif.json.gz`, with the rank where there are several."""
+
+        def begin() -> None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            # A trainer may wrap the optimizer.
+            found = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+            optimizer = found[-1] if found else None
+            self._recording = record(model, optimizer, Path(folder).absolute() / RECORDING, **self._options)
+            self._recording.start()
+
+        self._guarded(begin)
+
+    def step(self) -> None:
+        """End a training step."""
+        if self._recording is not None:
+            self._guarded(self._recording.step)
+
+    def finish(self) -> None:
+        """Write what is not written yet, where that is enough, and the report."""
+        if self._recording is not None:
+            self._guarded(self._recording.finish)
+        if self.written is not None and self._report:
+            page = self.written.with_name(self.written.name.removesuffix(".json.gz") + ".html")
+            # In a process of its own: the report needs memory and time, and its errors are none of the training's.
+            command = [sys.executable, "-m", "whatif", "report", str(self.written), "-o", str(page)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            said = ended.stderr.strip().splitlines()
+            tell(f"{page}: written." if ended.returncode == 0 else f"no report: {said[-1] if said else 'it failed'}")
+
+    def abandon(self) -> None:
+        """Take everything off the model."""
+        if self._recording is not None:
+            self._recording.abandon()
+            self._recording = None
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            tell(f"no recording: {error if isinstance(error, WhatifError) else describe_error(error)}")
+            self.abandon()
+        else:
+            if self._recording is not None and self._recording.done:
+                self.written = self._recording.path
+                self._recording = None  # It holds the model.
+                tell(f"{self.written}: recorded; next: whatif explain {self.written}")
