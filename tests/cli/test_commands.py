@@ -298,7 +298,8 @@ def test_collect_without_torch_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "whatif.instrumentation.collect", raising=False)
+    for name in ("collect", "collector"):
+        monkeypatch.delitem(sys.modules, f"whatif.instrumentation.{name}", raising=False)
     script = tmp_path / "train.py"
     script.touch()
     assert main(["collect", str(script)]) == 1
