@@ -77,6 +77,7 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
 
     def take_down() -> OperatorGraph | None:
         _stand_in_for_inplace_abn()
+        _without_fused_attention()
         step = importlib.import_module("whatif.instrumentation.trace_module.step")
         wanted = step.Wanted(
             f"timm:{model}", [("", (batch, 3, side, side), "")], {}, optimizer="momentum",
@@ -89,7 +90,14 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
             return None
         return found if isinstance(found, OperatorGraph) else None
 
-    return kept(f"timm 1 {timm.__version__} {model} {batch} {side}", take_down)
+    return kept(f"timm 3 {timm.__version__} {model} {batch} {side}", take_down)
+
+
+def _without_fused_attention() -> None:
+    """Let attention run in operators of its own, as in the versions of 2022 that were measured."""
+    layers = importlib.import_module("timm.layers")
+    if hasattr(layers, "set_fused_attn"):
+        layers.set_fused_attn(False)
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ from whatif.graph.types import Phase
 
 from ..layers import Hooks, hook_layers
 from ..tensors import tensors_in
+from .formats import FormatFlow
 from .known_values import KnownValues
 from .optimizers import READ_IN_UPDATE, lists_on_meta
 from .spelling import TYPE_NAMES, spelled
@@ -36,6 +37,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self._rounded = rounded
         self._values = KnownValues()
+        self._formats = FormatFlow({p.untyped_storage()._cdata for p in model.parameters()})
         self._open: list[tuple[str, int]] = []
         self._last_sequence = _next_sequence() - 1
         self._known: dict[int, None] = {}
@@ -104,10 +106,13 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Unless it is a view, what it returns is written, be it new or one of its inputs.
         outputs = tuple((tuple(t.shape), TYPE_NAMES.get(t.dtype, "unknown")) for t in fresh)
         on_device = bool(inputs or meta)
+        share, casts = (1.0, 0)
+        if not func.is_view and self.phase != Phase.UPDATE:
+            share, casts = self._formats.follow(name, args, kwargs, result, self.phase)
         self.operations.append(
             Operation(
                 name, *spelled(func, args, kwargs), self.phase, outputs, sequence,
-                _node_name(node) if node is not None else "", on_device,
+                _node_name(node) if node is not None else "", on_device, share, casts,
             )
         )  # fmt: skip
         for tensor in meta:

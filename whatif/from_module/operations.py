@@ -15,6 +15,8 @@ class Operation:
     """One call of an operator: ``dims``, ``types`` and ``concrete`` are spelled as PyTorch's profiler spells inputs.
 
     ``outputs`` are (shape, type) of the tensors that it makes or changes; an output that is a view has none.
+    ``autocast_share`` is the share of its bytes that is left under autocast (0: not known), and ``autocast_casts`` the
+    elements that are cast for it.
     """
 
     name: str  # "aten::mm"
@@ -26,6 +28,8 @@ class Operation:
     sequence: int = -1  # ties a node of the backward pass to the operator that made it
     node: str = ""  # the autograd node that calls it ("AddmmBackward0"); "" in the forward pass
     on_device: bool = True  # False: all its tensors lie in the host's memory
+    autocast_share: float = 0.0
+    autocast_casts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,20 @@ def _trace(
     if gpu is not None:
         told["low_ns"] = np.rint(durations.low_ns).astype(np.int64).tolist()
         told["high_ns"] = np.rint(durations.high_ns).astype(np.int64).tolist()
+        told |= _under_autocast(graph, kernels)
     schedule = schedule_steps(graph, timed, work_ns, costs, steps=_steps(graph, timed, work_ns))
     return trace_of(graph, schedule, gpu, {PREDICTED: told})
+
+
+def _under_autocast(graph: OperatorGraph, kernels: Sequence[Sequence[Kernel]]) -> dict[str, list[float] | list[int]]:
+    """What autocast would make of each kernel: casts come before the first one of their operation."""
+    if not any(operation.autocast_share for operation in graph.operations):
+        return {}
+    share, casts = [], []
+    for operation, mine in zip(graph.operations, kernels, strict=True):
+        share += [round(operation.autocast_share, 3)] * len(mine)
+        casts += ([operation.autocast_casts] + [0] * (len(mine) - 1)) if mine else []
+    return {"autocast_share": share, "autocast_casts": casts}
 
 
 def _steps(graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int]) -> int:

@@ -180,13 +180,20 @@ class Flops:
     other: Other = field(default_factory=dict)
 
 
+# The attached columns of a predicted step's kernels: see ``PredictedRanges``. 0: not known.
+AUTOCAST_SHARE, AUTOCAST_CASTS = "share under autocast", "cast by autocast"
+
+
 @dataclass(frozen=True)
 class PredictedRanges:
-    """Of a step that nobody ran: ranges of its kernels in their order, ns, and the factor of the host's range."""
+    """Of a step that nobody ran, by its kernels in their order: ranges, ns; and the factor of the host's range."""
 
     cpu_range_factor: float | None = None
     low_ns: tuple[int, ...] | None = None  # None where what was written are no times
     high_ns: tuple[int, ...] | None = None
+    # Of each kernel, what autocast would leave of its bytes, and the elements that it would cast before.
+    autocast_share: tuple[float, ...] | None = None
+    autocast_casts: tuple[int, ...] | None = None
     other: Other = field(default_factory=dict)
 
 

@@ -329,8 +329,10 @@ def _predicted(table: _Table) -> PredictedRanges:
     low, high = (table.take(key, _is_ns_column) for key in ("low_ns", "high_ns"))
     return PredictedRanges(
         cpu_range_factor=table.take("cpu_range_factor", _is_factor),
-        low_ns=None if low is None else tuple(low),
-        high_ns=None if high is None else tuple(high),
+        low_ns=_tuple(low),
+        high_ns=_tuple(high),
+        autocast_share=_tuple(table.take("autocast_share", _is_column_of_shares)),
+        autocast_casts=_tuple(table.take("autocast_casts", _is_ns_column)),
         other=table.left,
     )
 
@@ -361,6 +363,14 @@ def _is_spread(value: Any) -> bool:
 
 def _is_ns_column(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**60 for item in value)
+
+
+def _is_column_of_shares(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_number(item) and 0 <= item <= 10 for item in value)
+
+
+def _tuple(column: Any) -> tuple[Any, ...] | None:
+    return None if column is None else tuple(column)
 
 
 def _is_factor(value: Any) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS
-from whatif.graph.recorded import Simulated
+from whatif.graph.recorded import AUTOCAST_CASTS, AUTOCAST_SHARE, Simulated
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     Anchor,
@@ -345,6 +345,11 @@ def with_ranges(graph: TaskGraph) -> TaskGraph:
         )
     steps = len(kernels) // len(low)
     duration_ns = graph.duration_ns[kernels]
+    for name, column in ((AUTOCAST_SHARE, told.autocast_share), (AUTOCAST_CASTS, told.autocast_casts)):
+        if column is not None and len(column) == len(low):
+            values = np.zeros(len(graph))
+            values[kernels] = np.tile(np.array(column, dtype=np.float64), steps)
+            graph = graph.attach(**{name: values})
     return graph.with_duration(
         kernels, duration_ns,
         low_ns=np.minimum(np.tile(low, steps), duration_ns), high_ns=np.maximum(np.tile(high, steps), duration_ns),

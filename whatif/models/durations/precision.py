@@ -15,9 +15,10 @@ import numpy as np
 
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_kernel
+from whatif.graph.recorded import AUTOCAST_SHARE
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Int8, among
+from whatif.graph.types import Array, Bool, Float64, Int8, among
 from whatif.models.durations import forms
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.half_precision import bytes_left, is_half, runs_in_fp32
@@ -48,9 +49,25 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     rest = np.flatnonzero(matrix & ~known)
     parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target, sheet=sheet)))
     if half:
-        moves = np.flatnonzero(changes & ~matrix & ~known & (bytes_left(family) != 1).any(axis=0))
-        parts.append((moves, forms.in_traffic(graph, ids[moves], bytes_left(family[moves]))))
+        left = _left(graph, ids)
+        moves = np.flatnonzero(changes & ~matrix & ~known & (left != 1).any(axis=0))
+        parts.append((moves, forms.in_traffic(graph, ids[moves], left[:, moves])))
     return forms.estimates(graph, ids, parts)
+
+
+# Either way of a share of bytes that the flow of formats tells, log: what caches keep. Our estimate.
+_FLOW_SPREAD = 1.1
+
+
+def _left(graph: TaskGraph, tasks: Array) -> Float64:
+    """What autocast leaves of the bytes of ``tasks`` (ids) and its range, shape (3, n): as told, else by family."""
+    left = bytes_left(graph.family[tasks])
+    told = graph.attached.get(AUTOCAST_SHARE)
+    if told is None:
+        return left
+    share = told[tasks]
+    spread = np.where(share == 1, 1.0, _FLOW_SPREAD)
+    return np.where(share > 0, np.stack([share, share / spread, share * spread]), left)
 
 
 def _switches(family: Int8, dtype: Int8, target: Precision) -> Bool:

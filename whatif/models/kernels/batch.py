@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.recorded import AUTOCAST_CASTS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -167,4 +168,6 @@ def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> 
         if shape and shape[0] == info.batch_size:
             shape = (samples, *shape[1:])
         recorded = replace(recorded, input_shape=shape, peak_memory_bytes=None)
+        if AUTOCAST_CASTS in graph.attached:
+            graph = graph.attach(**{AUTOCAST_CASTS: graph.attached[AUTOCAST_CASTS] * factor})
     return graph.replace(info=replace(info, batch_size=samples, recorded=recorded))

@@ -14,6 +14,7 @@ import numpy as np
 
 from whatif.graph.insert import NewTasks, synchronizing
 from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.graph.recorded import AUTOCAST_CASTS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -65,6 +66,8 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
     call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
     lots = _casts(graph, matrix, gpu, call_ns)
+    if AUTOCAST_CASTS in graph.attached:
+        lots += _told_casts(graph, gpu, call_ns)
     if loss_scaler:
         begins = update_begins(graph)
         lots += _loss_scaler(graph, begins, gpu, call_ns)
@@ -97,6 +100,8 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     weight_ns = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
     before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
+    if AUTOCAST_CASTS in graph.attached:
+        fp32 = np.zeros(len(before), dtype=np.bool_)
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
     # Who only infers stores the weights in the format in which they are multiplied.
@@ -120,6 +125,16 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
             graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
         )
     ]
+
+
+def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+    """The casts of activations and their gradients that the flow of formats tells of a predicted step."""
+    elements = graph.attached[AUTOCAST_CASTS]
+    around = np.flatnonzero((elements > 0) & graph.on_gpu.mask)
+    if not len(around):
+        return []
+    cast_ns = np.maximum(elements[around] * CAST_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
+    return before_each(graph, around, Estimates.of(cast_ns, Source.ROOFLINE, cast_ns, cast_ns), CAST_NAME, call_ns)
 
 
 def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, Int64]:
