@@ -62,7 +62,7 @@ def test_a_convolutions_backward_work_is_two_products_and_a_sum() -> None:
 
 
 def test_tensor_cores_convolve_in_another_layout() -> None:
-    kernels = on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ("conv",))
+    kernels = on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ("conv",), backward=False)
     product, read, written, _ = kernels
     assert product.what.dtype == "tf32"
     assert classify_kernel(product.name) == (KernelFamily.CONVOLUTION, "tf32")
@@ -70,7 +70,7 @@ def test_tensor_cores_convolve_in_another_layout() -> None:
     assert dict(read.what.integers)["elements"] == 8 * 64 * 56 * 56
     assert dict(written.what.integers)["elements"] == 8 * 128 * 28 * 28
     # Without TF32 nothing changes.
-    assert on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), ()) == kernels_of(CONV)
+    assert on_tensor_cores(kernels_of(CONV), load_gpu("H100-SXM-80"), (), backward=False) == kernels_of(CONV)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from whatif.from_module.tensor_cores import on_tensor_cores
 from whatif.graph.kernels import DTYPES
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
 from whatif.ingest.read import read
@@ -170,7 +171,10 @@ def predict_step(
     if gpu is not None and gpu.fp16_tensor_tflops:
         asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
         families = TF32[tf32] if asked or gpu.tf32_by_default else ()
-        kernels = [on_tensor_cores(mine, gpu, families) for mine in kernels]
+        kernels = [
+            on_tensor_cores(mine, gpu, families, backward=operation.phase == Phase.BACKWARD)
+            for mine, operation in zip(kernels, graph.operations, strict=True)
+        ]
     durations = ask(estimator, [kernel for mine in kernels for kernel in mine])
     trace = _trace(graph, kernels, durations, gpu)
     if save is not None:

@@ -11,7 +11,9 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb.tensor_convolutions import layout_changes
 
 
-def on_tensor_cores(kernels: Sequence[Kernel], gpu: Gpu, tf32_families: Sequence[str]) -> list[Kernel]:
+def on_tensor_cores(
+    kernels: Sequence[Kernel], gpu: Gpu, tf32_families: Sequence[str], *, backward: bool
+) -> list[Kernel]:
     """Return an operation's kernels as a GPU with tensor cores runs them.
 
     Products of fp32 numbers of the families named may be computed in TF32. Around a convolution of images in NCHW
@@ -20,9 +22,10 @@ def on_tensor_cores(kernels: Sequence[Kernel], gpu: Gpu, tf32_families: Sequence
     found = []
     for kernel in kernels:
         if kernel.what.dtype == "fp32" and kernel.what.family in tf32_families:
-            kernel = replace(
-                kernel, name=kernel.name.replace("_fp32", "_tf32"), what=replace(kernel.what, dtype="tf32")
-            )
+            what = replace(kernel.what, dtype="tf32")
+            if backward and what.family == "matmul":
+                what = replace(what, phase="bwd")
+            kernel = replace(kernel, name=kernel.name.replace("_fp32", "_tf32"), what=what)
         found.append(kernel)
         # Named by what they do, and of the format that lies in memory.
         element = "fp32" if kernel.what.dtype == "tf32" else kernel.what.dtype

@@ -14,7 +14,9 @@ from typing import Literal, NamedTuple
 from whatif.hardware.gpu import Gpu
 
 # What multiplies on the matrix units. "vector" and "conv_vector" are of the formats that run beside these.
-MatrixWork = Literal["matmul", "conv", "conv_backward", "grouped", "attention", "attention_backward", "rnn"]
+MatrixWork = Literal[
+    "matmul", "matmul_backward", "conv", "conv_backward", "grouped", "attention", "attention_backward", "rnn"
+]
 _TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 # Whose architecture stands for a device that is not known, or named.
 _USUAL = "nvidia"
@@ -54,6 +56,11 @@ def compute_share(gpu: Gpu | None, dtype: str, what: MatrixWork = "matmul") -> S
     An unknown device counts as one of NVIDIA's with units for the format. Products whose rate a GPU's file tells take
     that one.
     """
+    if what == "matmul_backward":
+        # Operands of 16 bits are transposed on the way to the units, those of TF32 are not.
+        if dtype == "tf32" and (gpu is None or on_tensor_cores(gpu, dtype)):
+            return _fact(gpu, "tf32_gradients")
+        what = "matmul"
     units = gpu is None or on_tensor_cores(gpu, dtype)
     if what == "matmul" and gpu is not None and (measured := _measured_share(gpu, dtype)):
         return Spread(measured, measured, measured)

@@ -29,7 +29,8 @@ WINOGRAD_USUAL = 2.25
 _RATE_DTYPE = {"fp4": "fp8", "int8": "fp8", "int": "fp32", "unknown": "fp32"}
 _MATRIX_FAMILIES = ("matmul", "conv", "attention")
 _WORK: dict[tuple[str, bool], MatrixWork] = {
-    ("matmul", False): "matmul", ("matmul", True): "matmul", ("conv", False): "conv", ("conv", True): "conv_backward",
+    ("matmul", False): "matmul", ("matmul", True): "matmul_backward",
+    ("conv", False): "conv", ("conv", True): "conv_backward",
     ("attention", False): "attention", ("attention", True): "attention_backward",
 }  # fmt: skip
 

@@ -95,18 +95,21 @@ def in_form(
     multiplied[graph.called[asked[~of_layout]]] = formats[asked[~of_layout]]
     now_in = np.where(of_layout, multiplied[graph.called[asked]], formats[asked])
     last = has_form(graph, FORM)[asked]
-    key = (graph.called[asked].astype(np.int64) * len(DTYPES) + now_in) * 2 + last
+    backward = graph.phase[asked] == Phase.BACKWARD
+    key = ((graph.called[asked].astype(np.int64) * len(DTYPES) + now_in) * 2 + last) * 2 + backward
     codes, first, which = np.unique(key, return_index=True, return_inverse=True)
     before, after = [], []
     for place in first.tolist():
         what = graph.info.operators[graph.called[asked[place]]]
         now = NHWC if last[place] else what.layout
-        before.append(converted(what, DTYPES[now_in[place]] or what.dtype, now))
-        after.append(converted(what, dtype or before[-1].dtype, now if layout is None else layout))
+        old = DTYPES[now_in[place]] or what.dtype
+        before.append(_in_pass(converted(what, old, now), backward=bool(backward[place])))
+        changed = converted(what, dtype or old, now if layout is None else layout)
+        after.append(_in_pass(changed, backward=bool(backward[place])))
     whole, product, changes = _priced(side, before, after, told=graph.info.recorded.predicted is not None)
     # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
     transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
-    own = np.isfinite(changes.ratio) & np.isin(codes // (2 * len(DTYPES)), transposed)
+    own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES)), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
         nothing.put(places[mask], part.take(which[mask]))
     return nothing
@@ -144,7 +147,7 @@ def usual(
         for series in _USUAL[code // (2 * len(DTYPES))]:
             before = [converted(what, old, now) for what in series]
             after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
-            whole, product, _ = _priced(side, before, after, told=False)
+            whole, product, _ = _priced(side, before, after, told=_knows(side, before) and _knows(side, after))
             answer = product if changes_apart else whole
             # A size's own time grows with it.
             old_s = np.maximum.accumulate(side_times(side, before))
@@ -157,6 +160,13 @@ def usual(
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
         found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
     return found
+
+
+def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
+    """Whether measurements of the device's own chip tell all of the operators."""
+    return all(
+        bool((side.estimate(ops).answered_by <= AnswerSource.SAME_CHIP).all()) for _, ops in operators_of(list(whats))
+    )
 
 
 def of_convolutions(graph: TaskGraph) -> Bool:
@@ -218,6 +228,11 @@ def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Chang
             end[places] *= by
         source[places] = changed.source
     return Estimates.of(ends[0], source, ends[1], ends[2])
+
+
+def _in_pass(what: Described, *, backward: bool) -> Described:
+    """The same product, of the backward pass where that makes a difference (``whatif.hardware.roofline``)."""
+    return replace(what, phase="bwd") if backward and (what.family, what.dtype) == ("matmul", "tf32") else what
 
 
 def elementwise_of(size_bytes: Float64) -> Operators:

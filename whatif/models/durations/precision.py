@@ -21,6 +21,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Int8, among
 from whatif.models.durations import forms
 from whatif.models.durations.estimator import Estimates, Source, device
+from whatif.models.durations.format_flow import flow_of
 from whatif.models.durations.half_precision import bytes_left, is_half, runs_in_fp32
 
 Precision = Literal["fp16", "bf16", "tf32", "fp8"]
@@ -59,11 +60,20 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
 _FLOW_SPREAD = 1.1
 
 
+# Families whose kernels take the format of what they read; what stays fp32 by its name alone may be half after all.
+_FOLLOW = (KernelFamily.ELEMENTWISE, KernelFamily.REDUCTION, KernelFamily.POOLING)
+_STAYS = (1.0, 0.6, 1.05)
+
+
 def _left(graph: TaskGraph, tasks: Array) -> Float64:
     """What autocast leaves of the bytes of ``tasks`` (ids) and its range, shape (3, n): as told, else by family."""
     left = bytes_left(graph.family[tasks])
     told = graph.attached.get(AUTOCAST_SHARE)
     if told is None:
+        flow = flow_of(graph)
+        if flow is not None:
+            stays = flow.stays[tasks] & among(graph.family[tasks], _FOLLOW)
+            left[:, stays] = np.array(_STAYS)[:, None]
         return left
     share = told[tasks]
     spread = np.where(share == 1, 1.0, _FLOW_SPREAD)

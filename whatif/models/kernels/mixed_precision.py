@@ -13,18 +13,21 @@ from dataclasses import replace
 import numpy as np
 
 from whatif.graph.insert import NewTasks, synchronizing
-from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.recorded import AUTOCAST_CASTS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
+    Float64,
     Int64,
     Phase,
     TaskKind,
     among,
 )
-from whatif.hardware.gpu import Gpu
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.hardware.roofline import sustained_tflops
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, shortest_kernel_ns
+from whatif.models.durations.format_flow import flow_of
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
@@ -97,17 +100,28 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     count = product_parameters(graph)
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
     cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
-    weight_ns = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
+    weight_ns: Float64 | float = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
+    if not count and gpu is not None:
+        weight_ns = _weights_by_time(graph, gpu, forward) * cast_bytes / memory_gbyte_s(graph, gpu)
     before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
+    flow = flow_of(graph) if graph.on_gpu.any() else None
     if AUTOCAST_CASTS in graph.attached:
         fp32 = np.zeros(len(before), dtype=np.bool_)
+    elif flow is not None:
+        before = _last_but(graph, matrix, before)
+        fp32 = flow.casts[forward]
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
     # Who only infers stores the weights in the format in which they are multiplied.
     weights = forward[:0] if stored_weights(graph) is not None else forward
     cast_ns = cast_ns[len(forward) - len(weights) :]
     around = np.concatenate([weights, forward[fp32]])
+    if flow is not None and AUTOCAST_CASTS not in graph.attached:
+        # What is on the fp32 list casts what it reads, too.
+        others = np.flatnonzero(flow.casts & ~matrix & (graph.phase == Phase.FORWARD))
+        around = np.concatenate([around, others])
+        cast_ns = np.append(cast_ns, graph.duration_ns[others] * INPUT_CAST_SHARE)
     of_weight = np.arange(len(around)) < len(weights)
     back, of = _spread(graph, around, backward)
     around = np.concatenate([around, back])
@@ -125,6 +139,21 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
             graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
         )
     ]
+
+
+def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
+    """The weights that ``products`` (ids) of unknown shapes multiply, as if each were a square product of its time."""
+    names = [DTYPES[code] for code in graph.dtype[products].tolist()]
+    rates = {name: sustained_tflops(gpu, name if name in MATRIX_DTYPES else "fp32") for name in set(names)}
+    flops = graph.duration_ns[products] * 1e3 * np.array([rates[name] for name in names])
+    return np.asarray((flops / 2) ** (2 / 3), dtype=np.float64)
+
+
+def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
+    """The last GPU task up to each of ``before`` (ids) that is no product: what products behind one another read."""
+    others = np.flatnonzero(graph.on_gpu.mask & ~matrix)
+    at = np.searchsorted(others, before, side="right") - 1
+    return np.where(at >= 0, others[np.maximum(at, 0)], before)
 
 
 def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:

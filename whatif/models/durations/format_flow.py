@@ -1,0 +1,94 @@
+"""What stays fp32 in a recorded step under autocast: the formats that flow from kernel to kernel, by their names.
+
+Source: PyTorch's autocast op reference (docs/source/amp.rst). A look-up gives rows of fp32, and so does what is on the
+fp32 list; a product gives half; all others keep the widest format that they read. A recording does not tell which
+tensors a kernel reads, so a kernel is taken to read what the one before it wrote, and an addition of two tensors the
+residual stream as well, which is fp32 where a model looks rows up, or has layer norms and no batch norm. Predicted
+steps know better (``whatif.graph.recorded.AUTOCAST_SHARE``).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Phase, among
+
+_Kind = Literal["single", "at once", "add", ""]
+# The fp32 list in names of kernels and operators; "at once": reads half and writes fp32 in one kernel.
+_SINGLE = re.compile(
+    r"(?<![a-z])(exp|log|log1p|log2|pow|rsqrt|reciprocal|softplus|vector_norm|norm)(?![a-z0-9])|pow_tensor"
+)
+_AT_ONCE = re.compile(r"sum_functor|aten::(sum|prod|cumsum)(?![a-z])")
+_ADD = re.compile(r"CUDAFunctor_add<.*char ?\*, \(unsigned long\)3>|aten::add(?![a-z])")
+
+
+class Flow(NamedTuple):
+    """Masks, shape (n_tasks,): kernels that move fp32 as before, those that write it, those whose input is cast."""
+
+    stays: Bool
+    writes: Bool
+    casts: Bool
+
+
+def flow_of(graph: TaskGraph) -> Flow | None:
+    """Return the flow of a GPU step whose residual stream is fp32; None of others, which are half throughout."""
+    gpu = graph.on_gpu.mask & among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
+    family = graph.family
+    product = gpu & among(family, MATRIX_FAMILIES)
+    if not product.any() or not _keeps_a_stream(graph, gpu, product):
+        return None
+    n = len(graph)
+    stays, writes, casts = (np.zeros(n, dtype=np.bool_) for _ in range(3))
+    ids = np.flatnonzero(gpu)
+    kinds = [_kind(graph.names[code]) for code in graph.name[ids].tolist()]
+    single, step, was_product, before = True, -2, False, -1
+    rows = zip(ids.tolist(), kinds, family[ids].tolist(), graph.step[ids].tolist(), product[ids].tolist(), strict=True)
+    for task, kind, of, now, is_product in rows:
+        if now != step:
+            single, step = True, now
+        if is_product:
+            # Products behind one another multiply the same input: queries, keys and values.
+            if was_product:
+                casts[task] = casts[before]
+            else:
+                casts[task] = single
+            single, before = False, task
+        elif of in _LOOK_UPS:
+            single = True
+        elif kind == "single" or of == KernelFamily.LAYER_NORM:
+            casts[task] = not single
+            stays[task] = single = True
+        elif kind == "at once" or of == KernelFamily.SOFTMAX:
+            stays[task] = single
+            single = True
+        else:
+            single = single or kind == "add"
+            stays[task] = single
+        was_product, writes[task] = is_product, single
+    return Flow(stays, writes, casts)
+
+
+_LOOK_UPS = (KernelFamily.INDEXING,)
+
+
+def _keeps_a_stream(graph: TaskGraph, gpu: Bool, product: Bool) -> bool:
+    first = int(np.flatnonzero(product)[0])
+    looks_up = bool((gpu & among(graph.family, _LOOK_UPS))[:first].any())
+    family = graph.family[gpu]
+    return looks_up or bool((family == KernelFamily.LAYER_NORM).any() and (family != KernelFamily.NORMALIZATION).all())
+
+
+@lru_cache(maxsize=4096)
+def _kind(name: str) -> _Kind:
+    spoken = name.replace("_kernel", " ")
+    if _AT_ONCE.search(name):
+        return "at once"
+    if _SINGLE.search(spoken):
+        return "single"
+    return "add" if _ADD.search(name) else ""
