@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.from_module.gpu_work import _RULES, BATCH_NORM_PASSES, as_they_lie, kernels_of
+from whatif.from_module.gpu_work import _RULES, BATCH_NORM, as_they_lie, kernels_of
 from whatif.from_module.moved_bytes import traffic
 from whatif.from_module.multi_tensor import CHUNK_ELEMENTS, launches_of
 from whatif.from_module.operations import Operation
@@ -144,8 +144,8 @@ def test_batch_norm_reads_its_input_twice_where_it_trains() -> None:
                              types=[F] * 5 + ["Scalar"], concrete=[""] * 5 + [trains]))[0]
         for trains in ("True", "False")
     )  # fmt: skip
-    assert trained.share == pytest.approx(BATCH_NORM_PASSES)  # two reads and a write, as an addition has
-    assert evaluated.share == pytest.approx(BATCH_NORM_PASSES * 2 / 3)
+    assert trained.share == pytest.approx(BATCH_NORM)  # two reads and a write, as an addition has
+    assert evaluated.share == pytest.approx(BATCH_NORM * 2 / 3)
 
 
 @pytest.mark.parametrize(

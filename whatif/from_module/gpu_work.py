@@ -126,7 +126,7 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
 
 # What moves as many bytes takes so much less: 1.17 forward and 1.27 backward for ResNet-50 on a V100 (a recording of
 # docs/accuracy.md).
-BATCH_NORM_PASSES = 1.2
+BATCH_NORM, BATCH_NORM_BACKWARD = 1.17, 1.27
 
 
 def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
@@ -136,7 +136,7 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     backward = name.endswith("backward")
     reads = (2 if trains else 1) * (2 if backward else 1)
     what = traffic(2 * x, x, format_of(operation))
-    share = BATCH_NORM_PASSES * (reads + 1) / 3
+    share = (BATCH_NORM_BACKWARD if backward else BATCH_NORM) * (reads + 1) / 3
     return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
 
 

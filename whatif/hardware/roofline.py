@@ -45,6 +45,21 @@ def normalization_share(gpu: Gpu | None, name: str) -> float:
     return _fact(gpu, name if name == "layer_norm" else "softmax").centre
 
 
+def cast_gbyte_s(gpu: Gpu) -> float:
+    """Return the bytes that kernels read and write which change the number format, GB/s."""
+    return memory_gbyte_s(gpu) * _fact(gpu, "cast").centre
+
+
+def over_other_devices(gpu: Gpu, name: str, dtype: str) -> float:
+    """Return what kernels take over what the measurements of other devices say of them, as whole steps tell it.
+
+    ``name`` is a family's or an operator's. 1 where no steps of the device are known.
+    """
+    if name == "matmul" and dtype not in ("fp16", "bf16"):
+        return 1.0
+    return _fact(gpu, f"{name}_over_others").centre
+
+
 def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
     """Say whether a device has tensor cores for the format."""
     return dtype in _TENSOR_DTYPES and getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
@@ -107,7 +122,7 @@ def _measured_share(gpu: Gpu, dtype: str) -> float | None:
 
 def _fact(gpu: Gpu | None, name: str) -> Spread:
     tables = _architectures()
-    keys = (gpu.compute_capability, gpu.arch, gpu.vendor, _USUAL) if gpu else (_USUAL,)
+    keys = (gpu.name, gpu.compute_capability, gpu.arch, gpu.vendor, _USUAL) if gpu else (_USUAL,)
     found = next(tables[key][name] for key in keys if name in tables.get(key, {}))
     return Spread(*found) if isinstance(found, list) else Spread(found, found, found)
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
+from whatif.hardware.roofline import over_other_devices
 from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
@@ -137,7 +138,12 @@ class Estimator:
             sheet = answers.copy()
             self._analytic(asked, sheet, self._launches(found, len(asked)))
             found.append(Candidate(AnswerSource.ANALYTIC, sheet))
+        open_ = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
         blend(asked, answers, found)
+        if self.gpu is not None:
+            factor = _over_other_devices(self.gpu, asked)[open_]
+            for column in (answers.t_s, answers.low_s, answers.high_s):
+                column[open_] *= factor
 
     def _launches(self, found: Sequence[Candidate], size: int) -> Bool:
         """Whether the data sheet's times have to hold a launch, as those that they are weighted with, shape (n,)."""
@@ -392,6 +398,19 @@ def _sheet_s(gpu: Gpu, ops: Operators, launch: Bool) -> Float64:
     """What a data sheet says of operators, seconds, shape (n,), with a launch where that is asked for."""
     found = (analytic.analytic_answers(gpu, ops, launch=held)[0] for held in (False, True))
     return np.where(launch, *reversed(list(found)))
+
+
+def _over_other_devices(gpu: Gpu, ops: Operators) -> Float64:
+    """What whole steps of a device say of answers that come from others, shape (n,)."""
+    if ops.family not in ("matmul", "elementwise", "normalization"):
+        return np.ones(len(ops))
+    names, dtypes = ops.texts["name"], ops.texts["dtype"]
+    words = [
+        ops.family if ops.family != "normalization" else "layer_norm" if name == "layer_norm" else "softmax"
+        for name in names.table
+    ]
+    table = [[over_other_devices(gpu, word, dtype) for dtype in dtypes.table] for word in words]
+    return np.array(table or [[1.0]])[names.codes, dtypes.codes]
 
 
 def _keys(groups: list[GroupInfo]) -> UInt64:

@@ -13,6 +13,13 @@ CPU_COPY_GBYTE_S = 10.0
 UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD = 900.0, 3.0
 
 
+def cast_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
+    """Return the rate of memory where a kernel changes the number format, counted as ``memory_gbyte_s`` does."""
+    if gpu is not None and graph.on_gpu.any():
+        return roofline.cast_gbyte_s(gpu)
+    return memory_gbyte_s(graph, gpu)
+
+
 def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
     """Return the rate of memory, GB/s: on a GPU of all bytes moved, on a CPU of those that a copy writes."""
     if graph.on_gpu.any():

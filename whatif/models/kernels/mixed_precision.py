@@ -28,7 +28,7 @@ from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import sustained_tflops
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, shortest_kernel_ns
 from whatif.models.durations.format_flow import flow_of
-from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.models.durations.memory_rate import cast_gbyte_s, memory_gbyte_s
 from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
 
@@ -100,9 +100,9 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     count = product_parameters(graph)
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
     cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
-    weight_ns: Float64 | float = count * cast_bytes / memory_gbyte_s(graph, gpu) / per_step if count else 0.0
+    weight_ns: Float64 | float = count * cast_bytes / cast_gbyte_s(graph, gpu) / per_step if count else 0.0
     if not count and gpu is not None:
-        weight_ns = _weights_by_time(graph, gpu, forward) * cast_bytes / memory_gbyte_s(graph, gpu)
+        weight_ns = _weights_by_time(graph, gpu, forward) * cast_bytes / cast_gbyte_s(graph, gpu)
     before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
     flow = flow_of(graph) if graph.on_gpu.any() else None
@@ -162,7 +162,7 @@ def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     around = np.flatnonzero((elements > 0) & graph.on_gpu.mask)
     if not len(around):
         return []
-    cast_ns = np.maximum(elements[around] * CAST_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
+    cast_ns = np.maximum(elements[around] * CAST_BYTES / cast_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
     return before_each(graph, around, Estimates.of(cast_ns, Source.ROOFLINE, cast_ns, cast_ns), CAST_NAME, call_ns)
 
 
