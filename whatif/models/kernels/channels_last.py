@@ -66,7 +66,7 @@ def in_channels_last(graph: TaskGraph, name: str) -> TaskGraph:
 
 def _on_gpu(graph: TaskGraph, chosen: Bool) -> TaskGraph:
     formats, transposes = matrix_dtype(graph), _passes(graph) & (graph.family == KernelFamily.LAYOUT)
-    convolves = chosen & forms.of_convolutions(graph)
+    convolves = chosen & forms.of_convolutions(graph) & ~_reshaped(graph)
     ids = np.flatnonzero(convolves)
     told = forms.in_form(graph, ids, formats, layout=NHWC)
     unknown = ~told.known
@@ -79,7 +79,17 @@ def _on_gpu(graph: TaskGraph, chosen: Bool) -> TaskGraph:
     by = factor[slower]
     estimates = scaled(graph, slower, by, Source.ASSUMED, low=by / _FALLBACK_SPREAD, high=by * _FALLBACK_SPREAD)
     graph = with_form(put(graph, slower, estimates), chosen, forms.FORM)
-    return graph.remove(transposes & graph.on_gpu)
+    return graph.remove(transposes & graph.on_gpu & ~_reshaped(graph))
+
+
+def _reshaped(graph: TaskGraph) -> Bool:
+    """Mask of convolutions over a batch that was reshaped into the channels of one image, shape (n_tasks,).
+
+    The reshaping copies into NCHW: convolutions with weights of each sample (Yang et al., "CondConv", 2019).
+    """
+    one = [what.family == "conv" and dict(what.integers)["batch"] == 1 for what in graph.info.operators] + [False]
+    batch = graph.info.batch_size or 1
+    return np.asarray(np.array(one)[graph.called] & (batch > 1), dtype=np.bool_)
 
 
 def _fallback(graph: TaskGraph) -> Float64:
