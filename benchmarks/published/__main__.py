@@ -3,7 +3,8 @@
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published [TABLE ...] [--write]
 
 Each table is a module of this folder with ``score(data) -> Scores``; without names all of them run. ``--write`` puts
-their summaries into the page, where each table has a section of its own.
+their summaries into the page, where each table has a section of its own. Where timm and NeuSight's table are among
+them, the constants of the ranges are chosen again without the rows that are scored (``widths``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import benchmarks.published
 from benchmarks.extra_data import extra_data
-from benchmarks.published.scores import Scores
+from benchmarks.published import widths
+from benchmarks.published.scores import Row, Scores
+from benchmarks.published.timm import family
 from whatif.report.layout import markdown_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "published.md"
@@ -54,12 +57,30 @@ def main() -> int:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"among {', '.join(tables())} (default: all)")
     parser.add_argument("--write", action="store_true", help="write the page")
     args = parser.parse_args()
+    found = {}
     for name in args.tables or tables():
-        text = section(importlib.import_module(f"benchmarks.published.{name}").score(extra_data()))
-        print(text)
-        if args.write:
-            PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+        found[name] = importlib.import_module(f"benchmarks.published.{name}").score(extra_data())
+        told(name, section(found[name]), write=args.write)
+    if {"timm", "neusight"} <= set(found):
+        told("widths", f"## Ranges, groups left out\n\n{widths.table(_folds(found))}", write=args.write)
     return 0
+
+
+def told(name: str, text: str, *, write: bool) -> None:
+    """Print a section, and write it into the page."""
+    print(text)
+    if write:
+        PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+
+
+def _folds(found: dict[str, Scores]) -> dict[str, list[tuple[str, Row]]]:
+    """Rows with the group that is left out: timm's by family of models, NeuSight's by device."""
+    of_timm = found["timm"].rows
+    rows = {
+        f"timm, {group}": [(family(row.what), row) for row in of_timm if row.group == group]
+        for group in dict.fromkeys(row.group for row in of_timm)
+    }
+    return rows | {"NeuSight": [(row.group, row) for row in found["neusight"].rows]}
 
 
 if __name__ == "__main__":
