@@ -16,6 +16,7 @@ from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.hardware import roofline
 from whatif.models.durations import database
+from whatif.models.durations.format_flow import flow_of
 from whatif.models.durations.precision import Precision, in_precision
 from whatif.prediction.transform import load_transform
 
@@ -106,6 +107,46 @@ def test_a_step_that_is_half_already_keeps_its_unnamed_and_fp32_kernels() -> Non
     estimates = in_precision(graph, np.arange(4), "bf16")
     assert estimates.duration_ns[:3].tolist() == graph.duration_ns[:3].tolist()
     assert estimates.duration_ns[3] < 50 * MS
+
+
+def test_a_stream_that_begins_with_rows_of_a_table_stays_fp32() -> None:
+    """index, norm, product, gelu, product, addition to the stream, norm: what lies between products alone is half."""
+    add = "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, (unsigned long)3>>"
+    kinds = {
+        "index": F.INDEXING, "sgemm": F.GEMM, "pow_tensor_scalar_kernel": F.ELEMENTWISE, "gelu": F.ELEMENTWISE,
+        "exp_kernel_cuda": F.ELEMENTWISE, add: F.ELEMENTWISE,
+    }  # fmt: skip
+    names = ["index", "pow_tensor_scalar_kernel", "sgemm", "gelu", "exp_kernel_cuda", "sgemm", "gelu", add]
+    names += ["sgemm", "sgemm"]
+    build = Build(CPU, STREAM, gpu=V100, n_steps=1)
+    for name in names:
+        build.task(1, MS, name, phase=Phase.FORWARD, family=kinds[name], dtype=DTYPES.index("fp32"))
+    graph = build.graph()
+    flow = flow_of(graph)
+    assert flow is not None
+    assert flow.stays.tolist() == [False, True, False, False, True, False, False, True, False, False]
+    # Products of the stream, twice of one that the next product reads as well; and an exponential of half.
+    assert flow.casts.tolist() == [False, False, True, False, True, True, False, False, True, True]
+    found = in_precision(graph, np.arange(len(graph)), "fp16").duration_ns / MS
+    assert found[[1, 4, 7]].tolist() == [1.0] * 3
+    assert found[[3, 6]] == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def test_a_net_without_look_ups_and_layer_norms_has_no_fp32_stream() -> None:
+    assert flow_of(recorded(kernel(F.CONVOLUTION), kernel(F.NORMALIZATION), kernel(F.ELEMENTWISE))) is None
+
+
+def test_gradients_in_tf32_gain_more_than_products_of_the_forward_pass() -> None:
+    """TF32's operands are not transposed on their way to the units; those of 16 bits are."""
+    operators = (product(4096, 4096, 4096),)
+    graph = recorded(kernel(F.GEMM, "tf32", called=0), gpu=A100, operators=operators)
+    found = []
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        of_phase = np.where(np.arange(2) == 0, phase, graph.phase).astype(np.int8)
+        found.append(in_precision(graph.replace(phase=of_phase), np.arange(1), "fp16").duration_ns[0])
+    forward, backward = found
+    assert forward == pytest.approx(0.5 * MS, rel=0.15)
+    assert backward < 0.8 * forward
 
 
 def test_one_sustained_share_moves_amp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.timm [--every N] [--fit]
 
 Source of the table: huggingface/pytorch-image-models `results/` (Apache-2.0): `benchmark.py`, synthetic data, forward,
-cross entropy, backward, SGD with momentum; attention is not fused. Needs timm, of which 0.6.13 has nearly all models.
-``--fit`` fits the factors of ``whatif/opdb/tensor_convolutions.py`` to the table and reports their error on families of
+cross entropy, backward, SGD with momentum; attention is not fused. Needs timm (and torchvision, or a stand-in for it).
+``--fit`` fits the factors of ``whatif/opdb/tensor_convolutions.py`` and of the device in
+``whatif/hardware/architectures.toml`` to the table and reports their error on families of
 models that were left out; ``--every N`` takes every Nth model alone (5).
 """
 
@@ -34,6 +35,7 @@ from whatif.from_module.predict_step import PredictedStep, predict_step
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import load_gpu
+from whatif.hardware.roofline import over_other_devices
 from whatif.opdb.default import estimator
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.tensor_convolutions import FACTORS, NHWC, kinds
@@ -90,7 +92,7 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
             return None
         return found if isinstance(found, OperatorGraph) else None
 
-    return kept(f"timm 3 {timm.__version__} {model} {batch} {side}", take_down)
+    return kept(f"timm 4 {timm.__version__} {model} {batch} {side}", take_down)
 
 
 def _without_fused_attention() -> None:
@@ -192,8 +194,15 @@ def family(model: str) -> str:
     return found[0] if found else model
 
 
+# The families whose answers from other devices the table corrects (``architectures.toml``), by what is written there.
+_CORRECTED = {
+    "matmul": KernelFamily.GEMM, "elementwise": KernelFamily.ELEMENTWISE, "layer_norm": KernelFamily.LAYER_NORM,
+    "softmax": KernelFamily.SOFTMAX,
+}  # fmt: skip
+
+
 def parts_ms(step: PredictedStep, layout: str) -> Counter[tuple[str, int]]:
-    """Return what the convolutions of each kind take in a step, ms, by their layout (1: NHWC)."""
+    """Return what the convolutions of each kind take in a step, ms, by their layout (1: NHWC), and some families."""
     graph = step.graph
     kind: dict[int, tuple[str, int]] = {}
     for places, ops in operators_of(graph.info.operators):
@@ -203,6 +212,9 @@ def parts_ms(step: PredictedStep, layout: str) -> Counter[tuple[str, int]]:
                 kind[place] = list(FACTORS)[of], int(NHWC in (layout, lies))
     mine = graph.on_gpu.mask & (graph.step == graph.info.steady[0]) & (graph.family == KernelFamily.CONVOLUTION)
     found: Counter[tuple[str, int]] = Counter()
+    steady = graph.on_gpu.mask & (graph.step == graph.info.steady[0])
+    for name, of_family in _CORRECTED.items():
+        found[name, 0] = float(graph.duration_ns[steady & (graph.family == of_family)].sum()) / 1e6
     for task in np.flatnonzero(mine & (graph.called >= 0)).tolist():
         if graph.called[task] in kind:
             found[kind[graph.called[task]]] += graph.duration_ns[task] / 1e6
@@ -235,7 +247,10 @@ def fit(data: Path, every: int = 1) -> None:
         held = families == name
         out[held] = (terms[held] * _shares(terms[~held], measured[~held])).sum(axis=1)
     for (kind, nhwc), share in zip(names, _shares(terms, measured)[:-1].tolist(), strict=True):
-        used, layout = FACTORS[kind][nhwc], "NHWC" if nhwc else "NCHW"
+        if kind in FACTORS:
+            used, layout = FACTORS[kind][nhwc], "NHWC" if nhwc else "NCHW"
+        else:
+            used, layout = over_other_devices(load_gpu(DEVICE), kind, "fp16"), "    "
         print(f"{kind:22s} {layout}  used {used:6.2f}  fits {share * used:6.2f}")
     for layout in GROUPS:
         mine = np.array([of == layout for _, of, *_ in found])

@@ -1,5 +1,6 @@
 """Models of transformers and timm by configuration: built on meta tensors, without weights, network or custom code."""
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -65,18 +66,28 @@ def build_hugging_face(
     return Built(model, inputs, _dtype(config), tuple(notes))
 
 
-def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any]) -> Built:
-    """Return a model of timm by its name ("timm:resnet50"), with images of its own size unless "image" says another."""
+def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], attention: str | None = None) -> Built:
+    """Return a model of timm by its name ("timm:resnet50"), with images of its own size unless "image" says another.
+
+    ``attention`` "eager" builds it without fused attention.
+    """
     timm = _package("timm", "timm", target)
+    if attention == "eager" and hasattr(timm.layers, "set_fused_attn"):
+        timm.layers.set_fused_attn(False)
     name = target.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name}*")[:5])
         raise WhatifError(f"{target}: expected a model of timm, got {name!r}; similar names: {near or 'none'}.")
     model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **overrides))
+    own: Any = model.default_cfg
+    if "image" in sizes and "img_size" not in overrides and tuple(own["input_size"][1:]) != (sizes["image"],) * 2:
+        # Positions and windows are made for a size; models without any take no such argument.
+        with contextlib.suppress(WhatifError):
+            sized = {**overrides, "img_size": sizes["image"]}
+            model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **sized))
     if not sizes:
         return Built(model, None)
     _expect(target, "image-classification", sizes, ("batch",), ("image",))
-    own: Any = model.default_cfg
     channels, height, width = own["input_size"]
     height, width = (sizes["image"],) * 2 if "image" in sizes else (height, width)
     return Built(model, [torch.empty(sizes["batch"], channels, height, width, device="meta")])
@@ -88,7 +99,14 @@ def _package(name: str, install: str, target: str) -> Any:
             f"{target}: expected the package {name} to build this model, got none; pip install {install}, or name "
             "module:Model or file.py:Model."
         )
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = getattr(error, "name", None)
+        what = f"; pip install {missing.partition('.')[0]}" if missing else ""
+        raise WhatifError(
+            f"{target}: expected a package {name} that can be imported, got {type(error).__name__} ({error}){what}."
+        ) from error
 
 
 def _config(transformers: Any, target: str, overrides: dict[str, Any]) -> Any:
@@ -142,7 +160,13 @@ def _task_of(target: str, config: Any) -> str:
 
 def _constructed(target: str, config: Any, build: Callable[[], nn.Module]) -> nn.Module:
     try:
-        with torch.device("meta"):
+        try:
+            with torch.device("meta"):
+                return build().to("meta")
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta" not in str(error).lower():
+                raise
+            # Some constructors compute with numbers; they need real ones, and so much memory.
             return build().to("meta")
     except Exception as error:
         said = " ".join(str(error).split())

@@ -6,6 +6,8 @@ import torch
 
 from whatif.ingest.operator_calls import CHANNELS_LAST
 
+from .layouts import is_channels_last
+
 TYPE_NAMES = {
     torch.float64: "double", torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
     torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2", torch.int64: "long int",
@@ -35,9 +37,7 @@ def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], li
 
 def _layout(tensor: torch.Tensor) -> str:
     """Name the layout of an image whose channels lie innermost, as in a permuted view; "" of all others."""
-    if tensor.dim() != 4 or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=torch.channels_last):
-        return ""
-    return CHANNELS_LAST
+    return CHANNELS_LAST if is_channels_last(tensor) else ""
 
 
 def _one(value: Any) -> tuple[list[Any], str, str]:

@@ -60,7 +60,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
     """Return the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
     built = _built(wanted)
     model = built.model
-    if wanted.attention is not None:
+    if wanted.attention is not None and kind_of(wanted.target) != Kind.TIMM:
         _set_attention(model, wanted)
     dtype = DTYPES[wanted.dtype] if wanted.dtype else built.dtype or torch.float32
     model.to(dtype)
@@ -129,7 +129,7 @@ def _built(wanted: Wanted) -> Built:
         labels = not wanted.inference and wanted.loss == "auto"
         return build_hugging_face(wanted.target, wanted.task, wanted.sizes, wanted.keywords, labels=labels)
     if kind == Kind.TIMM:
-        return build_timm(wanted.target, wanted.sizes, wanted.keywords)
+        return build_timm(wanted.target, wanted.sizes, wanted.keywords, wanted.attention)
     return Built(*load_model(wanted.target, wanted.keywords))
 
 

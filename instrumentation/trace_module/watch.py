@@ -15,6 +15,7 @@ from ..layers import Hooks, hook_layers
 from ..tensors import tensors_in
 from .formats import FormatFlow
 from .known_values import KnownValues
+from .layouts import as_on_device
 from .optimizers import READ_IN_UPDATE, lists_on_meta
 from .spelling import TYPE_NAMES, spelled
 
@@ -75,6 +76,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"predict: expected operators that work on shapes alone, got {name}{self._where()}, which does not: "
                 "give the model a branch without it, or record a run with `whatif collect`."
             ) from error
+        result = as_on_device(name, args, result)
         self._values.follow(func, args, kwargs, result)
         if not name.startswith(_UNSEEN):
             self._take_down(func, name, args, kwargs, device_tensors, result)

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--freeze", metavar="REGEX", help="do not train parameters whose names match")
     parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), default="auto", help="loss "
                         "if the model returns none (default: auto)")  # fmt: skip
-    parser.add_argument("--attention", metavar="KIND", help="attention of a transformers model: eager or sdpa")
+    parser.add_argument("--attention", metavar="KIND", help="attention of a transformers or timm model: eager or sdpa")
     parser.add_argument("--inference", action="store_true", help="predict the forward pass only, in evaluation mode")
     parser.add_argument(
         "--tf32",
