@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from whatif.graph.described import Described
 from whatif.graph.insert import NewTasks, synchronizing
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.recorded import AUTOCAST_CASTS
@@ -25,9 +26,10 @@ from whatif.graph.types import (
     among,
 )
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
-from whatif.hardware.roofline import sustained_tflops
+from whatif.hardware.roofline import kernel_floor_ns, sustained_tflops
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, shortest_kernel_ns
 from whatif.models.durations.format_flow import flow_of
+from whatif.models.durations.forms import of_convolutions, operator_names
 from whatif.models.durations.memory_rate import cast_gbyte_s, memory_gbyte_s
 from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
@@ -142,11 +144,30 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
 
 
 def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
-    """The weights that ``products`` (ids) of unknown shapes multiply, as if each were a square product of its time."""
+    """The weights that ``products`` (ids) multiply.
+
+    Of unknown shapes they are a square, with twice as many rows. A convolution of unknown shapes has few, and a batch
+    of products (bmm) multiplies activations.
+    """
     names = [DTYPES[code] for code in graph.dtype[products].tolist()]
     rates = {name: sustained_tflops(gpu, name if name in MATRIX_DTYPES else "fp32") for name in set(names)}
-    flops = graph.duration_ns[products] * 1e3 * np.array([rates[name] for name in names])
-    return np.asarray((flops / 2) ** (2 / 3), dtype=np.float64)
+    beyond_ns = np.maximum(graph.duration_ns[products] - kernel_floor_ns(gpu), 0)
+    flops = beyond_ns * 1e3 * np.array([rates[name] for name in names])
+    batched = np.array(["bmm" in name for name in graph.names] + [False])[operator_names(graph, products)]
+    square = np.where(of_convolutions(graph)[products] | batched, 0.0, (flops / 4) ** (2 / 3))
+    known = [_weights(what) for what in graph.info.operators] + [np.nan]
+    told = np.array(known)[graph.called[products]]
+    return np.asarray(np.where(np.isfinite(told), told, square), dtype=np.float64)
+
+
+def _weights(what: Described) -> float:
+    """The weights of a product or convolution; NaN of all others, and 0 of products of two activations."""
+    c = dict(what.integers)
+    if what.family == "conv":
+        return c["out_channels"] * c["in_channels"] // max(c["groups"], 1) * c["kernel_h"] * c["kernel_w"]
+    if what.family == "matmul":
+        return c["n"] * c["k"] if what.name in ("linear", "mm") else 0.0
+    return np.nan
 
 
 def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
