@@ -55,6 +55,10 @@ def overload_of(call: Call) -> Any:
     raise NotReplayable("no schema fits the inputs")
 
 
+# c10/core/ScalarType.h: the number by which operators take a number format, by the profiler's name of it.
+_SCALAR_TYPES = {"c10::Half": 5, "float": 6, "double": 7, "c10::BFloat16": 15}
+
+
 @functools.cache
 def _overloads(op: str) -> Sequence[Any]:
     if not op.isidentifier() or op.startswith("__"):
@@ -71,12 +75,16 @@ def _match(schema: Any, inputs: Sequence[Argument | None]) -> list[Argument] | N
     if len(schema.arguments) != len(inputs):
         return None
     arguments = []
+    tensors = [tensor for given in inputs if given is not None for tensor in given.tensors]
     for expected, given in zip(schema.arguments, inputs, strict=True):
         if given is None:
             # The profiler writes neither strings nor devices nor None: the default is the best that is known.
-            if not may_be_absent(expected):
+            if may_be_absent(expected):
+                given = Argument("", value=expected.default_value)
+            elif str(expected.real_type) == "ScalarType" and tensors and tensors[0].dtype in _SCALAR_TYPES:
+                given = Argument("", value=_SCALAR_TYPES[tensors[0].dtype])  # such as a softmax's input, going backward
+            else:
                 return None
-            given = Argument("", value=expected.default_value)
         argument = replace(given, name=expected.name)
         if not _accepts(expected, argument):
             return None

@@ -25,10 +25,11 @@ _BUDGET_S = 60.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of what could be measured, or was there; and how many operators were left out, by reason."""
+    """Rows of what could be measured, or was there; how many operators were left out, by reason; and their names."""
 
     rows: Rows
     left_out: Counter[str]
+    missing: tuple[str, ...] = ()
 
 
 def at_hand() -> dict[str, Way]:
@@ -74,7 +75,11 @@ def _measure(
     done = profile(store, questions, way, budget_s=budget_s, progress=progress)
     if done.interrupted:  # What was measured is kept; the caller's own work ends.
         raise KeyboardInterrupt
-    return Measured(known_rows(store, origin, ops), left_out + done.left_out)
+    rows = known_rows(store, origin, ops)
+    there = set(rows.ops.keys.tolist())
+    named = zip(_described(ops), ops.keys.tolist(), strict=True)
+    missing = dict.fromkeys(what.name.removeprefix("aten::") for what, key in named if key not in there)
+    return Measured(rows, left_out + done.left_out, tuple(missing))
 
 
 def _described(ops: Operators) -> list[Described]:

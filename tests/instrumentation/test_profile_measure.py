@@ -208,6 +208,7 @@ def test_any_operator_of_a_recording_online() -> None:
     )  # fmt: skip
     assert len(online.measure(cumsum, device).rows) == 1
     none = online.measure(ops, device)
+    assert none.missing
     assert len(none.rows) == 0
     assert sum(none.left_out.values()) == 3
 
@@ -288,3 +289,14 @@ def test_graph_replay_and_events_agree_on_a_gpu(tmp_path: Path) -> None:
         profiling.profile(store, questions, machine.Way("cuda", 1, "hot", method))
         times += rows_in(store).values()
     assert times[0] == pytest.approx(times[1], rel=0.1)
+
+
+def test_a_softmax_goes_backward_in_its_inputs_format() -> None:
+    """The profiler does not write the format, which the operator needs and has no default for."""
+    schema = need("whatif.instrumentation.operators.schema")
+    calls = need("whatif.instrumentation.operators.calls")
+    tensors = [[32, 10], [32, 10], [], []], ["float", "float", "Scalar", ""], ["", "", "1", ""]
+    call = schema.resolve(calls.RecordedCall("aten::_log_softmax_backward_data", *tensors))
+    assert [argument.name for argument in call.arguments] == ["grad_output", "output", "dim", "input_dtype"]
+    replay = need("whatif.instrumentation.operators.replay").make_replay(call, torch.device("cpu"), 1)
+    assert replay[0]().dtype == torch.float32

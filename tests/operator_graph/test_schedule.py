@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import whatif
 from whatif.errors import WhatifError
 from whatif.from_module.cpu_costs import CpuCosts, cpu_costs
+from whatif.from_module.durations import unanswered
 from whatif.from_module.operations import (
     Allocation,
     LayerCall,
@@ -112,3 +114,12 @@ def test_the_table_of_the_hosts_costs_ships() -> None:
     costs = cpu_costs()
     assert costs.launch_ns > 0
     assert all(ns > 0 for ns in costs.operators.values())
+
+
+@pytest.mark.parametrize(("answered", "families"), [(np.nan, 1), (1e-6, 0)])
+def test_what_nobody_answers_is_asked_for_again(answered: float, families: int) -> None:
+    """On a CPU the work of an operator that has no time of its own is what a GPU computes in its place."""
+    nobody = SimpleNamespace(device="cpu", estimate=lambda ops: SimpleNamespace(t_s=np.full(len(ops), answered)))
+    found = unanswered(nobody, small_step())
+    assert (len(found) >= 1) == bool(families)
+    assert all(len(ops) for ops in found)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from whatif.from_module.predict_step import PredictedStep
     from whatif.from_module.targets import Kind
     from whatif.hardware.gpu import Gpu
+    from whatif.opdb.rows import Operators
     from whatif.prediction.predict import AnyTransform
 
 _Shape = tuple[str, tuple[int, ...], str]
@@ -269,10 +270,30 @@ def _online() -> Any:
 
 
 def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host: bool) -> None:
-    """Measure the operators of a step that the database lacks, and insert them."""
-    from whatif.from_module.durations import families_of
+    """Measure the operators of a step that the database lacks, and insert them; say on stderr which stay unmeasured.
+
+    On a CPU those that cannot be measured whole are measured as what a GPU would compute in their place.
+    """
+    from whatif.cli.reading import progress_bar, warn
+    from whatif.from_module.durations import families_of, unanswered
+    from whatif.opdb.default import estimator
     from whatif.opdb.location import default_database
 
     online = _online()
-    for ops in families_of(graph, on_host=on_host):
-        online.measure(ops, device, database=database or default_database())
+    folder = database or default_database()
+    notes: list[str] = []
+
+    def measure(families: Sequence[Operators], what: str) -> None:
+        for ops in families:
+            with progress_bar(f"measuring {ops.family}") as progress:
+                found = online.measure(ops, device, database=folder, progress=progress)
+            if found.missing:
+                why = "; ".join(f"{reason} ({count})" for reason, count in found.left_out.most_common())
+                told = f"not measured: {', '.join(found.missing)}: {why or 'no time was left'}{what}"
+                notes.append(told)
+
+    families = families_of(graph, on_host=on_host)
+    measure(families, "; what a GPU computes in their place is measured" if on_host else "")
+    if on_host:
+        measure(unanswered(estimator(device, database=folder), graph), "")
+    warn(notes, "note")

@@ -94,8 +94,7 @@ def _refuse_unanswered(device: str, kernels: Sequence[Kernel], t: Float64) -> No
     listed = ", ".join(f"{name} ({count})" for name, count in missing.most_common(5))
     raise WhatifError(
         f"predict: no source has the time of {sum(missing.values())} operators on {device}: {listed}; is it a known "
-        "GPU (whatif/hardware/gpus), or one that the op database has rows of? --measure measures them on the GPU of "
-        "this machine."
+        "GPU (whatif/hardware/gpus), or one that the op database has rows of? --measure measures them on this machine."
     )
 
 
@@ -107,6 +106,15 @@ def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
         own = itself(operation) if on_host and kernels else None
         found |= dict.fromkeys([own] if own is not None else [kernel.what for kernel in kernels])
     return [ops for _, ops in operators_of(list(found))]
+
+
+def unanswered(estimator: Asked, graph: OperatorGraph) -> list[Operators]:
+    """Return what a CPU's work is asked for and nobody answers, one table a family: stand-ins for whole operators."""
+    wanted = dict.fromkeys(kernel.what for kernels in work_on_host(estimator, graph) for kernel in kernels)
+    asked, found = list(wanted), []
+    for places, ops in operators_of(asked):
+        found += [asked[place] for place in places[~np.isfinite(estimator.estimate(ops).t_s)].tolist()]
+    return [ops for _, ops in operators_of(found)]
 
 
 def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
