@@ -454,3 +454,18 @@ def test_without_the_zoom_of_a_screen_the_canvas_is_as_sharp_as_the_screen(opene
         assert driver.execute_script(canvas) == pytest.approx(2, rel=0.01)
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_five_questions_are_answered_without_scrolling(opened: Any, real: Path) -> None:
+    driver = opened(real)
+    driver.set_window_size(1280, 800 + 1000 - driver.execute_script("return innerHeight"))  # 800 for the page
+    questions = ["Why is it slow?", "What helps?", "Does it fit?", "Faster hardware?", "More workers?"]
+    assert texts(driver, ".tile .label") == questions
+    values = texts(driver, ".tile .value")
+    assert all(re.search(r"\d", value) for value in values), values
+    for selector in (".tile:last-child", "#verdict figure"):
+        bottom = "return document.querySelector(arguments[0]).getBoundingClientRect().bottom"
+        assert driver.execute_script(bottom, selector) < 800
+    for link in driver.find_elements("css selector", ".tile"):
+        assert driver.find_elements("css selector", link.get_attribute("href")[len(real.as_uri()) :])
+    driver.set_window_size(1280, 1000)

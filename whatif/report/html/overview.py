@@ -8,6 +8,7 @@ from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.html.tiles import tiles, where_it_goes
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, sentence_case
 from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 
@@ -19,6 +20,8 @@ def verdict(facts: Facts) -> Html:
     return section(
         "verdict",
         "The answer",
+        tiles(facts),
+        where_it_goes(facts),
         tag("ol", sentences, class_="verdict"),
         [paragraph(prose(sentence_case(sentence)), class_="lead") for sentence in beside],
         tag("div", _cards(facts), class_="cards"),
