@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from whatif.hardware import roofline
+from whatif.models.exchange import beside_kernels, stragglers
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("whatif", deadline=None)
@@ -56,6 +57,15 @@ def shared_traces() -> Path:
 def own_traces() -> Path:
     """Return the folder of the recordings that ship with the project."""
     return ROOT / "traces"
+
+
+@pytest.fixture(scope="module")
+def equal_gpus() -> Iterator[None]:
+    """GPUs that are all equally fast, and lose nothing to NCCL: what is drawn by hand leaves both terms out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stragglers, "GPU_SPREAD_PCT", 0.0)
+        patch.setattr(beside_kernels, "TRAFFIC", 0.0)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ Model:  gradients finish in the recorded order, with the last backward work of t
         all-reduced on the network, in order, beside the backward pass (overlap=false: behind it), and behind that pass
         every sum is copied back before the update. Calls and copies cost the CPU and the GPU their time; `sync` puts a
         synchronisation before each call; compress=fp16 is DDP's hook: casts around half the bytes. From a CPU gloo
-        sends, whose threads take time of the core, buffers of batch normalization are broadcast, and all wait for the
-        worker that is slowest in a step, by the quartiles of the recorded ones (docs/data_parallel.md). Theory is the
-        prediction and 34 % more its upper end (3 % with `sync`): what Daydream measured of NCCL beside other kernels.
-        Ignored: stragglers (`straggler`), kernels that are slower beside NCCL (`contention`), broadcast buffers on a
-        GPU, the barrier at the start. Deviation from the print: Algorithm 6 lets forward layers start the all-reduce;
-        §5.1 means backward ones.
+        sends, whose threads take time of the core, and buffers of batch normalization are broadcast. All wait for the
+        slowest worker: steps spread as the recorded ones, GPUs by 1.5 % or more (`spread_pct`); kernels lose 5 bytes
+        of memory traffic a byte that NCCL sums beside them (both fitted to NVIDIA's tables, docs/data_parallel.md).
+        Upper end: 34 % over theory (3 % with `sync`), as Daydream measured. Ignored: a worker that is always slower
+        (`straggler`), buffers broadcast on a GPU. Deviation: in Algorithm 6 forward layers start the all-reduce.
 Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torchrun, a DistributedSampler, machines.
 """
 
@@ -45,10 +44,11 @@ def transform(
     overlap: bool = True,
     compress: str = "none",
     sync: bool = False,
+    spread_pct: float | None = None,
 ) -> TaskGraph:
     """Put the buckets of DDP into every step; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "distributed", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
-                         cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
+                         cluster=cluster, algorithm=algorithm, table=table, spread_pct=spread_pct)  # fmt: skip
     if compress not in ("none", "fp16"):
         raise WhatifError(f"distributed: expected compress=none or compress=fp16, got {compress!r}.")
     if is_pipelined(graph) and network.workers > 1:

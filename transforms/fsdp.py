@@ -45,10 +45,11 @@ def transform(
     limit: int = 2,
     half: bool = False,
     gradient_mb: float | None = None,
+    spread_pct: float | None = None,
 ) -> TaskGraph:
     """Gather and scatter every unit; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "fsdp", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
-                         algorithm=algorithm, table=table)  # fmt: skip
+                         algorithm=algorithm, table=table, spread_pct=spread_pct)  # fmt: skip
     if not 1 <= limit <= 1000:
         raise WhatifError(f"fsdp: expected a limit of 1 unit or more, got {limit}.")
     if workers is not None and recorded_on_several(graph):

@@ -26,6 +26,7 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:
         return graph
+    recorded = graph
     in_pass = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
     repeated = in_pass & (graph.on_gpu | graph.on_cpu | of_activations(graph))
     # Each repetition of a kernel also follows the one before it on its stream.
@@ -39,4 +40,4 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     if sums.any():
         graph = graph.attach(**{LATENCY: np.where(sums, passes, 1) * latency_of(graph)})
     graph = change_memory(with_work(graph, repeated, passes), accumulated)
-    return with_batch_size(add_gradients(graph, passes - 1), passes)
+    return with_batch_size(add_gradients(graph, passes - 1, costs_of=recorded), passes)

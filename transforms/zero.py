@@ -40,12 +40,13 @@ def transform(
     bucket: Size = BUCKET,
     overlap: bool = True,
     gradient_mb: float | None = None,
+    spread_pct: float | None = None,
 ) -> TaskGraph:
     """Shard the state of the stage; set `gradient_mb` if the recording lacks the gradients."""
     if stage not in (1, 2, 3):
         raise WhatifError(f"zero: expected stage 1, 2 or 3, got {stage}.")
     network = network_of(graph, "zero", workers=workers, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster,
-                         algorithm=algorithm, table=table)  # fmt: skip
+                         algorithm=algorithm, table=table, spread_pct=spread_pct)  # fmt: skip
     if workers is not None and recorded_on_several(graph):
         chosen = None if bandwidth is None and cluster is None and table is None else network
         return on_other_workers(graph, "zero", network.workers, chosen)

@@ -23,14 +23,14 @@ from whatif.hardware.gpu import load_gpu
 from whatif.opdb.default import estimator
 
 _TABLE = "deeplearningexamples_throughput.csv"
-_GPUS = {
+GPUS = {
     "DGX A100 80GB": "A100-SXM-80", "DGX-1 V100 16GB": "V100-SXM2-16", "DGX-1 V100 32GB": "V100-SXM2-32",
     "DGX-2 V100 32GB": "V100-SXM2-32",
 }  # fmt: skip
 # Where a row does not name it, the batch of the tables' commands (convnets/resnet50v1.5: 256 with AMP, 128 without).
-_RESNET_BATCH = {"amp": 256, "fp32": 128, "tf32": 256}
-_BERT_POSITIONS = 384
-_AMP = {"ResNet-50": ("amp", "channels_last"), "BERT-Large": ("amp", "fused_adam")}
+RESNET_BATCH = {"amp": 256, "fp32": 128, "tf32": 256}
+BERT_POSITIONS = 384
+AMP = {"ResNet-50": ("amp", "channels_last"), "BERT-Large": ("amp", "fused_adam")}
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ def pairs(data: Path) -> Iterator[tuple[Measured, Measured]]:
 
 def _measured(told: dict[str, str]) -> Measured | None:
     """A row that is predicted: ResNet-50, and BERT-Large's fine-tuning; pre-training is bound by its accumulation."""
-    model = next((name for name in _AMP if told["model"].startswith(name)), None)
-    if model is None or told["gpus"] != "1" or told["machine"] not in _GPUS or "pre-training" in told["model"]:
+    model = next((name for name in AMP if told["model"].startswith(name)), None)
+    if model is None or told["gpus"] != "1" or told["machine"] not in GPUS or "pre-training" in told["model"]:
         return None
-    batch = int(told["batch_per_gpu"] or _RESNET_BATCH[told["precision"]])
+    batch = int(told["batch_per_gpu"] or RESNET_BATCH[told["precision"]])
     return Measured(
         told["framework"], model, told["machine"], told["precision"], batch, float(told["throughput"])
     )  # fmt: skip
 
 
-def operators(model: str, batch: int) -> OperatorGraph:
-    """Return the operators of a training step in fp32."""
+def operators(model: str, batch: int, positions: int = BERT_POSITIONS) -> OperatorGraph:
+    """Return the operators of a training step in fp32; BERT's has so many ``positions``."""
     from whatif.instrumentation.trace_module.step import Wanted, take_down_step
 
     if model == "ResNet-50":
         shape = (batch, 3, 224, 224)
         return take_down_step(Wanted(f"{__name__}:resnet50", [("", shape, "")], optimizer="momentum"))
-    shape = batch, _BERT_POSITIONS
+    shape = batch, positions
     inputs = [("input_ids", shape, "int64"), ("token_type_ids", shape, "int64")]
     inputs += [(name, (batch,), "int64") for name in ("start_positions", "end_positions")]
     return take_down_step(Wanted(f"{__name__}:bert_large", inputs, optimizer="adamw:for-loop"))
@@ -98,8 +98,8 @@ def bert_large() -> object:
 
 
 def _predicted(row: Measured) -> PredictedStep:
-    device = _GPUS[row.machine]
-    names = _AMP[row.model] if row.precision == "amp" else ()
+    device = GPUS[row.machine]
+    names = AMP[row.model] if row.precision == "amp" else ()
     return predict_step(
         operators(row.model, row.batch), estimator(device), load_gpu(device),
         tf32="none" if row.precision == "fp32" else "all",

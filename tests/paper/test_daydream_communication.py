@@ -20,6 +20,7 @@ from whatif import DependencyKind, Frontier, Phase, TaskGraph, TaskKind, simulat
 from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.prediction.baseline import Baseline
 
+pytestmark = pytest.mark.usefixtures("equal_gpus")
 GPU = "Tesla V100-SXM2-32GB"
 
 

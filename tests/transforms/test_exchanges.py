@@ -32,7 +32,7 @@ from tests.transforms.communication_graphs import (
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange.collective_tasks import all_reduces
 
-pytestmark = pytest.mark.usefixtures("round_v100")
+pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
 
 def test_blueconnect_by_hand() -> None:

@@ -26,6 +26,8 @@ from whatif import TaskGraph, WhatifError, simulate
 from whatif.prediction.predict import Baseline
 from whatif.prediction.transform import load_transform
 
+pytestmark = pytest.mark.usefixtures("equal_gpus")
+
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
 UNITS = r"unit=h\.[0-9]+"

@@ -22,7 +22,7 @@ from tests.transforms.communication_graphs import (
 from whatif import ByPriority, Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange.priority import attached_priority
 
-pytestmark = pytest.mark.usefixtures("round_v100")
+pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
 
 def used(graph: TaskGraph, spec: str) -> dict[str, int]:

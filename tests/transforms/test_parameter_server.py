@@ -14,7 +14,7 @@ from tests.helpers import telling
 from tests.transforms.communication_graphs import SLICED, apply, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 
-pytestmark = pytest.mark.usefixtures("round_v100")
+pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
 ALONE = "parameter_server:workers=2,servers=1,bandwidth=1GB/s,latency_us=0"
 # Between host and GPU: 15.75 GB/s of PCIe 3.0, 0.8 of it, for a V100.

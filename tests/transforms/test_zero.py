@@ -15,6 +15,8 @@ from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_s
 from whatif.prediction.predict import Baseline
 from whatif.prediction.transform import load_transform
 
+pytestmark = pytest.mark.usefixtures("equal_gpus")
+
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN = "copy gradients into their buffer"
 

@@ -52,7 +52,8 @@ class Level:
 class Network:
     """Levels, innermost first; a table of measured times takes the place of the formulas where there is one.
 
-    ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known.
+    ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known,
+    ``spread_pct`` the standard deviation of a worker's step where somebody says it, percent.
     Raises WhatifError on no levels or no workers.
     """
 
@@ -60,6 +61,7 @@ class Network:
     algorithm: str = "auto"
     table: Table | None = None
     gpu: str | None = None
+    spread_pct: float | None = None
 
     def __post_init__(self) -> None:
         """Check the number of workers and the algorithm."""

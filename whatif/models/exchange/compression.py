@@ -18,6 +18,7 @@ from whatif.graph.types import (
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark, moving, put
 from whatif.models.exchange import gloo
+from whatif.models.exchange.beside_kernels import send_less
 from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import all_reduces, estimated, tell
 from whatif.models.layers.calls import calls_of, last_gpu_before, operator_cost_ns, task_before
@@ -74,7 +75,7 @@ def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
         cost = gloo.bounded_by_cpu(cost, gloo.work_ns(graph, half, network.workers, cost.total_ns))
     times = estimated(cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
     graph = put(with_values(graph, tasks, size_bytes=half), tasks, times)
-    graph = tell(graph, tasks, cost.latency_ns, network.workers)
+    graph = send_less(tell(graph, tasks, cost.latency_ns, network.workers), 0.5)
     # The first that waits for each sum casts it back; those that wait for the stream have no copy of their own.
     users = np.where(users >= 0, before.moved[users], -1)
     return _with_unpacked(graph, FROM_HALF, tasks, before.ids, users, FROM_HALF_ACCESSES * size, 1, low=1, high=1)
@@ -163,4 +164,4 @@ def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> Ta
     waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
     graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
     graph = with_values(graph, tasks, size_bytes=np.rint(graph.size_bytes[tasks] * share * workers * ENTRY_BYTES / 4))
-    return tell(named(graph, {EXCHANGE: tasks}), tasks, latency_ns / 2, workers)
+    return send_less(tell(named(graph, {EXCHANGE: tasks}), tasks, latency_ns / 2, workers), min(ratio, 1.0))

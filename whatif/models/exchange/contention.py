@@ -39,6 +39,7 @@ from whatif.models.durations.estimator import (
 )
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
 from whatif.models.durations.occupancy import filled, matrix_flops_per_ns
+from whatif.models.exchange.beside_kernels import send_less
 from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, recorded_workers
 from whatif.models.exchange.recorded_overlap import set_to_alone
 from whatif.simulation.sharing import USES, Role, uses_of
@@ -88,6 +89,7 @@ def occupy(
     new = chosen & (uses["role"] != Role.HOLDS)
     on_device = _device_of(graph, np.flatnonzero(new))
     kernels = np.flatnonzero(_kernels(graph, on_device) & ~chosen & (uses["role"] == Role.NONE))
+    graph = send_less(graph, 0.0)  # the simulation tells what they lose
     uses["device"][new], uses["role"][new], uses["compute"][new] = on_device, Role.HOLDS, share
     uses["memory"][new] = _memory_of_collectives(graph, new)
     inserted = new & (graph.start_ns < 0)
@@ -218,7 +220,7 @@ def virtual_operations(
     ids = ids[kept]
     if not len(ids):
         return graph
-    graph = _unknown_device(graph, sms, sm_count)
+    graph = send_less(_unknown_device(graph, sms, sm_count), 0.0)
     after = behind[:, None] + np.zeros((1, n), dtype=np.int64)
     following = graph.neighbours[1]
     for turn in range(1, n):

@@ -34,6 +34,7 @@ from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, combined, later, mark, moving
 from whatif.models.exchange import gloo
+from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import (
     ALL_REDUCE,
@@ -47,6 +48,7 @@ from whatif.models.exchange.collective_tasks import (
     tell,
     with_workers,
 )
+from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, usual_launch_ns
 from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory
@@ -94,6 +96,7 @@ def all_reduce_buckets(
     it is full, else all of them behind the backward pass. ``synchronised``: the CPU waits for the stream before each
     all-reduce. ``bucket_view``: gradients live in their bucket, so that none is copied back.
     """
+    graph = with_slowest(graph, network)
     order = np.lexsort((gradients.row, gradients.task, bucket, gradients.step))
     gradients = StepGradients(*(column[order] for column in gradients))
     buckets, ends = _buckets(gradients, bucket[order]), _backward_ends(graph)
@@ -126,7 +129,8 @@ def all_reduce_buckets(
     )
     changed = add_dependencies(changed, Dependencies.concatenate([new.launches, exchanged]))
     if not graph.on_gpu.any():
-        changed = _with_forward(gloo.with_slowest(changed, network.workers), network, channel)
+        changed = _with_forward(changed, network, channel)
+    changed = slow_kernels_beside(changed) if overlap else changed
     return _synchronised(changed) if synchronised else changed
 
 

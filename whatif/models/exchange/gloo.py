@@ -8,8 +8,6 @@ several workers that predictions are scored on (docs/data_parallel.md).
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import numpy as np
 import numpy.typing as npt
 
@@ -69,29 +67,3 @@ def buffers(graph: TaskGraph) -> tuple[int, int]:
             channels = next(iter(layer.shapes.get("weight", ())), 0)
             count, size = count + 3, size + 8 * channels + 8
     return count, size
-
-
-# Quartiles of a normal distribution lie so many standard deviations apart.
-_QUARTILES = 2 * NormalDist().inv_cdf(0.75)
-# A recording whose steps differ more than that is no measurement of how workers differ.
-_MOST = 1.25
-
-
-def slowest_of(graph: TaskGraph, workers: int) -> float:
-    """Return how many times as long the work of a step takes on the slowest of ``workers`` as on the median one.
-
-    Their steps differ as those of the recording without the profiler do, each from the others; 1 where it does not tell
-    their quartiles. The largest of n normal numbers is expected at the quantile (n - 3/8) / (n + 1/4) (Blom, 1958).
-    """
-    told = graph.info.recorded.untraced_step
-    if told is None or told.median_ms is None or told.q25_ms is None or told.q75_ms is None or workers < 2:
-        return 1.0
-    spread = max(told.q75_ms - told.q25_ms, 0.0) / _QUARTILES / told.median_ms
-    return min(1.0 + NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25)) * spread, _MOST)
-
-
-def with_slowest(graph: TaskGraph, workers: int) -> TaskGraph:
-    """Let the recorded work of a CPU take as long as on the slowest worker of a step, for whom all others wait."""
-    factor = slowest_of(graph, workers)
-    # At the lower end all are equally fast.
-    return graph.scale(graph.on_cpu & (graph.start_ns >= 0), factor, low=1.0, high=factor) if factor > 1 else graph

@@ -17,7 +17,7 @@ from whatif.units import Bandwidth
 
 # What is assumed where nobody says it: eight machines on 25 Gbit Ethernet.
 WORKERS, ETHERNET = 8, Bandwidth("25Gbps")
-MOST_WORKERS, MOST_LATENCY_US = 100_000, 1e6
+MOST_WORKERS, MOST_LATENCY_US, MOST_SPREAD_PCT = 100_000, 1e6, 100.0
 
 
 def network_of(
@@ -30,6 +30,7 @@ def network_of(
     cluster: str | None = None,
     algorithm: str = "auto",
     table: str | None = None,
+    spread_pct: float | None = None,
 ) -> Network:
     """Return the network that the options of the transform ``name`` describe; None is an option that nobody gave.
 
@@ -40,6 +41,7 @@ def network_of(
     behind a what-if that chose a device: then, unless rates are given, it is that device's usual node and network.
     From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
     costs the CPU is not the network's (`whatif.models.exchange.gloo`).
+    ``spread_pct`` is how much the steps of the workers differ.
     ``table`` is a file of measured times (`whatif.hardware.cluster.calibration`), whose number of workers is taken
     where nobody tells another, and which holds whatever the algorithm is. Raises WhatifError on what makes no sense.
     """
@@ -47,6 +49,8 @@ def network_of(
         raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} workers, got {workers}.")
     if latency_us is not None and not 0 <= latency_us <= MOST_LATENCY_US:
         raise WhatifError(f"{name}: expected latency_us from 0 to {MOST_LATENCY_US:,.0f}, got {latency_us}.")
+    if spread_pct is not None and not 0 <= spread_pct <= MOST_SPREAD_PCT:
+        raise WhatifError(f"{name}: expected spread_pct from 0 to {MOST_SPREAD_PCT:.0f}, got {spread_pct}.")
     if table is not None and not (bandwidth is None and latency_us is None):
         raise WhatifError(
             f"{name}: expected a table of measured times, or bandwidth and latency_us, got both; leave one of them out."
@@ -71,7 +75,7 @@ def network_of(
         algorithm = "ring" if algorithm == "auto" else algorithm
     recorded = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
     gpu = network.gpu or (recorded.name if recorded else None)
-    return replace(network, algorithm=algorithm, table=measured, gpu=gpu)
+    return replace(network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct)
 
 
 def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float | None) -> Network:

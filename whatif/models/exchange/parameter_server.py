@@ -45,6 +45,7 @@ from whatif.models.exchange.collective_tasks import (
     tell,
 )
 from whatif.models.exchange.priority import PRIORITY
+from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.columns import named
 
 PUSH, PULL, REDUCE = "push", "pull", "reduce and update"
@@ -127,10 +128,10 @@ def push_and_pull(
     share the link to the host over which gradients and weights are copied; 0 leaves such copies out. ``waited_for``:
     else the forward work of the next step goes on with older weights, and that of the one behind it waits.
     """
-    workers = network.workers
+    workers, graph = network.workers, with_slowest(graph, network)
     if not graph.on_gpu.any():
         through = 1.0 if servers else 2 * (workers - 1) / workers
-        graph, gradients = _with_sockets(gloo.with_slowest(graph, workers), gradients, through)
+        graph, gradients = _with_sockets(graph, gradients, through)
     graph, sending = add_channel(graph, SEND_CHANNEL, ordered=False)
     graph, receiving = add_channel(graph, RECEIVE_CHANNEL, ordered=False)
     own = slices.server == 0 if servers is None else np.zeros(len(slices.server), dtype=np.bool_)

@@ -9,10 +9,10 @@ import numpy as np
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Int64, Phase, TaskKind
+from whatif.graph.types import Bool, Int64, Phase, TaskKind
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
-from whatif.models.layers.calls import last_gpu_before, operator_cost_ns, put_in
+from whatif.models.layers.calls import last_gpu_before, launches_of, operator_cost_ns, put_in
 
 ADD_NAME = "add gradients (accumulation)"
 # Gradients stay fp32 under autocast, and as large as the parameters for any batch, like what the optimizer moves.
@@ -81,24 +81,33 @@ def backward_ends(graph: TaskGraph) -> Int64:
     return tasks[::-1][last] if len(steps) else tasks
 
 
-def add_gradients(graph: TaskGraph, times: int) -> TaskGraph:
+def additions(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of what ``add_gradients`` put in, the launches included."""
+    named = np.array([name == ADD_NAME for name in graph.names], dtype=np.bool_)
+    added = named[graph.name] & (graph.start_ns < 0)
+    return np.asarray(added | launches_of(graph, added & graph.on_gpu), dtype=np.bool_)
+
+
+def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = None) -> TaskGraph:
     """Return the graph in which each step adds its gradients to the existing ones, ``times`` times more.
 
     The additions run at the end of the backward pass, at the memory rate of the device: two reads and a write of each
-    gradient. Adds only a note where the recording does not list its gradients.
+    gradient. A call and the start of a kernel take what they do in ``costs_of``, by default this graph. Adds
+    only a note where the recording does not list its gradients.
     """
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
+    costs_of = costs_of or graph
     calls, gpu, on_gpu = times * found.tensors, device(graph), bool(graph.on_gpu.any())
     rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
-    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * shortest_kernel_ns(graph)
+    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * shortest_kernel_ns(costs_of)
     if on_gpu:
-        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(graph))
+        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
     tasks = NewTasks(
         last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
         family=FAMILY, launched_after=ends if on_gpu else None,
-        launch_ns=calls * operator_cost_ns(graph) if on_gpu else 0,
+        launch_ns=calls * operator_cost_ns(costs_of) if on_gpu else 0,
     )  # fmt: skip
     return put_in(graph, [(tasks, Source.ROOFLINE if gpu or not on_gpu else Source.ASSUMED)])

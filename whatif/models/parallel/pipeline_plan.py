@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
-from whatif.models.layers.gradients import ADD_NAME
+from whatif.models.layers.gradients import additions
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass
@@ -93,7 +92,7 @@ def check_counts(
 
 def check_one_pass(graph: TaskGraph) -> None:
     """Raise WhatifError where a what-if has accumulated gradients, which the micro-batches of a pipeline do."""
-    if (graph.select(name=f"^{re.escape(ADD_NAME)}$") & (graph.start_ns < 0)).any():
+    if additions(graph).any():
         raise WhatifError(
             "pipeline: expected one pass a step, got accumulated ones; leave gradient_accumulation out and say "
             "how many passes here, as in pipeline:micro_batches=16,micro_batch=4."

@@ -17,9 +17,11 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import Estimates, Source, put, shortest_kernel_ns
+from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, with_workers
 from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
+from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.columns import with_values
@@ -80,7 +82,7 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: Ful
     The root's parameters are gathered once a pass. A gathering waits until ``how.limit`` units before it are let go;
     the gradients' buffer of a unit waits for the reduce-scatter of the one before.
     """
-    found = passes(graph)
+    graph, found = with_slowest(graph, network), passes(graph)
     rows: list[Exchange] = []
     by_pass: dict[int, list[Use]] = {}
     for use in units.uses:
@@ -90,7 +92,8 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: Ful
     calls = _calls(graph, [task for pair in around for task in pair])
     for number, one in enumerate(ends):
         rows += _one_pass(graph, units, by_pass.get(number, []), one, how, calls, len(rows))
-    return update_share(exchange(graph, rows, network, CHANNEL, UNIT_CALL), 1 / network.workers)
+    exchanged = exchange(graph, rows, network, CHANNEL, UNIT_CALL)
+    return update_share(slow_kernels_beside(exchanged), 1 / network.workers)
 
 
 class _Ends(NamedTuple):
@@ -229,7 +232,7 @@ def sharded_gradients(
     else:
         graph = change_memory(graph, lambda memory: with_sharded_gradients(memory, workers, bucket_bytes))
     graph = with_workers(graph, workers)
-    found = passes(graph)
+    graph, found = with_slowest(graph, network), passes(graph)
     by_step = list(zip(found.step.tolist(), _pass_ends(found), strict=True))
     last = {step: one for step, one in by_step if one.last >= 0}
     first = {step: one.first for step, one in by_step if one.begins}
@@ -241,7 +244,8 @@ def sharded_gradients(
         sizes = gradients.size_bytes[mine]
         rows += _buckets(graph, sizes, gradients.task[mine], ends, bucket_bytes, overlap=overlap)
         rows.append(_gather_updated(graph, int(sizes.sum()), step, ends, first.get(step + 1, -1)))
-    return update_share(exchange(graph, rows, network, CHANNEL, BUCKET_CALL), 1 / workers)
+    exchanged = exchange(graph, rows, network, CHANNEL, BUCKET_CALL)
+    return update_share(slow_kernels_beside(exchanged) if overlap else exchanged, 1 / workers)
 
 
 def _buckets(

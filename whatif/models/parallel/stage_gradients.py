@@ -20,6 +20,7 @@ from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange.collective_tasks import with_workers
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
+from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline import GRADIENTS
@@ -82,6 +83,7 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
     where the recording does not tell the gradients.
     """
     _check_known(graph, name)
+    graph = with_slowest(graph, network)
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.int64)
     if sharded:
         update = (graph.phase == Phase.UPDATE) & (graph.kind == _worker(graph))

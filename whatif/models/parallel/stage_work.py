@@ -9,7 +9,6 @@ of a layer exchange within a piece (``tensor_parallel``) comes on top, in a tran
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -28,8 +27,7 @@ from whatif.graph.types import (
 from whatif.models.durations.estimator import Source
 from whatif.models.exchange.buckets import step_of
 from whatif.models.kernels.batch import at_batch, batch_tasks
-from whatif.models.layers.calls import launches_of
-from whatif.models.layers.gradients import ADD_NAME
+from whatif.models.layers.gradients import additions
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
 from whatif.simulation.transfers import latency_of, of_activations
@@ -146,8 +144,7 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
     piece[graph.phase == Phase.UPDATE] = 2 * n_parts + 1
     in_pass = part >= 0
     piece[in_pass] = part[in_pass] + np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
-    added = (graph.select(name=f"^{re.escape(ADD_NAME)}$") & (graph.start_ns < 0)).mask
-    piece[added | launches_of(graph, added & graph.on_gpu)] = 2 * n_parts + 2
+    piece[additions(graph)] = 2 * n_parts + 2
     counted = steps[step] >= 0
     cpu = (graph.on_cpu & working_threads(graph, model)[graph.thread] & counted).mask
     gpu = (graph.on_gpu & counted).mask

@@ -1,0 +1,181 @@
+"""NVIDIA's weak-scaling efficiency: throughput of n GPUs over n times that of one, by `predict` and `distributed`.
+
+    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.weak_scaling [--fit]
+
+Source of the table: README tables of NVIDIA/DeepLearningExamples. Every cell is predicted with two constants that were
+fitted to the cells of the other models: ``stragglers.GPU_SPREAD_PCT`` and ``beside_kernels.TRAFFIC``; ``--fit`` prints
+the fits. PyTorch's ResNet-50 under AMP is partly bound by the loader, which is not predicted here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.extra_data import extra_data
+from benchmarks.published import nvidia
+from benchmarks.published.kept_graphs import kept
+from benchmarks.published.scores import Row, Scores
+from benchmarks.published.transformer_xl import LENGTH
+from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.predict_step import predict_step
+from whatif.graph.types import Float64
+from whatif.hardware.gpu import load_gpu
+from whatif.ingest.read import read
+from whatif.models.exchange import beside_kernels, stragglers
+from whatif.opdb.default import estimator
+from whatif.prediction.predict import Baseline, Prediction, apply
+
+_GPUS = {**nvidia.GPUS, "DGX A100 40GB": "A100-SXM-40"}
+_CLUSTERS = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
+_AMP = {**nvidia.AMP, "Transformer-XL": ("amp",)}
+# Among these the fit looks: percent, and bytes of traffic for each byte that is summed.
+SPREADS_PCT, TRAFFIC = np.arange(0, 3.01, 0.1), np.arange(0, 25, 1.0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Several GPUs beside one: ``passes`` micro-batches are accumulated in a step."""
+
+    framework: str
+    model: str
+    machine: str
+    precision: str
+    batch: int
+    passes: int
+    gpus: int
+    efficiency: float
+
+    @property
+    def family(self) -> str:
+        """The model as it is left out."""
+        return next(name for name in _AMP if self.model.startswith(name))
+
+
+def cells(data: Path) -> Iterator[Cell]:
+    """Yield the cells of ``truth/deeplearningexamples_throughput.csv`` under ``data`` that have a row of one GPU."""
+    alone: dict[tuple[str, ...], float] = {}
+    with (data / "truth" / "deeplearningexamples_throughput.csv").open(newline="") as file:
+        for told in csv.DictReader(file):
+            key = tuple(told[name] for name in ("framework", "model", "machine", "precision"))
+            gpus, throughput = int(told["gpus"]), float(told["throughput"])
+            if gpus == 1:
+                alone[key] = throughput
+                continue
+            passes = int(told["model"].partition("(accumulation ")[2].rstrip(")") or 1)
+            batch = int(told["batch_per_gpu"] or nvidia.RESNET_BATCH[told["precision"]])
+            yield Cell(*key, batch, passes, gpus, throughput / gpus / alone[key])
+
+
+def _operators(family: str, batch: int, length: int) -> OperatorGraph:
+    from whatif.instrumentation.trace_module.step import Wanted, take_down_step
+
+    if family != "Transformer-XL":
+        return nvidia.operators(family, batch, length)
+    inputs = [("", (batch, LENGTH), "int64"), ("", (batch, LENGTH, 512), "")]
+    return take_down_step(Wanted("benchmarks.published.transformer_xl:TransformerXL", inputs, optimizer="adam"))
+
+
+@cache
+def step_of_one(family: str, batch: int, length: int, device: str, precision: str) -> Baseline:
+    """Return the predicted step of one GPU, what-ifs of its precision applied."""
+    graph = kept(f"scaling 1 {family} {batch} {length}", lambda: _operators(family, batch, length))
+    assert graph is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json.gz"
+        predict_step(graph, estimator(device), load_gpu(device), tf32="none" if precision == "fp32" else "all",
+                     save=path)  # fmt: skip
+        return Baseline.of(read(path))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A step alone and of many, ms: ``many_ms`` with both constants 0, then more for a percent, and for a byte."""
+
+    one_ms: float
+    many_ms: float
+    by_percent: float
+    by_byte: float
+
+    def efficiency(self, spread_pct: Float64, traffic: Float64) -> Float64:
+        """Return the efficiency with constants, in which a step is linear."""
+        return self.one_ms / (self.many_ms + self.by_percent * spread_pct + self.by_byte * traffic)
+
+
+def _what_ifs(cell: Cell) -> tuple[Baseline, list[str], str]:
+    """The step of one GPU, its own what-ifs, and the one that makes many of it."""
+    length = 512 if "pre-training" in cell.model else nvidia.BERT_POSITIONS
+    one = step_of_one(cell.family, cell.batch, length, _GPUS[cell.machine], cell.precision)
+    names = [*(_AMP[cell.family] if cell.precision == "amp" else ())]
+    names += [f"gradient_accumulation:passes={cell.passes}"] if cell.passes > 1 else []
+    cluster = next(preset for name, preset in _CLUSTERS.items() if cell.machine.startswith(name))
+    return one, names, f"distributed:cluster={cluster},workers={cell.gpus}"
+
+
+def predicted(cell: Cell, spread_pct: float, traffic: float) -> tuple[Prediction, Prediction]:
+    """Return the step of one GPU and of many with the two constants."""
+    one, names, many = _what_ifs(cell)
+    with patch.object(stragglers, "GPU_SPREAD_PCT", spread_pct), patch.object(beside_kernels, "TRAFFIC", traffic):
+        return apply(one, *names), apply(one, *names, many)
+
+
+def steps(cell: Cell) -> Steps:
+    """Return the steps of a cell by their terms."""
+    points = [predicted(cell, *constants) for constants in ((0.0, 0.0), (2.0, 0.0), (0.0, 10.0))]
+    one, (none, spread, traffic) = points[0][0].predicted_ms, [many.predicted_ms for _, many in points]
+    return Steps(one, none, (spread - none) / 2, (traffic - none) / 10)
+
+
+def fitted(found: dict[Cell, Steps], left_out: str = "") -> tuple[float, float]:
+    """Return the constants of the least mean error in the efficiency of all models but one; each model counts alike."""
+    kept_cells = [cell for cell in found if cell.family != left_out]
+    errors = np.zeros((len(SPREADS_PCT), len(TRAFFIC)))
+    for cell in kept_cells:
+        weight = 1 / sum(other.family == cell.family for other in kept_cells)
+        errors += weight * np.abs(found[cell].efficiency(SPREADS_PCT[:, None], TRAFFIC) - cell.efficiency)
+    at, byte = np.unravel_index(int(errors.argmin()), errors.shape)
+    return float(SPREADS_PCT[at]), float(TRAFFIC[byte])
+
+
+def score(data: Path) -> Scores:
+    """Return the efficiencies, each with constants fitted to the other models."""
+    found = {cell: steps(cell) for cell in cells(data)}
+    constants = {family: fitted(found, family) for family in {cell.family for cell in found}}
+    rows = []
+    for cell in found:
+        one, many = predicted(cell, *constants[cell.family])
+        # What both steps may miss alike cancels: the range is that of what was added.
+        added_low, added_high = many.low_ms / one.low_ms, many.high_ms / one.high_ms
+        value = one.predicted_ms / many.predicted_ms
+        what = f"{cell.framework} {cell.model} {cell.machine}, {cell.precision}, {cell.gpus} GPUs"
+        ends = sorted((1 / added_low, 1 / added_high, value))
+        rows.append(Row(cell.family, what, value, cell.efficiency, ends[0], ends[-1]))
+    return Scores("NVIDIA DeepLearningExamples, weak-scaling efficiency, each model left out", "share", tuple(rows))
+
+
+def main() -> None:
+    """Print the rows, or the constants."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", action="store_true", help="print the constants, with each model left out in turn")
+    if parser.parse_args().fit:
+        found = {cell: steps(cell) for cell in cells(extra_data())}
+        for family in ("", *dict.fromkeys(cell.family for cell in found)):
+            print(f"without {family or 'none'}: %.1f %% and %.0f bytes" % fitted(found, family))
+        return
+    rows = score(extra_data()).rows
+    points = 100 * np.array([row.predicted - row.measured for row in rows])
+    for row, error in zip(rows, points.tolist(), strict=True):
+        print(f"{row.what:90} {row.predicted:.3f} ({row.low:.3f} to {row.high:.3f}) {row.measured:.3f} {error:+5.1f}")
+    print(f"points of efficiency: median {np.median(np.abs(points)):.1f}, bias {points.mean():+.1f}")
+
+
+if __name__ == "__main__":
+    main()

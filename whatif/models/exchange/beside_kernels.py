@@ -1,0 +1,57 @@
+"""What a collective costs the kernels beside it: NCCL's kernels take multiprocessors and memory bandwidth from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks
+from whatif.graph.kernels import KernelFamily, collective_of
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase, TaskKind
+from whatif.models.durations.estimator import mark, moving
+from whatif.simulation.transfers import of_activations, workers_of
+
+BESIDE = "kernels slowed by a collective"
+# Bytes of memory traffic for each byte that an all-reduce sums, beyond DDP's copies; of a reduce-scatter or all-gather
+# half. Fitted to NVIDIA's weak-scaling tables by leaving out each model in turn (benchmarks/published/weak_scaling.py).
+TRAFFIC = 5.0
+
+
+def slow_kernels_beside(graph: TaskGraph) -> TaskGraph:
+    """Return the graph whose kernels lose time to every collective of gradients that a what-if put in beside them.
+
+    Each time is a task on the stream of the work, behind what the collective waits for, or ahead of what waits for it.
+    It goes by bytes, not by the time of the transfer: behind a slow link NCCL moves as many. What runs behind the
+    update has no kernels beside it. On a CPU nothing changes (``gloo`` has the work of its threads).
+    """
+    put_in = (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) > 1) & ~of_activations(graph)
+    tasks = np.flatnonzero(put_in & (graph.phase != Phase.UPDATE) & (graph.size_bytes > 0))
+    if not graph.on_gpu.any() or not len(tasks) or not TRAFFIC:
+        return graph
+    work, edges = graph.on_gpu & (graph.kind == TaskKind.KERNEL), graph.dependencies
+    behind = np.full(len(graph), -1, dtype=np.int64)
+    into = work[edges.source]
+    np.maximum.at(behind, edges.target[into], edges.source[into])
+    ahead = np.full(len(graph), -1, dtype=np.int64)
+    out = work[edges.target]
+    ahead[edges.source[out]] = edges.target[out]
+    before = np.where(ahead[tasks] >= 0, graph.neighbours[0][ahead[tasks]], -1)
+    place = np.where(behind[tasks] >= 0, behind[tasks], before)
+    tasks, place = tasks[place >= 0], place[place >= 0]
+    whole = np.array([collective_of(name, "") == "all_reduce" for name in graph.names])[graph.name[tasks]]
+    workers = workers_of(graph)[tasks]
+    moved = TRAFFIC * (workers - 1) / workers * graph.size_bytes[tasks] * np.where(whole, 1.0, 0.5)
+    times = moving(graph, moved)
+    inserted = graph.insert(
+        NewTasks(
+            place, BESIDE, TaskKind.KERNEL, times.duration_ns, low_ns=np.zeros(len(place), dtype=np.int64),
+            high_ns=2 * times.duration_ns, size_bytes=moved.astype(np.int64), family=int(KernelFamily.COPY),
+        )
+    )  # fmt: skip
+    return mark(inserted.graph, inserted.ids, times.source)
+
+
+def send_less(graph: TaskGraph, share: float) -> TaskGraph:
+    """Return the graph whose kernels lose ``share`` of that time: what is sent beside them is compressed."""
+    named = np.array([name == BESIDE for name in graph.names], dtype=np.bool_)[graph.name]
+    return graph.scale(named, share) if named.any() else graph
