@@ -10,7 +10,9 @@ Model:  a unit (the blocks that repeat, the layers that `unit` names, or layers 
         comes; `forward_prefetch` asks a unit early in the forward pass too. Copies out of and into the buffers and
         hooks cost their time (the hooks: half of what we measured; 0.15 to 1.5 ms a call). `half` sends 16 bits.
         On a CPU (gloo) every call blocks and a reduce-scatter is a whole all-reduce. Ignored: that under FSDP1 the CPU
-        waits at the limit; padding; offloading; hybrid sharding. In the range: 34 % more than theory (Daydream §6.5).
+        waits at the limit; padding; offloading. With hybrid=true (paper, §3.2.2; HSDP) the workers of one node of the
+        `cluster` share the parameters, and each part of the gradients is summed across nodes on a channel of its own.
+        In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.fsdp.fully_shard on each block and on the model, torchrun, a DistributedSampler.
 """
 
@@ -43,6 +45,7 @@ def transform(
     forward_prefetch: bool = False,
     reshard_after_forward: bool = True,
     limit: int = 2,
+    hybrid: bool = False,
     half: bool = False,
     gradient_mb: float | None = None,
     spread_pct: float | None = None,
@@ -59,7 +62,7 @@ def transform(
     refuse_stages(graph, "fsdp")
     if network.workers == 1:
         return graph.unchanged("fsdp: one worker has no other to share its parameters with; nothing changes")
-    how = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0)
+    how = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0, hybrid)
     return fully_sharded(
         graph, "fsdp", step_gradients(graph, gradient_mb, "fsdp"), network, how, unit,
         unit_size.size_bytes if unit_size else None,

@@ -5,6 +5,8 @@ A call of fully_shard's hooks takes 500 us; two workers gather or scatter a bloc
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -241,3 +243,48 @@ def test_gpu_recordings(shared_traces: object, name: str) -> None:
     }
     assert times["pre"] <= times["post"] * 1.01
     assert times["post"] <= times["none"]
+
+
+NODES = """[cluster]
+name = "nodes"
+[[level]]
+name = "node"
+workers = 2
+bandwidth = "158.4Gbps"
+latency_us = 0
+[[level]]
+name = "machines"
+bandwidth = "79.2Gbps"
+latency_us = 0
+shared = false
+"""
+
+
+def test_hybrid_sharding_sums_across_nodes_what_a_node_has_scattered(tmp_path: Path) -> None:
+    """Two nodes of two: within one all is as with two workers; half a block is summed at half the rate, 200 us."""
+    path = tmp_path / "nodes.toml"
+    path.write_text(NODES)
+    graph, options = blocks(), UNITS
+    within = simulate(fsdp(graph))
+    timeline = simulate(apply(graph, f"fsdp:cluster={path},workers=4,hybrid=true,{options}"))
+    moved = drawn(timeline, "network")
+    lengths = [(name, end - begin) for name, begin, end in moved]
+    assert lengths == [(name, end - begin) for name, begin, end in drawn(within, "network")]
+    across = drawn(timeline, "network across nodes")
+    assert [(name, end - begin) for name, begin, end in across] == [("all-reduce", 200)] * 2
+    scatters = [end for name, _, end in moved if name == SCATTER]
+    assert all(begin >= end for (_, begin, _), end in zip(across, scatters, strict=True))
+    (update,) = [begin for name, begin, _ in drawn(timeline, "stream 7") if name == "u"]
+    assert update == across[-1][2]
+
+
+def test_hybrid_sharding_needs_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.toml"
+    path.write_text(NODES)
+    graph = blocks()
+    for options in ("workers=4", f"cluster={path.with_name('one.toml')},workers=4"):
+        path.with_name("one.toml").write_text(NODES.replace("workers = 2", "workers = 1"))
+        with pytest.raises(WhatifError, match="hybrid=true"):
+            apply(graph, f"fsdp:{options},hybrid=true")
+    one_node = f"fsdp:cluster={path},workers=2"
+    assert simulate(apply(graph, f"{one_node},hybrid=true")).makespan_ns == simulate(apply(graph, one_node)).makespan_ns

@@ -8,11 +8,13 @@ al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 20
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
@@ -20,7 +22,7 @@ from whatif.models.durations.estimator import Estimates, Source, put, shortest_k
 from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, with_workers
-from whatif.models.exchange.exchanges import CallTime, Exchange, exchange
+from whatif.models.exchange.exchanges import REDUCE_SCATTER, CallTime, Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.calls import calls_of, task_before
@@ -30,8 +32,9 @@ from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import Passes, Use, passes
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import Units, units_of
+from whatif.simulation.transfers import workers_of
 
-CHANNEL = "network"
+CHANNEL, ACROSS = "network", "network across nodes"
 Prefetch = Literal["pre", "post", "none"]
 # The hooks, views and bookkeeping of fully_shard around one unit in one direction, collective included: 0.8 ms forward
 # and 1.1 ms backward for a unit of two tensors, up to three times as much for sixteen (torch 2.13, collectives that do
@@ -48,6 +51,7 @@ class FullSharding(NamedTuple):
     reshard_after_forward: bool = True
     limit: int = 2  # units that may be gathered at once: the one at work among them
     share: float = 1.0  # of the bytes of a parameter that are sent: a half in 16 bits
+    hybrid: bool = False  # sharded within a node, replicated across nodes
 
 
 def fully_sharded(
@@ -56,10 +60,12 @@ def fully_sharded(
 ) -> TaskGraph:  # fmt: skip
     """Return the graph of one of many workers that keep a part of the parameters each, its memory included.
 
-    ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is of the what-if that asks.
+    ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is of the what-if that asks. Raises WhatifError
+    where hybrid sharding has no nodes.
     """
     units = units_of(graph, name, gradients, passes(graph), unit, unit_bytes)
-    workers = network.workers
+    within, across = _nodes(network, name) if how.hybrid else (network, None)
+    workers = within.workers
     table = units.of_layer.tolist()
     unit_of = {layer: part for layer, part in zip(graph.layers, table, strict=True) if part >= 0}
     sizes = {-1: units.root_bytes, **dict(enumerate(units.size_bytes.tolist()))}
@@ -70,10 +76,43 @@ def fully_sharded(
         ),
     )
     mean_mb = sum(units.size_bytes.tolist()) / max(len(units.names), 1) / 1e6
-    return _shard_parameters(with_workers(graph, workers), units, network, how).note(
+    graph = _shard_parameters(with_slowest(with_workers(graph, network.workers), network), units, within, how)
+    if across is not None:
+        graph = _summed_across(graph, across)
+    return slow_kernels_beside(graph).note(
         f"{name}: {len(units.names)} units of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB of the root; "
-        f"the batch is that of each of the {workers} workers"
+        f"the batch is that of each of the {network.workers} workers"
+        + (f"; {workers} of a node share the parameters, of which each node has all" if how.hybrid else "")
     )
+
+
+def _nodes(network: Network, name: str) -> tuple[Network, Network | None]:
+    """The network within a node and the one across nodes, None where there is only one. Raises WhatifError without."""
+    if len(network.levels) < 2 or network.table is not None:
+        got = "a table of measured times" if network.table is not None else "links that are all equal"
+        raise WhatifError(f"{name}: expected a cluster of nodes for hybrid=true, as in cluster=dgx-a100, got {got}.")
+    within = replace(network, levels=network.levels[:1])
+    if within.workers < 2:
+        raise WhatifError(f"{name}: expected nodes of several workers for hybrid=true, got one of each node.")
+    across = network.around(within.workers)
+    return within, across if across.workers > 1 else None
+
+
+def _summed_across(graph: TaskGraph, network: Network) -> TaskGraph:
+    """Sum what each reduce-scatter left, among the workers of all nodes with the same part (Zhao et al., §3.2.2)."""
+    scattered = np.array([row == REDUCE_SCATTER for row in graph.names], dtype=np.bool_)[graph.name]
+    tasks = np.flatnonzero(scattered & (workers_of(graph) > 0))
+    edges = graph.dependencies
+    of = np.isin(edges.source, tasks) & graph.on_gpu[edges.target]
+    waiting: dict[int, list[int]] = {}
+    for task, user in zip(edges.source[of].tolist(), edges.target[of].tolist(), strict=True):
+        waiting.setdefault(task, []).append(user)
+    parts = graph.size_bytes[tasks] // workers_of(graph)[tasks]
+    rows = [
+        Exchange("all_reduce", size, call, Phase.BACKWARD, (task,), tuple(waiting.get(task, ())))
+        for task, size, call in zip(tasks.tolist(), parts.tolist(), graph.launch_of[tasks].tolist(), strict=True)
+    ]
+    return exchange(graph, rows, network, ACROSS, BUCKET_CALL)
 
 
 def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: FullSharding) -> TaskGraph:
@@ -82,7 +121,7 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: Ful
     The root's parameters are gathered once a pass. A gathering waits until ``how.limit`` units before it are let go;
     the gradients' buffer of a unit waits for the reduce-scatter of the one before.
     """
-    graph, found = with_slowest(graph, network), passes(graph)
+    found = passes(graph)
     rows: list[Exchange] = []
     by_pass: dict[int, list[Use]] = {}
     for use in units.uses:
@@ -93,7 +132,7 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: Ful
     for number, one in enumerate(ends):
         rows += _one_pass(graph, units, by_pass.get(number, []), one, how, calls, len(rows))
     exchanged = exchange(graph, rows, network, CHANNEL, UNIT_CALL)
-    return update_share(slow_kernels_beside(exchanged), 1 / network.workers)
+    return update_share(exchanged, 1 / network.workers)
 
 
 class _Ends(NamedTuple):
