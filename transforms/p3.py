@@ -8,11 +8,10 @@ Model:  each slice is pushed on the sending link once its layer's backward work 
         those above a million parameters are split over the servers: MXNet's KVStore, the baseline. Servers stand beside
         the workers unless `servers` machines are theirs alone; they update the weights, so the worker's update goes.
         Deviations from the print: there the priority is the negative distance to the output, which prefers the layers
-        that are used last; pushes to the own server are sent to itself, one for all workers, where the others send
-        to it; and a slice is pulled for the layer's backward work. Ignored: the servers' own work, copies between
-        host and GPU, the worker's calls (on a CPU sockets take their time from the core of the step). In the range:
-        34 % more than theory (Daydream §6.5 measured it for NCCL), and messages whose latencies overlap (in the
-        prediction each holds its link up).
+        that are used last; a slice is pulled for the layer's backward work; the own server is sent to as well. Here all
+        servers are equally busy. Ignored: the servers' own work, copies between host and GPU, the worker's calls (on a
+        CPU sockets take their time from the core of the step). In the range: 34 % more than theory (Daydream §6.5
+        measured it for NCCL), and messages whose latencies overlap (in the prediction each holds its link up).
 Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS, in place of PyTorch's DDP.
 """
 
@@ -21,7 +20,7 @@ import numpy as np
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.parameter_server import (
@@ -31,7 +30,9 @@ from whatif.models.exchange.parameter_server import (
     without_update,
 )
 from whatif.models.exchange.priority import attached_priority
+from whatif.models.parallel.stage_gradients import refuse_stages
 
+AXIS = "data"
 # The paper's cluster has four machines.
 WORKERS, SLICE = 4, Size("200kB")
 
@@ -55,8 +56,8 @@ def transform(
     if network.workers < 2 or not (servers is None or 1 <= servers <= 100_000):
         got = f"{network.workers} and {servers}"
         raise WhatifError(f"p3: expected 2 workers or more and from 1 to 100,000 servers, got {got}.")
-    if communicates(graph):
-        return graph.unchanged("p3: the steps exchange their gradients already; nothing changes")
+    refuse_stages(graph, "p3")
+    check_exchanges_nothing(graph, "p3")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, "p3")
     if len(np.unique(gradients.step)) < 2:
@@ -64,7 +65,7 @@ def transform(
             "p3: expected a recording of two steps or more, since a step pulls for the next one, got one."
         )
     places = network.workers if servers is None else servers
-    slices = server_slices(gradients, slice_size.size_bytes, places) if priority else server_arrays(gradients, places)
+    slices = server_slices(gradients, slice_size.size_bytes) if priority else server_arrays(gradients, places)
     sent = int((gradients.step[slices.gradient] == gradients.step[0]).sum())
     graph = push_and_pull(graph, gradients, slices, network, servers, prioritised=priority)
     return as_workers(graph, network.workers, 0).note(

@@ -19,10 +19,13 @@ import numpy as np
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.parameter_server import push_and_pull, server_arrays, without_update
+from whatif.models.parallel.stage_gradients import refuse_stages
+
+AXIS = "data"
 
 
 def transform(
@@ -47,8 +50,8 @@ def transform(
         raise WhatifError(f"{name}: expected 2 workers or more and from 0 to 100,000 servers, got {got}.")
     if not 1 <= gpus_per_link <= 64:
         raise WhatifError(f"{name}: expected from 1 to 64 GPUs on a link to the host, got {gpus_per_link}.")
-    if communicates(graph):
-        return graph.unchanged(f"{name}: the steps exchange their gradients already; nothing changes")
+    refuse_stages(graph, "parameter_server")
+    check_exchanges_nothing(graph, "parameter_server")
     graph = without_update(graph)
     gradients = step_gradients(graph, gradient_mb, name)
     if len(np.unique(gradients.step)) < 2:

@@ -34,21 +34,21 @@ def used(graph: TaskGraph, spec: str) -> dict[str, int]:
 
 
 def test_p3_by_hand() -> None:
-    """Slices of 200,000 ns; a server beside each of two workers has every other slice.
+    """Slices of 200,000 ns; with a server beside each of two workers a slice passes both links once.
 
     ::
 
-        us        301       401       501       701       901      1001      1101
-        stream  b2-|b1-------|                             |f1-------|        |f2---
-        send       |push 2b----------|push 1b---|pull 1a---|pull 2a-----------|
-        receive    |push 2a----------|push 1a---|pull 1b---|pull 2b-----------|
+        us        301       401       501       701       901      1101     1201      1301
+        stream  b2-|b1-------|                                       |f1-------|        |f2---
+        send       |push 2a----------|push 1a---|push 1b---|push 2b--|
+        receive                      |pull 2a---|pull 1a---|pull 1b--|pull 2b-----------|
     """
     graph = two_layers(2, kernel_ns=100_000, **SLICED)
     durations = np.where(graph.select(name="^b"), 100_000, graph.duration_ns)
     graph = graph.with_duration(np.ones(len(graph), dtype=np.bool_), durations)
-    assert used(graph, SERVERS) == {"f1": 901_000, "f2": 1_101_000}
-    # The baseline: whole gradients in turn; layer 2's lies here (301 to 1101), layer 1's there (401 to 801 to 1201).
-    assert used(graph, f"{SERVERS},priority=false") == {"f1": 1_201_000, "f2": 1_301_000}
+    assert used(graph, SERVERS) == {"f1": 1_101_000, "f2": 1_301_000}
+    # The baseline: whole gradients in turn, layer 2's (301 to 701 to 1101) before layer 1's (to 1101 to 1501).
+    assert used(graph, f"{SERVERS},priority=false") == {"f1": 1_501_000, "f2": 1_601_000}
     # Two machines of their own: nothing but pushes is sent and nothing but pulls received, 1.6 MB in all.
     alone = apply(graph, f"{SERVERS},servers=2")
     send = alone.duration_ns[alone.thread == len(alone.threads) - 2]
@@ -76,6 +76,17 @@ def test_each_link_carries_as_much_as_in_a_ring() -> None:
     for channel in (len(graph.threads) - 2, len(graph.threads) - 1):
         carried = graph.duration_ns[(graph.thread == channel) & (graph.step == 0)].sum()
         assert carried == 2 * 3 / 4 * 8_000_000
+
+
+@settings(max_examples=20, deadline=None)
+@given(training(), st.sampled_from(["p3:", "p3:priority=false,", "parameter_server:", "parameter_server:servers=0,"]))
+def test_more_workers_never_end_sooner(graph: TaskGraph, spec: str) -> None:
+    """But for a slice that begins just before a more urgent one is there."""
+    graphs = [apply(graph, f"{spec}bandwidth=1Gbps,workers={workers}") for workers in (2, 3, 4, 7, 16, 64)]
+    times_ns = [simulate(changed, ByPriority(attached_priority)).makespan_ns for changed in graphs]
+    for changed, before, after in zip(graphs[1:], times_ns[:-1], times_ns[1:], strict=True):
+        largest = int(changed.duration_ns[changed.kind == TaskKind.COMMUNICATION].max(initial=0))
+        assert before <= after + (largest if spec == "p3:" else 1_000)
 
 
 @settings(max_examples=60, deadline=None)

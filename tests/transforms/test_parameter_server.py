@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers import telling
 from tests.transforms.communication_graphs import SLICED, apply, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.models.parallel.pipeline import GRADIENTS
 
 pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
@@ -142,4 +143,10 @@ def test_where_it_does_not_apply() -> None:
     with pytest.raises(WhatifError, match="two steps or more"):
         apply(two_layers(1), "parameter_server")
     once = apply(two_layers(2), "distributed:workers=2")
-    assert apply(once, "parameter_server").notes[-1].endswith("nothing changes")
+    stages = two_layers(2)
+    stages = stages.attach(**{GRADIENTS: np.zeros(len(stages), dtype=np.int64)})
+    for name in ("parameter_server", "p3"):
+        with pytest.raises(WhatifError, match=f"{name}: expected steps that exchange no gradients yet"):
+            apply(once, name)
+        with pytest.raises(WhatifError, match=f"{name}: expected steps of a whole model, got a pipeline's stages"):
+            apply(stages, name)

@@ -22,6 +22,7 @@ from tests.helpers import CPU, STREAM
 from tests.transforms.layer_graphs import Call, network
 from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak
+from whatif.models.exchange import gloo
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import (
     SCHEDULES,
@@ -130,25 +131,27 @@ def test_a_host_bound_stage_takes_its_launches() -> None:
 
 
 def test_on_a_cpu_calls_and_work_follow_one_another() -> None:
-    """Over TCP 0.5 GB/s carry 0.475 bytes/ns: 47,500 bytes take 100,000, latency 1,000; times in us.
+    """Over TCP 0.5 GB/s carry 0.475 bytes/ns: 47,500 bytes take 100,000, latency 1,000; a call takes c; times in us.
 
     ::
 
-        stage 0: CPU  |F0 1002|send 1057|F1 2059|send 2114|recv 2169|  4318|B0 6320|recv 6375|  7432|B1 9434|u
-        stage 1: CPU  |recv 55|  1158|F0 2160|B0 4162|send 4217|recv 4272|F1 5274|B1 7276|send 7331|u
+        stage 0: CPU  |F0 1002|send|F1|send|recv 2004+3c|  4208+2c|B0 6210+2c|recv|  7212+4c|B1|u
+        stage 1: CPU  |recv c|  1103+c|F0|B0 4107+c|send|recv|F1|B1 7111+3c|send|u
     """
-    graph = changed(
-        equal_layers(2, on_cpu=True), "stages=2,micro_batches=2,bandwidth=0.5GB/s,latency_us=1,activation_mb=0.095"
-    )
+    recorded = equal_layers(2, on_cpu=True)
+    graph = changed(recorded, "stages=2,micro_batches=2,bandwidth=0.5GB/s,latency_us=1,activation_mb=0.095")
+    c = round(float(gloo.one_way_ns(recorded, [47_500])[0]))
+    assert c > gloo.MESSAGE_NS / 2
     assert tasks_of(graph, "stage 0: CPU") == [
-        ("forward 0", 0, 1_002_000), ("c10d::send", 1_002_000, 1_057_000), ("forward 1", 1_057_000, 2_059_000),
-        ("c10d::send", 2_059_000, 2_114_000), ("c10d::recv_", 2_114_000, 2_169_000),
-        ("backward 0", 4_318_000, 6_320_000), ("c10d::recv_", 6_320_000, 6_375_000),
-        ("backward 1", 7_432_000, 9_434_000), ("update", 9_434_000, 9_436_500),
+        ("forward 0", 0, 1_002_000), ("c10d::send", 1_002_000, 1_002_000 + c),
+        ("forward 1", 1_002_000 + c, 2_004_000 + c), ("c10d::send", 2_004_000 + c, 2_004_000 + 2 * c),
+        ("c10d::recv_", 2_004_000 + 2 * c, 2_004_000 + 3 * c), ("backward 0", 4_208_000 + 2 * c, 6_210_000 + 2 * c),
+        ("c10d::recv_", 6_210_000 + 2 * c, 6_210_000 + 3 * c), ("backward 1", 7_212_000 + 4 * c, 9_214_000 + 4 * c),
+        ("update", 9_214_000 + 4 * c, 9_216_500 + 4 * c),
     ]  # fmt: skip
     assert tasks_of(graph, "stage 1: CPU")[:4] == [
-        ("c10d::recv_", 0, 55_000), ("forward 0", 1_158_000, 2_160_000), ("backward 0", 2_160_000, 4_162_000),
-        ("c10d::send", 4_162_000, 4_217_000),
+        ("c10d::recv_", 0, c), ("forward 0", 1_103_000 + c, 2_105_000 + c),
+        ("backward 0", 2_105_000 + c, 4_107_000 + c), ("c10d::send", 4_107_000 + c, 4_107_000 + 2 * c),
     ]  # fmt: skip
 
 

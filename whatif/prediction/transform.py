@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 # Imported by name at run time: the library never depends on the scripts that use it.
 BUILT_IN_PACKAGE = "whatif.transforms"
+# What people ask for by these names, and nobody here could check an answer to.
+NO_TRUTH = {
+    **dict.fromkeys(("expert_parallel", "expert", "ep", "moe"), "expert parallelism"),
+    **dict.fromkeys(("context_parallel", "context", "cp", "ring_attention", "ulysses"), "context parallelism"),
+}
 
 # A comma ends an option only where another option follows, so regular expressions may contain commas.
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
@@ -184,6 +189,11 @@ def _found(name: str) -> Transform:
             raise WhatifError(
                 f"transform {name!r} of the package {plug_in.package!r}: {reason}; update or uninstall the package."
             ) from error
+    if name in NO_TRUTH:
+        raise WhatifError(
+            f"{name}: {NO_TRUTH[name]} is not modelled, since no measurements of it are at hand; "
+            "tensor_parallel, pipeline, distributed, zero and fsdp are."
+        )
     known = [*built_in_names(), *plug_in_names()]
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else "see `whatif transforms`, or give the path of a .py file."

@@ -50,6 +50,11 @@ def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.fl
     return np.atleast_1d(np.asarray(size_bytes, dtype=np.float64)) * COPIES / memory_gbyte_s(graph, None)
 
 
+def one_way_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the CPU time of a worker that sends or receives a message of ``size_bytes``, ns, shape (n,)."""
+    return np.asarray((MESSAGE_NS + passing_ns(graph, size_bytes)) / 2, dtype=np.float64)
+
+
 def bounded_by_cpu(cost: Cost, work: npt.NDArray[np.float64]) -> Cost:
     """Return the cost of exchanges that are no faster than the CPU time ``work``, ns: no bandwidth shortens that."""
     excess_ns = np.maximum(work - cost.total_ns, 0)

@@ -1,10 +1,10 @@
 """Parameter servers put into the steps of one worker: slices are pushed when finished, and pulled before they are used.
 
 A machine of the cluster has a link that sends and one that receives. With a server beside every worker (MXNet's usual
-set-up, and that of Daydream §6.6) this worker's machine pushes the slices of the other servers and pulls them; of its
-own server's slices it receives the pushes of all other workers and sends the sum to each. Either way that is
-2 (n - 1) / n of the gradients over each link, as for a ring. With k servers on machines of their own a slice shares its
-server's link with the n workers, so that it takes max(1, n / k) times as long.
+set-up, and that of Daydream §6.6) this worker's machine sends what the other servers add up, and the sums of its own
+server to all others: together 2 (n - 1) / n of the gradients over each link, as for a ring. So every slice takes so
+many times its bytes, whichever server has it: all servers count as equally busy. With k servers on machines of their
+own a slice shares its server's link with the n workers, so that it takes max(1, n / k) times as long.
 
 A server's CPU may add up what all workers pushed of a slice, and then update the weights: one slice after the other, on
 a channel that stands for it. From a GPU gradients come over the host's link (``Copies``), and weights go back over it.
@@ -58,30 +58,26 @@ MOST_SLICES = 500_000
 
 
 class Slices(NamedTuple):
-    """One row a step and slice, shape (n,) each: the gradient it is cut from, its bytes, and the server that has it."""
+    """One row a step and slice, shape (n,) each: the gradient it is cut from, and its bytes."""
 
     gradient: Int64
     size_bytes: Int64
-    server: Int64
 
 
-def server_slices(gradients: StepGradients, slice_bytes: int, servers: int) -> Slices:
-    """Cut every gradient into slices of at most ``slice_bytes``, and deal them round the servers (P3)."""
+def server_slices(gradients: StepGradients, slice_bytes: int) -> Slices:
+    """Cut every gradient into slices of at most ``slice_bytes`` (P3)."""
     counts = np.maximum(-(-gradients.size_bytes // slice_bytes), 1)
     index, part = _repeated(counts)
-    size = np.minimum(gradients.size_bytes[index] - part * slice_bytes, slice_bytes)
-    step = gradients.step[index]  # ascending
-    number = np.arange(len(step)) - np.searchsorted(step, step)
-    return Slices(index, size, number % servers)
+    return Slices(index, np.minimum(gradients.size_bytes[index] - part * slice_bytes, slice_bytes))
 
 
 def server_arrays(gradients: StepGradients, servers: int) -> Slices:
-    """Leave every gradient whole on one of the servers, in turn, but split the big ones over all (MXNet's KVStore)."""
+    """Leave every gradient whole, but split the big ones over all servers (MXNet's KVStore)."""
     big = gradients.size_bytes > BIG_BYTES
     index, part = _repeated(np.where(big, servers, 1))
     size = gradients.size_bytes[index]
     whole, rest = np.where(big[index], size // servers, size), np.where(big[index], size % servers, 0)
-    return Slices(index, whole + (part < rest), np.where(big[index], part, gradients.row[index] % servers))
+    return Slices(index, whole + (part < rest))
 
 
 def _repeated(counts: Int64) -> tuple[Int64, Int64]:
@@ -134,15 +130,13 @@ def push_and_pull(
         graph, gradients = _with_sockets(graph, gradients, through)
     graph, sending = add_channel(graph, SEND_CHANNEL, ordered=False)
     graph, receiving = add_channel(graph, RECEIVE_CHANNEL, ordered=False)
-    own = slices.server == 0 if servers is None else np.zeros(len(slices.server), dtype=np.bool_)
-    shared = np.where(own, workers - 1, 1.0) if servers is None else max(1.0, workers / servers)
+    shared = 2 * (workers - 1) / workers if servers is None else max(1.0, workers / servers)
     cost = network.cost("send", slices.size_bytes)
     cost = Cost(cost.latency_ns, cost.transfer_ns * shared)
     row = gradients.row[slices.gradient]
     used, rank = _first_use(graph, gradients)
     finished = gradients.task[slices.gradient]
-    # The servers that are elsewhere are pushed to and pulled from; to the own one the others do so.
-    channel = [np.where(own, receiving, sending), np.where(own, sending, receiving)]
+    channel = [np.full(len(row), one) for one in (sending, receiving)]
     # At the lower end messages are under way while others are sent, so that none holds the link up by its latency.
     times = estimated(cost)
     times = Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns)

@@ -23,7 +23,7 @@ from whatif.models.durations.estimator import Estimates, Source, device, shortes
 from whatif.models.durations.measured import task_batch_ratio
 from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
-from whatif.models.kernels.stored_weights import stored_weights
+from whatif.models.kernels.stored_weights import fixed_share_of_training, stored_weights
 from whatif.models.layers.calls import launches_of
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
@@ -79,11 +79,12 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
     """Return estimated durations (ns, with a range) of ``tasks``, a mask, with ``factor`` times the samples.
 
     Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
-    takes and a part in proportion: on a CPU the operator's call and the rest. A GPU kernel that fills a share s of the
-    device could do 1/s of the work in hardly more time, so of what it takes beyond its latency only the share s is in
-    proportion, or the time that its operations and bytes take by the roofline, whichever is more. Where neither is
-    known all but the shortest kernel's time is in proportion. Products that read stored weights, as in decoding, read
-    them once for any batch (``stored_weights.py``), or with ``cut_weights`` a share ``factor`` of them for all rows.
+    takes and a part in proportion: on a CPU the operator's call, or where a product trains weights their reading and
+    writing, and the rest. A GPU kernel that fills a share s of the device could do 1/s of the work in hardly more
+    time, so of what it takes beyond its latency only the share s is in proportion, or the time that its operations
+    and bytes take by the roofline, whichever is more. Where neither is known all but the shortest kernel's time is in
+    proportion. Products that read stored weights, as in decoding, read them once for any batch
+    (``stored_weights.py``), or with ``cut_weights`` a share ``factor`` of them for all rows.
     """
     ids = np.flatnonzero(tasks)
     fixed = _fixed(graph, ids)
@@ -134,7 +135,8 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
 
 def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
     if not graph.on_gpu.any():
-        fixed_ns = np.full(len(ids), float(CPU_OPERATOR_NS))
+        share = fixed_share_of_training(graph)[ids]
+        fixed_ns = np.maximum(float(CPU_OPERATOR_NS), share * graph.duration_ns[ids])
         return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)

@@ -72,6 +72,32 @@ class StoredWeights:
         return np.asarray(moved * self.value_bytes, dtype=np.float64)
 
 
+def fixed_share_of_training(graph: TaskGraph) -> Float64:
+    """Return the share of its time that a CPU's product of weights takes whatever its rows are, shape (n_tasks,).
+
+    Of products in a step that trains: forward, of the gradient of the input, and of that of the weights, which writes
+    as many values as the forward one reads. By ``PACKED`` and ``A_ROW``; 0 of all other tasks.
+    """
+    share = np.zeros(len(graph))
+    if graph.on_gpu.any() or forward_only(graph):
+        return share
+    sizes = np.full((len(graph.info.operators) + 1, 2), -1.0)
+    for row, what in enumerate(graph.info.operators):
+        of = dict(what.integers)
+        if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
+            sizes[row] = of["m"], of["k"]
+    products = np.flatnonzero(graph.on_cpu & (graph.family == KernelFamily.GEMM) & (sizes[graph.called, 0] > 0))
+    rows, inner = sizes[graph.called[products]].T
+    # The rows of a layer's input: those of its forward product.
+    of_layer = np.full(len(graph.layers), -1.0)
+    forward = graph.phase[products] == Phase.FORWARD
+    of_layer[graph.layer[products[forward]]] = rows[forward]
+    told = of_layer[graph.layer[products]]
+    known = (told > 0) & ((rows == told) | (inner == told))
+    share[products[known]] = PACKED / (PACKED + A_ROW * told[known])
+    return share
+
+
 def forward_only(graph: TaskGraph) -> bool:
     """Whether the recording has neither a backward pass nor an update."""
     trains = among(graph.phase, [Phase.BACKWARD, Phase.UPDATE]) | graph.in_optimizer

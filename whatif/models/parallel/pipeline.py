@@ -30,6 +30,7 @@ from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.durations.estimator import mark
+from whatif.models.exchange import gloo
 from whatif.models.exchange.collective_tasks import (
     CALL_LOW_NS,
     CALL_NS,
@@ -113,7 +114,7 @@ class _Step:
 
     def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
         """A message from one stage to another, sent when the task ``done`` is."""
-        call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", 0)
+        call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", boundary)
         sent = self.task(self.channels[source, target], TaskKind.COMMUNICATION, SEND, phase, "send", boundary)
         self.edges.append(Edge(call, sent, DependencyKind.LAUNCH, self.launch_lag_ns if self.on_gpu else 0))
         if self.on_gpu:
@@ -221,7 +222,8 @@ def _one_step(graph: TaskGraph, work: Work, orders: list[list[Pass]], n_parts: i
         stage, phase = one.part % stages, Phase.BACKWARD if one.backward else Phase.FORWARD
         before = needed(one, last)
         if before in sent:
-            step.task(step.cpu(stage), TaskKind.RUNTIME, RECEIVE_CALL, phase, "call", 0)
+            boundary = min(one.part, before.part) if before else 0
+            step.task(step.cpu(stage), TaskKind.RUNTIME, RECEIVE_CALL, phase, "call", boundary)
         chunk = f", chunk {one.part // stages}" if n_parts > stages else ""
         name = f"{'backward' if one.backward else 'forward'} {one.micro_batch}{chunk}"
         piece = one.part + (n_parts if one.backward else 0)
@@ -250,19 +252,20 @@ def _repeated(
     of = np.array([row.of for row in step.rows])
     message = estimated(sends)
 
-    def rows(send: npt.ArrayLike = 0.0, call: float = 0.0, **tables: Float64) -> Int64:
+    def rows(send: npt.ArrayLike = 0.0, call: npt.ArrayLike = 0.0, **tables: Float64) -> Int64:
         """One number a task: of its piece in one of ``tables``, of its message, or of a call."""
         column = np.zeros((n_steps, n))
         for which, table in tables.items():
             column[:, of == which] = table[:, piece[of == which]]
-        each = np.broadcast_to(np.asarray(send), max(len(boundary_bytes), 1))
-        column[:, of == "send"] = each[piece[of == "send"]]
-        column[:, of == "call"] = call
+        for which, values in (("send", send), ("call", call)):
+            each = np.broadcast_to(np.asarray(values), max(len(boundary_bytes), 1))
+            column[:, of == which] = each[piece[of == which]]
         return np.rint(column).astype(np.int64).reshape(-1)
 
-    duration_ns = rows(message.duration_ns, CALL_NS, cpu=pieces.cpu_ns, gpu=pieces.gpu_ns, sum=pieces.sum_ns)
-    low_ns = rows(message.low_ns, CALL_LOW_NS, cpu=pieces.cpu_low_ns, gpu=pieces.gpu_low_ns, sum=pieces.sum_low_ns)
-    high_ns = rows(message.high_ns, CALL_NS, cpu=pieces.cpu_high_ns, gpu=pieces.gpu_high_ns, sum=pieces.sum_high_ns)
+    call, call_low, call_high = _call_ns(graph, boundary_bytes)
+    duration_ns = rows(message.duration_ns, call, cpu=pieces.cpu_ns, gpu=pieces.gpu_ns, sum=pieces.sum_ns)
+    low_ns = rows(message.low_ns, call_low, cpu=pieces.cpu_low_ns, gpu=pieces.gpu_low_ns, sum=pieces.sum_low_ns)
+    high_ns = rows(message.high_ns, call_high, cpu=pieces.cpu_high_ns, gpu=pieces.gpu_high_ns, sum=pieces.sum_high_ns)
     sent = np.tile((of == "send") | (of == "sum"), n_steps)
     names = tuple(dict.fromkeys(row.name for row in step.rows))
     code = {name: number for number, name in enumerate(names)}
@@ -296,6 +299,18 @@ def _repeated(
     changed = tell(changed, np.flatnonzero(sent & ~summed), latency_ns[sent & ~summed], 2)
     changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)))
     return changed.attach(**{ACTIVATIONS: sent})
+
+
+def _call_ns(graph: TaskGraph, boundary_bytes: Int64) -> tuple[Float64, Float64, Float64]:
+    """What a call that sends or receives at each boundary costs the CPU, ns, and its range, shape (n_boundaries,) each.
+
+    On a CPU gloo's threads do the work on the core of the stage.
+    """
+    if graph.on_gpu.any():
+        same = np.ones(len(boundary_bytes))
+        return same * CALL_NS, same * CALL_LOW_NS, same * CALL_NS
+    work_ns = gloo.one_way_ns(graph, boundary_bytes)
+    return work_ns, work_ns / gloo.SPREAD, work_ns * gloo.SPREAD
 
 
 def _with_gradients(graph: TaskGraph, step: _Step, gradient_bytes: Int64) -> TaskGraph:

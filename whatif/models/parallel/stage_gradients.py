@@ -39,7 +39,10 @@ def is_pipelined(graph: TaskGraph) -> bool:
 def refuse_stages(graph: TaskGraph, name: str) -> None:
     """Raise WhatifError where the graph has stages of a pipeline; the what-if ``name`` needs layers."""
     if is_pipelined(graph):
-        raise WhatifError(f"{name}: expected steps of a whole model, got a pipeline's stages; name it before pipeline.")
+        raise WhatifError(
+            f"{name}: expected steps of a whole model, got a pipeline's stages; of what goes around these only "
+            "distributed and zero:stage=1 or 2 are modelled."
+        )
 
 
 class _Ends(NamedTuple):
