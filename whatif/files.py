@@ -17,7 +17,7 @@ from pathlib import Path
 from whatif.errors import WhatifError, expecting
 
 # Which whatif wrote a file; pyproject.toml reads it from here.
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 # What recordings end in; other files in a folder of recordings are none.
 RECORDING_SUFFIXES = (".json", ".json.gz", ".sqlite")
 # What lies there is the kernel's: a file renamed onto one of its names would take the place of a device or a link.
