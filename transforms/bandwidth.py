@@ -1,16 +1,18 @@
 """Bandwidth: make every network link `factor` times as fast.
 
 Source: Daydream (USENIX ATC 2020) figure 2 (c), "what if network bandwidth is 2x".
-Model:  each communication task of the recording takes 1 / `factor` of its time. The recording of one
-        rank does not show which part of a collective was waiting for other ranks: the range runs from a pure transfer
-        to one that does not get faster at all. For communication that another what-if added (distributed, p3, ...)
-        the parts are known: the bytes take 1 / `factor` of their time, the latency stays, and the range stays as it is.
+Model:  the transfer of each recorded collective takes 1 / `factor` of its time; what it waited for other ranks stays.
+        In the recording of one rank that is what it took longer than the shortest of equal ones, or far longer than
+        the GPU's usual links need; the range runs from a pure transfer to one that does not get faster at all. For
+        communication that another what-if added (distributed, p3, ...) the parts are known: the bytes take 1 /
+        `factor` of their time, the latency stays, and the range stays as it is.
 Effort: none: a hypothetical question.
 """
 
 import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
+from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.simulation.transfers import latency_of, workers_of
 
 
@@ -30,4 +32,10 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     ratio = (latency_ns + (graph.duration_ns[tasks] - latency_ns) / factor) / now_ns
     graph = graph.scale(tasks, ratio)
     bounds = sorted((1 / factor, 1.0))
-    return graph.scale(communication & ~modelled, 1 / factor, low=bounds[0], high=bounds[1])
+    recorded = np.flatnonzero(communication & ~modelled)
+    now_ns, waits_ns = np.maximum(graph.duration_ns[recorded], 1), waiting_for_peers(graph)[recorded]
+    if waits_ns.sum() > 0:
+        share = 100 * waits_ns.sum() / now_ns.sum()
+        graph = graph.note(f"bandwidth: {share:.0f} % of the recorded communication waits for other ranks, which stays")
+    ratio = (waits_ns + (now_ns - waits_ns) / factor) / now_ns
+    return graph.scale(recorded, ratio, low=np.minimum(bounds[0], ratio), high=np.maximum(bounds[1], ratio))

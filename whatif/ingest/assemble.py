@@ -32,6 +32,7 @@ from whatif.graph.types import (
 from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.called import called_operators, find_calls_of_tasks, with_convolutions
+from whatif.ingest.collective_sizes import with_collective_sizes
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.grouped import Grouped
@@ -66,6 +67,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     family = with_convolutions(events, columns, family)
     calls = find_calls_of_tasks(events, columns, family)
     flops, size_bytes, op_dtype = task_costs(events, columns, family, calls)
+    size_bytes = with_collective_sizes(events, parts.calls, columns, family, size_bytes)
     called, operators = called_operators(events, calls, len(name))
     dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     kind = columns["kind"].astype(np.int8)

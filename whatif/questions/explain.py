@@ -25,7 +25,9 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
+from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.prediction.predict import Baseline, apply
+from whatif.questions.collectives import Collective, collectives
 from whatif.questions.verdict import verdict
 from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import window_ns
@@ -64,6 +66,8 @@ class Explanation:
     verdict: str
     breakdown: Breakdown
     critical_path_ms: dict[str, float]  # by task kind, and LAG; adds up to the step
+    collectives: tuple[Collective, ...]
+    peers_ms: float  # of it in collectives that wait for other ranks, by the recording of one
     phases: tuple[Part, ...]
     threads: tuple[Part, ...]
     layers: tuple[Part, ...]
@@ -100,6 +104,8 @@ class Explanation:
             "gpu_busy_ms": self.breakdown.gpu_busy_ms,
             "breakdown": self.breakdown.to_dict(),
             "critical_path_ms": {kind: round(ms, 6) for kind, ms in self.critical_path_ms.items()},
+            "collectives": [row.to_dict() for row in self.collectives],
+            "waits_for_peers_ms": round(self.peers_ms, 6),
             "phases": [part.to_dict("phase") for part in self.phases],
             "threads": [part.to_dict("thread") for part in self.threads],
             "layers": [part.to_dict("layer") for part in self.layers],
@@ -139,6 +145,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     if lag_ms:
         critical_path_ms[LAG] = lag_ms
 
+    waits_ns = np.minimum(waiting_for_peers(graph), graph.duration_ns)
+    peers_ms = float((critical_ms * waits_ns / np.maximum(graph.duration_ns, 1)).sum())
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
     families = parts.by(family_codes(graph), [family.name.lower() for family in KernelFamily])
@@ -150,7 +158,10 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
             critical_path_ms,
             {part.name: part.cpu_ms for part in phases},
             {part.name: part.gpu_ms for part in families},
+            peers_ms,
         ),
+        collectives=collectives(baseline, critical_ms),
+        peers_ms=peers_ms,
         breakdown=baseline.breakdown,
         critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
         phases=tuple(phases),

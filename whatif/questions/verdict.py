@@ -23,10 +23,12 @@ def verdict(
     critical_path_ms: dict[str, float],
     phase_cpu_ms: dict[str, float],
     family_gpu_ms: dict[str, float] | None = None,
+    peers_ms: float = 0.0,
 ) -> str:
-    """Return the sentence: loading-, communication-, GPU-, host- or CPU-bound, or waiting for what was not recorded.
+    """Return the sentence: loading-, peer-, communication-, GPU-, host- or CPU-bound, or waiting for the unknown.
 
-    The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family.
+    The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family;
+    ``peers_ms`` of the communication on the critical path waits for other ranks.
     """
     step_ms, what = baseline.step_ns / 1e6, CLOCK_NOUNS[baseline.clock]
     if step_ms <= 0:
@@ -50,6 +52,12 @@ def verdict(
             "more loader workers, or cheaper loading, would shorten it."
         )
     communication_ms = critical_path_ms.get("communication", 0.0)
+    if peers_ms >= NAMED_FROM * step_ms and peers_ms >= communication_ms / 2:
+        return (
+            f"waits for peers: in collectives the {what} waits for other ranks for {_of(peers_ms, step_ms)}, and "
+            f"{_of(communication_ms - peers_ms, step_ms)} transfer, or may do; a faster network would change little, "
+            "equally fast ranks would (the recordings of all ranks together show which one is late)."
+        )
     if communication_ms >= NAMED_FROM * step_ms:
         return (
             f"communication-bound: the {what} waits for communication, or for other ranks in it, for "

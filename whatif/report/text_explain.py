@@ -20,6 +20,7 @@ from whatif.report.layout import (
 # A column of a table of parts: its header, and what it shows of a part.
 Column = tuple[str, Callable[[Part], str]]
 
+MOST_COLLECTIVES = 8
 # The work of all ranks together would say nothing of any of them.
 ONE_RANK = (
     "With several ranks, phases, layers and kernels show the work of the first rank, and a thread shows its own; "
@@ -58,9 +59,28 @@ def print_explanation(explanation: Explanation) -> None:
         side, family, names = (gpu, "Kernel", "Kernels and copies") if has_gpu else (cpu, "Operator", "Operators")
         _print_parts(out, f"{family} families", explanation.kernels, [tasks, side, critical])
         _print_parts(out, names, explanation.operations, [tasks, side, critical])
+        _print_collectives(out, explanation)
         if baseline.graph.info.ranks:
             out.say()
             out.say(ONE_RANK, "dim")
+
+
+def _print_collectives(out: Report, explanation: Explanation) -> None:
+    """The largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
+    ms = ms_format(explanation.baseline_ms)
+
+    def rate(value: float | None) -> str:
+        return "–" if value is None else f"{value:,.1f}"
+
+    rows = [
+        (row.kind.replace("_", "-"), "–" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.3f}",
+         count(row.count), ms(row.ms), ms(row.waits_ms), ms(row.critical_ms),
+         rate(row.algorithm_gbyte_s), rate(row.bus_gbyte_s),
+         ms(row.expected_ms))
+        for row in explanation.collectives[:MOST_COLLECTIVES]
+    ]  # fmt: skip
+    headers = ["", "MB", "count", "ms", "waits for peers", "critical ms", "GB/s", "bus GB/s", "each should take ms"]
+    out.table("Collectives", headers, rows)
 
 
 def short_name(name: str) -> str:

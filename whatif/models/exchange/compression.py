@@ -21,6 +21,7 @@ from whatif.models.exchange import gloo
 from whatif.models.exchange.beside_kernels import send_less
 from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import all_reduces, estimated, tell
+from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.models.layers.calls import calls_of, last_gpu_before, operator_cost_ns, task_before
 from whatif.models.layers.columns import named, with_values
 from whatif.simulation.transfers import latency_of, workers_of
@@ -156,10 +157,10 @@ def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> Ta
 
     What of a recorded one was waiting for other workers stays: at the upper end all of it.
     """
-    latency_ns = latency_of(graph)[tasks]
-    transfer_ns = graph.duration_ns[tasks] - latency_ns
+    latency_ns, waits_ns = latency_of(graph)[tasks], waiting_for_peers(graph)[tasks]
+    transfer_ns = graph.duration_ns[tasks] - latency_ns - waits_ns
     ratio = workers / 2 * share * ENTRY_BYTES / 4
-    duration_ns = latency_ns / 2 + transfer_ns * ratio
+    duration_ns = latency_ns / 2 + transfer_ns * ratio + waits_ns
     higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
     waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
     graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))

@@ -1,17 +1,26 @@
-"""How much slower than the mean the slowest of many workers is, by order statistics, and the classes that follow."""
+"""How long workers wait for the slowest: by order statistics of many, and in the collectives of a recording of one."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from whatif.errors import WhatifError
+from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import TaskKind
+from whatif.graph.types import Float64, Int64, TaskKind
+from whatif.hardware.cluster.cluster_file import usual_cluster
+from whatif.hardware.cluster.collectives import OPERATIONS
+from whatif.hardware.cluster.links import LATENCY_US, Link
 from whatif.hardware.cluster.network import Network
+from whatif.hardware.gpu import find_gpu
+from whatif.models.exchange.collective_tasks import OVERLAPPED
 from whatif.models.exchange.exchanges import tensor_workers
+from whatif.simulation.transfers import workers_of
 
 # Points at which the distribution of the slowest is read: with so many the mean of 100,000 workers is off by 0.01 %.
 _POINTS = 2_000
@@ -112,3 +121,66 @@ def with_slowest(graph: TaskGraph, network: Network) -> TaskGraph:
     # On a CPU what other what-ifs put in stays: messages, and the work of gloo's threads.
     work = graph.kind != TaskKind.COMMUNICATION if on_gpu else graph.on_cpu & (graph.start_ns >= 0)
     return graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
+
+
+# A collective is late that takes more than this many times what its link and algorithm should, and a kernel's start:
+# our choice. What it needs then is that, beside other kernels (Daydream, §6.5: 34 % more than theory).
+LATE, START_NS = 2.0, 10_000
+# ROCm's validation guide asks for 304 GB/s of the 448 that eight MI300X have among each other.
+FABRIC_SHARE = 304 / 448
+# How many GPUs one machine joins by a fabric of its own.
+FABRIC_WORKERS = 8
+# Operations by the name of their kernels, as networks know them.
+_OPERATIONS = {"send_recv": "all_to_all"}
+
+
+def waiting_for_peers(graph: TaskGraph) -> Int64:
+    """Return the time in which each recorded collective of one rank waited for the others, ns, shape (n_tasks,).
+
+    A collective takes as long as the shortest of equal ones (operation and size): the last rank to come waits for
+    nobody. Where also that takes far longer than the GPU's usual links and NCCL's algorithms should, all of them
+    waited, and what the links need is the transfer. 0 for transfers that a what-if made, and in graphs of several
+    ranks, where waiting is known.
+    """
+    waits = np.zeros(len(graph), dtype=np.int64)
+    tasks = np.flatnonzero(graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) == 0))
+    if graph.info.ranks or not len(tasks):
+        return waits
+    spent_ns, size = graph.duration_ns[tasks], graph.size_bytes[tasks]
+    _, equal = np.unique(np.stack([graph.name[tasks].astype(np.int64), size]), axis=1, return_inverse=True)
+    equal = np.asarray(equal).reshape(-1)
+    shortest_ns = np.full(int(equal.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest_ns, equal, spent_ns)
+    transfer_ns = shortest_ns[equal]
+    # Sizes that nobody told are not equal.
+    transfer_ns = np.where(size >= 0, transfer_ns, spent_ns)
+    expected_ns = expected_transfers_ns(graph, tasks)
+    known = expected_ns > 0
+    late = known & (transfer_ns > LATE * expected_ns + START_NS)
+    transfer_ns = np.where(late, np.rint(OVERLAPPED * expected_ns), transfer_ns).astype(np.int64)
+    waits[tasks] = np.maximum(spent_ns - transfer_ns, 0)
+    return waits
+
+
+def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:
+    """Return what the usual links of the GPU need for each collective of ``tasks`` (ids), ns; 0 where not known."""
+    expected_ns = np.zeros(len(tasks))
+    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    workers = graph.info.workers
+    if gpu is None or not workers or workers < 2:
+        return expected_ns
+    if not gpu.cluster and gpu.nvlink_gbyte_s and not gpu.nvlink_bridged and workers <= FABRIC_WORKERS:
+        network = Network.of(workers, Link(FABRIC_SHARE * gpu.nvlink_gbyte_s * 1e9, LATENCY_US * 1e3))
+    else:
+        try:
+            network = replace(usual_cluster(gpu).network(workers), gpu=gpu.name)
+        except WhatifError:  # not so many as its machines hold
+            return expected_ns
+    names = [collective_of(graph.names[code], "") for code in graph.name[tasks].tolist()]
+    operations = np.array([_OPERATIONS.get(name, name) for name in names])
+    for operation in np.unique(operations).tolist():
+        mine = (operations == operation) & (graph.size_bytes[tasks] >= 0)
+        if operation in OPERATIONS and mine.any():
+            size = graph.size_bytes[tasks][mine] * (workers if operation == "all_gather" else 1)
+            expected_ns[mine] = network.cost(operation, size).total_ns
+    return expected_ns

@@ -1,0 +1,43 @@
+"""Sizes of collectives whose kernels do not tell them: from the annotation "nccl:all_reduce" around their launch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.types import Array, Int8, Int64
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.gpu_side import Calls
+from whatif.ingest.grouped import by_track
+from whatif.ingest.nest import Nest
+from whatif.ingest.op_cost import input_tensors
+
+PREFIX = "nccl:"
+
+
+def with_collective_sizes(
+    events: Events, calls: Calls, columns: dict[str, Array], family: Int8, size_bytes: Int64
+) -> Int64:
+    """Return the bytes of every task, shape (n_tasks,): those of collectives too where torch wrote their tensors."""
+    named = np.fromiter((name.startswith(PREFIX) for name in events.names), dtype=np.bool_, count=len(events.names))
+    launched = (columns["call"] >= 0) & (columns["event"] >= 0)
+    needed = (family == KernelFamily.COMMUNICATION) & (size_bytes < 0) & launched
+    if not named.any() or not needed.any():
+        return size_bytes
+    around = by_track(events, named[events.name] & (events.shape >= 0) & (events.category == EventCategory.ANNOTATION))
+    tasks = np.flatnonzero(needed)
+    call = columns["call"][tasks].astype(np.int64)
+    found = size_bytes.copy()
+    for track in np.unique(calls.track[call]).tolist():
+        rows = around[track]
+        mine = np.flatnonzero(calls.track[call] == track)
+        if not len(rows):
+            continue
+        start_ns = events.start_ns[rows]
+        at = Nest(start_ns, start_ns + events.duration_ns[rows]).innermost(calls.start_ns[call[mine]])
+        for task, row in zip(tasks[mine[at >= 0]].tolist(), rows[at[at >= 0]].tolist(), strict=True):
+            tensors = input_tensors(*events.shapes[events.shape[row]][:2]) or []
+            known = [tensor for tensor in tensors if tensor is not None]
+            if known:
+                found[task] = sum(tensor.size_bytes for tensor in known)
+    return found

@@ -1,0 +1,66 @@
+"""The collectives of a step as one rank recorded them: rates as nccl-tests defines them, and waiting for peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whatif.graph.kernels import collective_of
+from whatif.graph.types import Float64, TaskKind
+from whatif.hardware.cluster.collectives import OPERATIONS, bus_factor
+from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for_peers
+from whatif.prediction.baseline import Baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Equal collectives of a step; None is not known. Rates as in nccl-tests, PERFORMANCE.md."""
+
+    kind: str
+    size_bytes: int | None
+    count: float
+    ms: float
+    waits_ms: float  # for other ranks
+    expected_ms: float | None  # each, on this GPU's usual links
+    algorithm_gbyte_s: float | None  # size over time
+    bus_gbyte_s: float | None
+    critical_ms: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a JSON object."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, ...]:
+    """Return a row by kind and size, the longest first; ``critical_ms`` is each task's time on the critical path."""
+    graph = baseline.graph
+    first, last = graph.info.steady if baseline.clock != "span" else (0, 0)
+    chosen = (graph.kind == TaskKind.COMMUNICATION) & graph.of_clock.mask
+    if last > first:
+        chosen &= (graph.step >= first) & (graph.step < last)
+    tasks, n_steps = np.flatnonzero(chosen), max(last - first, 1)
+    if not len(tasks):
+        return ()
+    kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])
+    waits_ns, expected_ns = waiting_for_peers(graph)[tasks], expected_transfers_ns(graph, tasks)
+    size, workers = graph.size_bytes[tasks], graph.info.workers or 0
+    found = []
+    for kind, bytes_ in sorted({*zip(kinds.tolist(), size.tolist(), strict=True)}):
+        mine = (kinds == kind) & (size == bytes_)
+        spent_ns, count = float(graph.duration_ns[tasks[mine]].sum()), int(mine.sum())
+        operation = "all_to_all" if kind == "send_recv" else kind
+        whole = bytes_ * (workers if kind == "all_gather" and workers else 1)
+        known = bytes_ > 0 and spent_ns > 0
+        rate = whole * count / spent_ns if known else None
+        bus = rate * bus_factor(operation, workers) if rate and workers > 1 and operation in OPERATIONS else None
+        expected = float(expected_ns[mine].mean()) / 1e6
+        found.append(
+            Collective(
+                kind, bytes_ if bytes_ >= 0 else None, count / n_steps, spent_ns / n_steps / 1e6,
+                float(waits_ns[mine].sum()) / n_steps / 1e6, expected or None, rate, bus,
+                float(critical_ms[tasks[mine]].sum()),
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda row: -row.ms))
