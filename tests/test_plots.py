@@ -20,6 +20,7 @@ from whatif.cli.main import main
 from whatif.errors import WhatifError
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.transform import load_transform
 from whatif.questions.validate.validate import Validation, baseline_of, predict
 from whatif.questions.validate.validate_pairs import find_pairs
 from whatif.simulation.breakdown import Breakdown
@@ -443,3 +444,23 @@ def test_roles_lie_apart_and_are_named(n: int) -> None:
     assert not any(_overlap(one, other) for one, other in combinations(boxes, 2))
     sizes = {text.get_text() for text in axes.texts} - {text.get_text() for text in nodes}
     assert sizes == ({"0.8 kB", "800 MB"} if n > 1 else set())
+
+
+def test_results_draw_themselves(own_traces: Path) -> None:
+    """`.plot()` is the figure of the command's `--plot`; a prediction is made of a file too."""
+    from whatif.questions.sweep.scaling import scaling
+    from whatif.questions.sweep.sweep import sweep
+    from whatif.questions.sweep.values import parse_vary
+
+    path = own_traces / "transformer_cpu_fused.json.gz"
+    prediction = whatif.apply(str(path), "scale:factor=0.5")
+    assert prediction.predicted_ms == whatif.apply(whatif.read(path), "scale:factor=0.5").predicted_ms
+    scale, exchange = [load_transform("scale")], [load_transform("distributed:bandwidth=25Gbps")]
+    found = [
+        prediction,
+        prediction.timeline,
+        sweep(prediction.baseline, scale, [parse_vary("factor=0.5,0.8", scale)]),
+        scaling(prediction.baseline, exchange, (1, 2)),
+    ]
+    for one in found:
+        assert one.plot().axes

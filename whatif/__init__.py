@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from whatif.graph.notebook_view import VIEWS
+from whatif.graph.notebook_view import FIGURES, VIEWS
 
 if TYPE_CHECKING:
     from whatif.errors import WhatifError
@@ -90,15 +90,21 @@ def load_ipython_extension(shell: Any) -> None:
     importlib.import_module("whatif.cli.notebook").load(shell)
 
 
-def _draw(function: str, shown: Any) -> str:
-    draw: Callable[[Any], str] = getattr(importlib.import_module("whatif.report.notebook"), function)
+def _draw(module: str, function: str, shown: Any) -> Any:
+    draw: Callable[[Any], Any] = getattr(importlib.import_module(f"whatif.report.{module}"), function)
     return draw(shown)
 
 
-# A notebook shows these by whatif.report.notebook, which nothing below the report may import.
+# These are drawn by whatif.report, which nothing below it may import.
 VIEWS.update(
-    TaskGraph=partial(_draw, "graph_html"),
-    Timeline=partial(_draw, "timeline_html"),
-    Prediction=partial(_draw, "prediction_html"),
-    Sweep=partial(_draw, "sweep_html"),
+    TaskGraph=partial(_draw, "notebook", "graph_html"),
+    Timeline=partial(_draw, "notebook", "timeline_html"),
+    Prediction=partial(_draw, "notebook", "prediction_html"),
+    Sweep=partial(_draw, "notebook", "sweep_html"),
+)
+FIGURES.update(
+    Timeline=partial(_draw, "plot_timeline", "timeline_figure"),
+    Prediction=partial(_draw, "plot_breakdown", "prediction_figure"),
+    Sweep=partial(_draw, "plot_sweep", "sweep_figure"),
+    Scaling=partial(_draw, "plot_sweep", "scaling_figure"),
 )

@@ -270,7 +270,7 @@ def _online() -> Any:
 
 
 def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host: bool) -> None:
-    """Measure the operators of a step that the database lacks, and insert them; say on stderr which stay unmeasured.
+    """Measure the operators of a step that the database lacks, and insert them; warn of those that stay unmeasured.
 
     On a CPU those that cannot be measured whole are measured as what a GPU would compute in their place.
     """

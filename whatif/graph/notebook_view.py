@@ -1,14 +1,27 @@
-"""How objects show themselves in a notebook: by the views that ``import whatif`` registers."""
+"""How objects show themselves in a notebook and draw themselves: by what ``import whatif`` registers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# From a class's name to the function that draws an object of it as HTML.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# From a class's name to the function that draws an object of it as HTML, and as a figure.
 VIEWS: dict[str, Callable[[Any], str]] = {}
+FIGURES: dict[str, Callable[[Any], Any]] = {}
 
 
 def notebook_view(self: Any) -> str:
     """Return the HTML that a notebook shows for an object; assigned to ``_repr_html_``."""
     return VIEWS[type(self).__name__](self)
+
+
+def plot(self: Any) -> Figure:
+    """Return a matplotlib figure of this object, as the command with ``--plot`` draws it.
+
+    Raises WhatifError where matplotlib is not installed.
+    """
+    figure: Figure = FIGURES[type(self).__name__](self)
+    return figure

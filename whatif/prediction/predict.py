@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
-from whatif.graph.notebook_view import notebook_view
+from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
+from whatif.ingest.read import read
 from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
@@ -202,6 +204,7 @@ class Prediction:
         return f"Prediction({names}: {self.baseline_ms:.4f} to {self.predicted_ms:.4f} ms, {self.baseline.graph!r})"
 
     _repr_html_ = notebook_view
+    plot = plot
 
 
 def _named(transform: Transform) -> dict[str, Any]:
@@ -211,14 +214,19 @@ def _named(transform: Transform) -> dict[str, Any]:
 
 
 def apply(
-    graph: TaskGraph | Baseline, *transforms: AnyTransform, clock: str | None = None, calibrated: bool = True
+    graph: TaskGraph | Baseline | str | Path,
+    *transforms: AnyTransform,
+    clock: str | None = None,
+    calibrated: bool = True,
 ) -> Prediction:
-    """Return the prediction for a graph under transforms, applied left to right.
+    """Return the prediction for a graph, or for the trace in a file, under transforms, applied left to right.
 
     A transform is a name with options as text, a loaded ``Transform`` or a function from graph to graph. ``clock`` and
     ``calibrated`` are those of ``Baseline.of``, for a graph that is no baseline yet. Raises WhatifError if a script
     fails its checks or breaks the graph, or if two of them override the schedule.
     """
+    if isinstance(graph, str | Path):
+        graph = read(graph)
     baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock, calibrated=calibrated)
     loaded = tuple(_as_transform(t) for t in transforms)
     schedule = single_schedule(loaded)

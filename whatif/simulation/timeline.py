@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from whatif.graph.notebook_view import notebook_view
+from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Anchor,
@@ -91,6 +91,7 @@ class Timeline:
         return f"Timeline({self.makespan_ns:,} ns of {self.graph!r})"
 
     _repr_html_ = notebook_view
+    plot = plot
 
 
 def _binding_predecessor(n: int, binding: Dependencies, graph: TaskGraph) -> Int64:

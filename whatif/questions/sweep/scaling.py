@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from whatif.errors import WhatifError
+from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
@@ -65,6 +66,8 @@ class Scaling:
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
     single_samples: int | None = None  # in that step; None is the recorded batch
+
+    plot = plot
 
     def throughput(self, row: Workers) -> float | None:
         """Return how many times the samples a second of one worker so many train."""

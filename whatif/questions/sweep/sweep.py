@@ -12,7 +12,7 @@ import numpy as np
 
 from whatif.errors import WhatifError
 from whatif.graph.memory import peak
-from whatif.graph.notebook_view import notebook_view
+from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
@@ -136,6 +136,7 @@ class Sweep:
         return f"Sweep({names} at {len(self.points):,} points, {self.baseline.graph!r})"
 
     _repr_html_ = notebook_view
+    plot = plot
 
 
 def sweep(
