@@ -23,6 +23,8 @@ SLACK = 1.3
 
 # Recordings that what-ifs start from, and whether these need the times of all operators or of the update alone.
 MEASURED = {"baseline": "operators", "adam_for": "operators", "adam_foreach": "update"}
+# What what-ifs start from: without their traces no pair is complete.
+STARTS = frozenset({"baseline", "adam_for", "adam_foreach", "loader_0", "math_attention"})
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Queue:
             folder.mkdir(parents=True, exist_ok=True)
         for job in self._skipped:
             self._records[job.name].skip(job.reason)
-        tasks = [task for task in self._tasks() if not self._is_done(task)]
+        tasks = [task for task in self.tasks() if not self._is_done(task)]
         try:
             for number, task in enumerate(tasks, start=1):
                 following = tasks[number] if number < len(tasks) else None
@@ -97,20 +99,22 @@ class Queue:
                 self._next[1].end()
             shutil.rmtree(self._work, ignore_errors=True)
 
-    def _tasks(self) -> Iterator[Task]:
-        """Round 1 leaves a whole record of each job before the next; later rounds time all runs of a model in turn.
+    def tasks(self) -> Iterator[Task]:
+        """All tasks in their order: what a budget that ends early leaves is worth most.
 
-        So a budget that ends early leaves the most valuable runs, and both sides of a pair are timed within a minute or
-        two: machines that others use as well change their pace from one minute to the next. What this machine only
-        emulates begins when all else is done.
+        Times of the first tier and the traces that its what-ifs start from, then those of the others; then all other
+        traces, then operators; a second round only behind all first ones. Later rounds time all runs of a model in
+        turn, because machines that others use as well change their pace from one minute to the next. What this machine
+        only emulates begins when all else is done.
         """
         slow = [job for job in self._jobs if job.tier >= EMULATED_TIER]
         for jobs in ([job for job in self._jobs if job not in slow], slow):
-            for job in jobs:
-                yield Task(job, "time")
-                yield Task(job, "trace")
-                if self._plan.measure_operators and job.variant in MEASURED:
-                    yield Task(job, MEASURED[job.variant])
+            for part in ([job for job in jobs if job.tier == 0], [job for job in jobs if job.tier > 0]):
+                yield from (Task(job, "time") for job in part)
+                yield from (Task(job, "trace") for job in part if job.variant in STARTS)
+            yield from (Task(job, "trace") for job in jobs if job.variant not in STARTS)
+            if self._plan.measure_operators:
+                yield from (Task(job, MEASURED[job.variant]) for job in jobs if job.variant in MEASURED)
             models = list(dict.fromkeys(job.model for job in jobs))
             for number, model in itertools.product(range(2, self._plan.rounds + 1), models):
                 yield from (Task(job, "time", number) for job in jobs if job.model == model)

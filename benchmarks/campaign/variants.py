@@ -14,6 +14,9 @@ from .models import FULL, TWINS, Model
 # format, and one of each other kind that can be.
 COMPILED_ON_CPU = ("resnet50", "densenet121", "vgg19", "bert-base", "gpt2-small")
 
+# What most people train like: within a tier these come before the others.
+FIRST_MODELS = ("resnet50", "bert-base", "gpt2-small")
+
 # Where a CPU only emulates a type, its runs take ten times as long: they wait until the others are done.
 EMULATED_TIER = 5
 
@@ -112,7 +115,7 @@ def baseline_options(model: Model) -> Options:
 def all_jobs(
     *, full: bool, device: str, models: Collection[str] = (), variants: Collection[str] = (), emulated: bool = False
 ) -> list[Job]:
-    """The jobs of a device type (cpu | cuda), the most valuable first: by tier, then by variant, then by model.
+    """The jobs of a device type (cpu | cuda), the most valuable first: by tier, `FIRST_MODELS`, variant and model.
 
     Empty `models` and `variants` stand for all. `emulated`: whether this CPU only emulates bfloat16.
     """
@@ -126,7 +129,8 @@ def all_jobs(
         reason = variant.elsewhere.get(device) or _reason(model_name, model, variant_name, options, device)
         tier = EMULATED_TIER if emulated and options.amp == "bf16" else variant.tier
         jobs.append(Job(model_name, variant_name, options, tier, reason))
-    return sorted(jobs, key=lambda job: job.tier)  # Stable: within a tier the order above stays.
+    # Stable: within a tier, and among models of one value, the order above stays.
+    return sorted(jobs, key=lambda job: (job.tier, job.model not in FIRST_MODELS))
 
 
 def baseline_of(job: Job, jobs: Collection[Job]) -> Job | None:

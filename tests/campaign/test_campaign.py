@@ -305,6 +305,16 @@ def test_a_reader_that_ends_early_and_a_finished_campaign_are_no_surprise(
     assert "nothing is left to do" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("measure_operators", [False, True])
+def test_an_hour_that_ends_early_leaves_pairs(measure_operators: bool) -> None:
+    """Of a GPU's campaign, at guessed step times: the most valuable pairs first, operators before none of them."""
+    found = need("benchmarks.campaign.order").complete_pairs(measure_operators=measure_operators)
+    assert [so_far_s for so_far_s, _ in found] == [540, 1080, 1620]
+    assert {"resnet50--amp_fp16", "bert-base--amp_bf16", "gpt2-small--adam_fused"} <= set(found[0][1])
+    assert {"resnet50--channels_last", "gpt2-small--cuda_graph"} <= set(found[1][1])
+    assert [len(names) for _, names in found] == sorted({len(names) for _, names in found})
+
+
 def test_lists_and_refuses_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert campaign.main([str(tmp_path / "x"), "--tiny", "--models", "gnmt", "--list"]) == 0
     listed = capsys.readouterr().out
