@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_analysis, number
-from whatif.cli.reading import read_trace, show
+from whatif.cli.reading import patience, read_trace, show
 from whatif.cli.trusted import weigh
 
 # Larger percentages allow everything, and are mistyped.
@@ -36,9 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from whatif.questions.comparison.regression import Status, check_regression
     from whatif.questions.comparison.two_recordings import TwoRecordings
 
-    two = TwoRecordings.of(baseline, changed, args.clock, calibrated=args.calibrated)
-    weigh(args, two.before, two.after)
-    found = check_regression(two, args.max_regress)
+    with patience("comparing"):
+        two = TwoRecordings.of(baseline, changed, args.clock, calibrated=args.calibrated)
+        weigh(args, two.before, two.after)
+        found = check_regression(two, args.max_regress)
     from whatif.report.text_check import markdown, print_regression
 
     if args.markdown:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_analysis, add_top, check_plots
 from whatif.cli.rank_files import add_traces, read_traces
-from whatif.cli.reading import show
+from whatif.cli.reading import patience, show
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         return _efficiency(baseline, args)
     if args.by:
         return _lines(baseline, args)
-    explanation = explain(baseline, top=args.top)
+    with patience("explaining"):
+        explanation = explain(baseline, top=args.top)
     found = report(ranks, explanation.baseline) if ranks else None
     if args.sensitivity:
         return _sensitivity(explanation, args)
@@ -119,7 +120,8 @@ def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
     from whatif.report import text_sensitivity
     from whatif.report.plot_sensitivity import sensitivity_figure
 
-    found = sensitivity(explanation.baseline, top=args.top)
+    with patience("speeding up each part"):
+        found = sensitivity(explanation.baseline, top=args.top)
     return show(
         args,
         lambda: text_sensitivity.as_dict(found, explanation),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +25,9 @@ PIECE_BYTES = 1 << 20
 # Compressed input is read in smaller pieces: JSON traces shrink 10 to 20 times.
 _COMPRESSED_PIECE_BYTES = 256 << 10
 _SPOOLED_IN_MEMORY_BYTES = 64 << 20
+# Larger compressed files are inflated in a thread of their own, so many pieces ahead.
+_AHEAD_FROM_BYTES = 1 << 20
+_PIECES_AHEAD = 4
 _GZIP_WBITS = 31
 
 _INFLATE_ERRORS: Any = (zlib.error, fast_zlib.error)
@@ -93,8 +98,9 @@ class FileBytes:
 
     def _gzip_pieces(self, file: IO[bytes]) -> Iterator[bytes]:
         delivered_bytes = 0
+        pieces = self._inflate(file, fast_zlib.decompressobj(_GZIP_WBITS))
         try:
-            for piece in self._inflate(file, fast_zlib.decompressobj(_GZIP_WBITS)):
+            for piece in pieces if self.size_bytes < _AHEAD_FROM_BYTES else ahead(pieces, _PIECES_AHEAD):
                 delivered_bytes += len(piece)
                 yield piece
         except _INFLATE_ERRORS:
@@ -120,6 +126,39 @@ class FileBytes:
             yield piece
         if not inflater.eof:
             self.damage, self.is_cut = ends_early(self.size_bytes), True
+
+
+def ahead(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """Yield pieces that a second thread makes, at most so many ahead; what it raises is raised here."""
+    for piece in pieces:
+        yield piece  # who looks only at the start needs no thread
+        break
+    made: queue.Queue[bytes | BaseException | None] = queue.Queue(most)
+    stopped = threading.Event()
+
+    def make() -> None:
+        last: BaseException | None = None
+        try:
+            for piece in pieces:
+                made.put(piece)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # as of a damaged file
+            last = error
+        made.put(last)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while isinstance(got := made.get(), bytes):
+            yield got
+        if got is not None:
+            raise got
+    finally:
+        stopped.set()
+        while thread.is_alive():  # it may wait for room
+            with suppress(queue.Empty):
+                made.get(timeout=0.01)
 
 
 def _salvage(file: IO[bytes], skip_bytes: int) -> Iterator[bytes]:
