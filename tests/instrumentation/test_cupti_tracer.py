@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.helpers import names
 from tests.instrumentation.cupti_machine import Gpu, Library, no_gpu_to_wait_for
 from tests.instrumentation.test_cupti_layers import small_cnn
 from whatif import Phase, TaskGraph
+from whatif.graph.types import Severity
 
 STEPS = 4
 
@@ -90,6 +92,31 @@ def test_every_kernel_of_the_recorded_steps_is_there(graph: TaskGraph, trace: di
     counts = np.bincount(steps[steps >= 0])
     assert len(counts) == STEPS
     assert len(set(counts.tolist())) == 1
+
+
+def test_buffers_that_arrive_out_of_order_change_nothing(tmp_path: Path) -> None:
+    with driver() as library:
+        library.shuffles = True
+        trace = traced(library)
+    assert trace["cupti"]["launches_without_gpu_task"] == trace["cupti"]["gpu_tasks_without_call"] == 0
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(trace))
+    graph = whatif.read(path)
+    test_kernels_find_their_layers_and_phases(graph)
+    test_every_kernel_of_the_recorded_steps_is_there(graph, trace)
+
+
+def test_buffers_that_are_dropped_void_the_recording(tmp_path: Path) -> None:
+    """CUPTI counts what it drops; the reader sees launches without kernels, and trusts nothing that follows."""
+    with driver() as library:
+        library.loses = 5
+        trace = traced(library)
+    assert trace["cupti"]["dropped_records"] > 0
+    assert trace["cupti"]["launches_without_gpu_task"] > 0
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(trace))
+    found = {finding.check: finding.severity for finding in whatif.read(path).info.findings}
+    assert found["launches without kernels"] == Severity.VOIDS
 
 
 def test_external_ids_and_times_tell_the_same_span(trace: dict[str, Any]) -> None:
