@@ -38,6 +38,7 @@ NOT_RUN = [
     ("docs/profile.md", "it measures for minutes to hours"),
     ("docs/tutorial.md", NETWORK),
     ("docs/validate.md", "it measures for hours"),
+    ("docs/why.md", "it records a script of yours"),
 ]
 
 

@@ -89,6 +89,20 @@ class Explanation:
         return self.baseline.step_ns / 1e6
 
     @property
+    def slack(self) -> str | None:
+        """How far the GPU and the main CPU thread are from bounding the step, in one sentence; None without a GPU."""
+        graph, step_ms = self.baseline.graph, self.baseline_ms
+        if not graph.on_gpu.any() or step_ms <= 0:
+            return None
+        idle_ms = max(step_ms - self.breakdown.gpu_busy_ms, 0.0)
+        main = next((part.cpu_ms for part in self.threads if part.name == graph.threads[0].name), 0.0)
+        return (
+            f"slack: the GPU is idle for {idle_ms:,.2f} of {step_ms:,.2f} ms, so that all else could be "
+            f"{100 * idle_ms / step_ms:.0f} % shorter before the GPU alone bounds the step; the main CPU thread "
+            f"does not work for {max(step_ms - main, 0.0):,.2f} ms"
+        )
+
+    @property
     def all_layers(self) -> tuple[Part, ...]:
         """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
         rest = self.without_layer
@@ -113,6 +127,7 @@ class Explanation:
             "kernels": [part.to_dict("family") for part in self.kernels],
             "operations": [part.to_dict("name") for part in self.operations],
             "verdict": self.verdict,
+            **({"slack": self.slack} if self.slack else {}),
             **({"verdict_as_recorded": self.as_recorded} if self.as_recorded else {}),
             "warnings": list(self.warnings),
         }

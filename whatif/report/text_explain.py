@@ -41,6 +41,8 @@ def print_explanation(explanation: Explanation) -> None:
     both = [gpu, cpu, critical] if has_gpu else [cpu, critical]
     with report() as out:
         out.say(explanation.verdict, "bold")
+        if explanation.slack:
+            out.say(explanation.slack, "dim")
         if explanation.as_recorded:
             out.say(f"As recorded, with the profiler: {explanation.as_recorded}", "dim")
         corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
