@@ -23,6 +23,7 @@ from tests.transforms.layer_graphs import Call, network
 from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak
 from whatif.models.exchange import gloo
+from whatif.models.layers.memory_effects import with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import (
     SCHEDULES,
@@ -421,6 +422,16 @@ def test_a_faster_link_never_gives_a_longer_step(shared_traces: Path) -> None:
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 
+def kept_by_stages(
+    memory: Memory, part: list[int], orders: list[list[Pass]], *, recompute: bool = False
+) -> list[Memory]:
+    """Return what equal stages keep of four micro-batches; ``part`` is that of each row of the memory."""
+    flights = [most_in_flight(passes) for passes in orders]
+    shares = np.full(len(orders), 1 / len(orders))
+    micro = with_batch(memory, 1 / 4)
+    return stage_memories(memory, micro, np.array(part), flights, 4, shares, 1 / 4, recompute=recompute)
+
+
 def test_what_the_stages_keep() -> None:
     """Four layers of 100 bytes of activations and 40 of gradients, one a stage, four micro-batches of 25.
 
@@ -431,12 +442,10 @@ def test_what_the_stages_keep() -> None:
     resident = 40 + 80 + 40 + 40  # parameters, state, the gradients that add up, and the one that is added
     for schedule, kept in (("1f1b", [100, 75, 50, 25]), ("gpipe", [100, 100, 100, 100])):
         orders = order(schedule, 4, 4, 1)
-        stages = stage_memories(memory, np.arange(4), orders, np.full(4, 0.25), 1 / 4, recompute=False)
+        stages = kept_by_stages(memory, [0, 1, 2, 3], orders)
         assert [peak(stage).total - resident for stage in stages] == [100 + kept[0], *kept[1:]]
     # Megatron-LM's warm-up, 2 (p - 1 - k) + (v - 1) p, and the pass that follows it.
-    stages = stage_memories(
-        memory, np.arange(4), order("interleaved", 2, 4, 2), np.full(2, 0.5), 1 / 4, recompute=False
-    )
+    stages = kept_by_stages(memory, [0, 1, 2, 3], order("interleaved", 2, 4, 2))
     assert [sum(row.activations for row in stage.layers) for stage in stages] == [25 * (4 + 1), 25 * (2 + 1)]
 
     found = changed(equal_layers(4, memory=memory), "stages=4,micro_batches=4")
@@ -450,10 +459,7 @@ def test_recomputing_keeps_the_input_of_a_stage() -> None:
     rows = tuple(LayerMemory(f"Linear_{i}", 100, 40, kept_input=100, input=100) for i in range(4))
     memory = Memory(parameters=160, optimizer_state=320, inputs=100, layers=rows)
     orders = order("gpipe", 2, 4, 1)
-    plain, less = (
-        stage_memories(memory, np.array([0, 0, 1, 1]), orders, np.full(2, 0.5), 1 / 4, recompute=again)
-        for again in (False, True)
-    )
+    plain, less = (kept_by_stages(memory, [0, 0, 1, 1], orders, recompute=again) for again in (False, True))
     assert [sum(row.activations for row in stage.layers) for stage in plain] == [200, 200]
     assert [sum(row.activations for row in stage.layers) for stage in less] == [100, 100]
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "scaling": "predict step time and throughput for growing numbers of workers",
     "memory": "show peak memory, its parts, and the effect of what-ifs on it",
     "predict": "predict a step from model code alone, without GPU or recording",
+    "plan": "find the fastest or cheapest parallelism on the GPUs you have",
     "recommend": "rank devices by predicted step time, cost and memory",
     "compare": "compare two recordings, and find what-ifs that explain the change",
     "check": "fail in CI if a step became slower than allowed",

@@ -88,6 +88,19 @@ def additions(graph: TaskGraph) -> Bool:
     return np.asarray(added | launches_of(graph, added & graph.on_gpu), dtype=np.bool_)
 
 
+def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = None) -> tuple[float, float]:
+    """Return what it takes to add the gradients ``found`` once, and to launch that on a GPU, ns.
+
+    ``costs_of``: the graph that tells what small kernels and operators take.
+    """
+    costs_of = costs_of or graph
+    rate = memory_gbyte_s(graph, device(graph))  # 1 GB/s is 1 byte/ns
+    if not graph.on_gpu.any():
+        return found.size_bytes * CPU_ACCESSES / rate + found.tensors * shortest_kernel_ns(costs_of), 0.0
+    each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
+    return found.tensors * each_ns, found.tensors * operator_cost_ns(costs_of)
+
+
 def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = None) -> TaskGraph:
     """Return the graph in which each step adds its gradients to the existing ones, ``times`` times more.
 
@@ -98,16 +111,12 @@ def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = 
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
-    costs_of = costs_of or graph
-    calls, gpu, on_gpu = times * found.tensors, device(graph), bool(graph.on_gpu.any())
-    rate = memory_gbyte_s(graph, gpu)  # 1 GB/s is 1 byte/ns
-    work_ns = times * found.size_bytes * CPU_ACCESSES / rate + calls * shortest_kernel_ns(costs_of)
-    if on_gpu:
-        work_ns = calls * max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
+    gpu, on_gpu = device(graph), bool(graph.on_gpu.any())
+    work_ns, launch_ns = (times * one_ns for one_ns in adding_ns(graph, found, costs_of))
     tasks = NewTasks(
         last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
         family=FAMILY, launched_after=ends if on_gpu else None,
-        launch_ns=calls * operator_cost_ns(costs_of) if on_gpu else 0,
+        launch_ns=launch_ns,
     )  # fmt: skip
     return put_in(graph, [(tasks, Source.ROOFLINE if gpu or not on_gpu else Source.ASSUMED)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from whatif.graph.memory import LayerMemory, Memory, recomputed
 from whatif.graph.types import Int64
-from whatif.models.layers.memory_effects import runs_of, with_batch, with_share
-from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
+from whatif.models.layers.memory_effects import runs_of, with_share
 
 
 def stage_memories(
     memory: Memory,
+    micro: Memory,
     part_of_row: Int64,
-    orders: Sequence[list[Pass]],
+    in_flight: Sequence[Mapping[int, int]],
+    count: int,
     shares: npt.NDArray[np.float64],
     factor: float,
     *,
@@ -25,23 +26,22 @@ def stage_memories(
 ) -> list[Memory]:
     """Return the memory of each stage, whose parts of the model keep what is in flight between their passes.
 
+    ``in_flight`` tells of each stage how many micro-batches of each of its parts those are, of ``count`` a step;
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
-    parameters. A micro-batch is ``factor`` times the recorded batch; the first stage has those of all.
+    parameters. ``micro`` is the memory at a micro-batch of ``factor`` times the recorded batch; the first stage has
+    those of all.
     ``recompute``: of each micro-batch a part keeps its input alone and computes the rest again (GPipe, §2.3).
     """
-    micro = with_batch(memory, factor)
     if recompute:
         micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
     found = []
-    count = len({one.micro_batch for one in orders[0]})
     batches = memory.inputs - memory.buffers
-    for stage, passes in enumerate(orders):
-        in_flight = most_in_flight(passes)
+    for stage, flight in enumerate(in_flight):
         share = float(shares[stage])
         rows = [
-            _kept(row, in_flight[part])
+            _kept(row, flight[part])
             for row, part in zip(micro.layers, part_of_row.tolist(), strict=True)
-            if part in in_flight
+            if part in flight
         ]
         found.append(
             replace(

@@ -11,9 +11,9 @@ from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.models.layers.gradients import additions
-from whatif.models.layers.memory_effects import change_memory
+from whatif.models.layers.memory_effects import change_memory, with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
-from whatif.models.parallel.pipeline_schedule import Pass
+from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 from whatif.models.parallel.stage_work import (
     Times,
     Work,
@@ -181,22 +181,29 @@ def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> 
     return np.asarray(np.rint(sizes[source] * factor), dtype=np.int64)
 
 
+def row_parts(model: Model, begins: Int64, n_rows: int) -> Int64:
+    """Return the part of the model that each row of the step's memory belongs to, shape (n_rows,)."""
+    row_part = np.full(n_rows, -1, dtype=np.int64)
+    part = np.searchsorted(begins, np.arange(len(model.part)), side="right") - 1
+    known = model.memory_row >= 0
+    row_part[model.memory_row[known]] = part[known]
+    # Rows without work of their own lie with those before them.
+    source = np.maximum.accumulate(np.where(row_part >= 0, np.arange(n_rows), 0))
+    return np.maximum(np.maximum.accumulate(row_part[source]), 0)
+
+
 def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], factor: float) -> TaskGraph:
     """Return the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
     memory = graph.info.memory
     if memory is None:
         return graph
-    row_part = np.full(len(memory.layers), -1, dtype=np.int64)
-    model = planned.model
-    part = np.searchsorted(planned.begins, np.arange(len(model.part)), side="right") - 1
-    known = model.memory_row >= 0
-    row_part[model.memory_row[known]] = part[known]
-    # Rows without work of their own lie with those before them.
-    source = np.maximum.accumulate(np.where(row_part >= 0, np.arange(len(row_part)), 0))
-    row_part = np.maximum(np.maximum.accumulate(row_part[source]), 0)
+    row_part = row_parts(planned.model, planned.begins, len(memory.layers))
     stages = len(orders)
     shares = by_stage(planned.shares, stages)
-    found = stage_memories(memory, row_part, orders, shares, factor, recompute=planned.recompute)
+    flights = [most_in_flight(passes) for passes in orders]
+    count = len({one.micro_batch for one in orders[0]})
+    micro = with_batch(memory, factor)
+    found = stage_memories(memory, micro, row_part, flights, count, shares, factor, recompute=planned.recompute)
     peaks = [peak(each).total for each in found]
     fullest = int(np.argmax(peaks))
     sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")

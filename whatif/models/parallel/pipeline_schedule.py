@@ -74,6 +74,17 @@ def most_in_flight(passes: list[Pass]) -> dict[int, int]:
     return most
 
 
+def in_flight_at_most(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> dict[int, int]:
+    """Return what ``most_in_flight`` gives for a stage of an ``order``, without making the whole of it."""
+    few = min(micro_batches, _turns(stages, chunks))
+    return most_in_flight(_of_stage(stage, stages, few, chunks, schedule))
+
+
+def _turns(stages: int, chunks: int) -> int:
+    """So many micro-batches that forward and backward passes take turns, whole groups of stages."""
+    return (2 if chunks == 1 else 3) * stages
+
+
 def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
     """Return the passes of all stages one behind the other, each behind those whose result it needs.
 

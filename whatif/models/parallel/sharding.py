@@ -66,9 +66,7 @@ def fully_sharded(
     units = units_of(graph, name, gradients, passes(graph), unit, unit_bytes)
     within, across = _nodes(network, name) if how.hybrid else (network, None)
     workers = within.workers
-    table = units.of_layer.tolist()
-    unit_of = {layer: part for layer, part in zip(graph.layers, table, strict=True) if part >= 0}
-    sizes = {-1: units.root_bytes, **dict(enumerate(units.size_bytes.tolist()))}
+    unit_of, sizes = units_in_memory(graph, units)
     graph = change_memory(
         graph,
         lambda memory: with_sharded_parameters(
@@ -113,6 +111,13 @@ def _summed_across(graph: TaskGraph, network: Network) -> TaskGraph:
         for task, size, call in zip(tasks.tolist(), parts.tolist(), graph.launch_of[tasks].tolist(), strict=True)
     ]
     return exchange(graph, rows, network, ACROSS, BUCKET_CALL)
+
+
+def units_in_memory(graph: TaskGraph, units: Units) -> tuple[dict[str, int], dict[int, int]]:
+    """Return the unit of each layer by name, and the bytes of each unit, the root's under -1."""
+    table = units.of_layer.tolist()
+    unit_of = {layer: part for layer, part in zip(graph.layers, table, strict=True) if part >= 0}
+    return unit_of, {-1: units.root_bytes, **dict(enumerate(units.size_bytes.tolist()))}
 
 
 def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: FullSharding) -> TaskGraph:

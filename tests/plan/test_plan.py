@@ -1,0 +1,168 @@
+"""``whatif plan``: the composition of pieces against simulated what-ifs, the search, its table, its launch flags."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import need
+from tests.plan.conftest import BATCH
+from whatif.cli.main import main
+from whatif.errors import WhatifError
+from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import compose
+from whatif.prediction.transform import load_transform
+from whatif.questions.plan.estimate import Composer
+from whatif.questions.plan.launch import launch_flags
+from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
+from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
+from whatif.questions.recommend.prices import Prices
+
+CLUSTER = "dgx-h100"
+
+
+def every(baseline: Baseline, gpus: int, batch: int, tensor: int, *, recompute: bool) -> list[Row]:
+    """Return all plans of one way of cutting, estimated, whatever they keep."""
+    inner = Plan(tensor, 1, 1, DDP, 1, 1, recompute).inner(CLUSTER)
+    composer = Composer(compose(baseline.graph, [load_transform(spec) for spec in inner]), CLUSTER)
+    ways = plans_of(tensor, gpus, batch, most_stages=composer.most_stages, most_samples=BATCH * 2, recompute=recompute)
+    asked = asked_of(baseline, gpus, CLUSTER, global_batch=batch)
+    return [_row(baseline, asked, one) for one in composer.estimates(ways, None)]
+
+
+def test_pieces_agree_with_simulated_what_ifs(predicted: Baseline) -> None:
+    """On every plan of a small space, peaks too; the step is host-bound here, which is the harder case."""
+    errors, peaks = [], []
+    for tensor in (1, 2):
+        for row in every(predicted, 4, 32, tensor, recompute=False):
+            found = simulated(predicted, row)
+            errors.append(row.step_ms / found.step_ms - 1)
+            peaks.append((row.peak_bytes or 0) / (found.peak_bytes or 1) - 1)
+    assert len(errors) > 20
+    typical = sorted(abs(error) for error in errors)
+    assert typical[len(typical) // 2] < 0.05
+    assert sorted(map(abs, peaks))[int(0.9 * len(peaks))] < 0.03
+
+
+def test_the_best_is_within_five_percent_of_the_exhaustive_best(predicted: Baseline) -> None:
+    asked = asked_of(predicted, 4, CLUSTER, global_batch=32)
+    found = plan(predicted, [asked]).best
+    assert found.simulated
+    rows = [
+        row
+        for tensor in (1, 2, 4)
+        for again in (False, True)
+        for row in every(predicted, 4, 32, tensor, recompute=again)
+    ]
+    best = min(simulated(predicted, row).step_ms for row in rows)
+    assert best <= found.step_ms * 1.0001 < best * 1.05
+    assert found.plan.samples == 32
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
+def test_what_is_in_flight_is_that_of_the_whole_order(schedule: str, chunks: int) -> None:
+    for stages in (2, 3, 4):
+        for count in (stages, 2 * stages, 5 * stages):
+            orders = order(schedule, stages, count, chunks)
+            for stage, passes in enumerate(orders):
+                assert in_flight_at_most(schedule, stage, stages, count, chunks) == most_in_flight(passes)
+
+
+def test_memory_prunes_and_the_rest_is_said(predicted: Baseline) -> None:
+    asked = asked_of(predicted, 8, CLUSTER, global_batch=64)
+    whole = plan(predicted, [asked])
+    most = whole.best.peak_bytes or 0
+    tight = plan(predicted, [replace(asked, memory_bytes=most // 2)])
+    assert all((row.peak_bytes or 0) <= most // 2 for row in tight.rows)
+    assert tight.best.samples_per_s <= whole.best.samples_per_s
+    with pytest.raises(WhatifError, match="expected a plan that fits 8 devices"):
+        plan(predicted, [replace(asked, memory_bytes=10**6)])
+
+
+def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
+    prices = Prices("USD", {"H100-SXM-80": 3.6, "A100-SXM-80": 1.2})
+    asked = [asked_of(predicted, 4, name, global_batch=32, prices=prices) for name in ("dgx-h100", "dgx-a100")]
+    found = plan(predicted, asked, by="cost", currency="USD")
+    costs = [row.cost for row in found.rows if row.simulated]
+    assert costs == sorted(costs)
+    best = found.best
+    price = prices.per_hour["H100-SXM-80" if best.asked.cluster == "dgx-h100" else "A100-SXM-80"]
+    assert best.cost == pytest.approx(4 * price / 3600 / best.samples_per_s * 1e6)
+    with pytest.raises(WhatifError, match="expected a price"):
+        plan(predicted, [asked_of(predicted, 4, CLUSTER)], by="cost")
+
+
+def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", str(predicted_file), "--gpus", "8", "--cluster", CLUSTER, "--global-batch", "64"]
+    plot = tmp_path / "plan.svg"
+    assert main([*words, "--json", "--plot", str(plot)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert plot.read_text().startswith("<?xml")
+    first = told["plans"][0]
+    assert first["devices"] == 8
+    assert first["simulated"]
+    assert first["samples_per_s"] == pytest.approx(64e3 / first["predicted_ms"])
+    assert set(told["plain"]) == {"DDP", "FSDP"}
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("fastest: ")
+    assert "torchrun" in out
+    # What it says is what `apply` answers.
+    if first["accumulation"] == 1:
+        assert main(["apply", *first["what_ifs"], str(predicted_file), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["predicted_ms"] == pytest.approx(first["predicted_ms"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected --gpus N"),
+        (["--gpus", "0"], "from 1 to 100,000"),
+        (["--gpus", "8", "--cluster", "dgx-h999"], "one of dgx-"),
+        (["--gpus", "8", "--memory", "much"], "--memory"),
+        (["--gpus", "8", "--by", "cost"], "--prices"),
+        (["--gpus", "8", "nothing"], "nothing"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    predicted_file: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(predicted_file), *words]) in (1, 2)
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        Plan(1, 1, 16, FSDP, 2, 1, recompute=True), Plan(8, 2, 4, 1, 1, 8, recompute=False, chunks=2),
+        Plan(1, 1, 4, DDP, 1, 1, recompute=False),
+    ],
+)  # fmt: skip
+def test_torchrun_takes_the_flags(way: Plan) -> None:
+    need("torch")
+    from torch.distributed.run import get_args_parser
+
+    command = shlex.split(launch_flags(way, CLUSTER)["torchrun"])
+    assert command[0] == "torchrun"
+    args = get_args_parser().parse_args(command[1:])
+    nodes, each = int(args.nnodes), int(args.nproc_per_node)
+    assert nodes * each == way.devices
+    assert args.training_script == "train.py"
+
+
+def test_megatron_and_deepspeed_flags() -> None:
+    flags = launch_flags(Plan(8, 4, 2, 1, 1, 16, recompute=True, chunks=2), CLUSTER)
+    assert "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4" in flags["Megatron-LM"]
+    assert "--global-batch-size 32" in flags["Megatron-LM"]
+    assert "--use-distributed-optimizer" in flags["Megatron-LM"]
+    sharded = launch_flags(Plan(1, 1, 8, FSDP, 4, 2, recompute=False), CLUSTER)
+    assert json.loads(sharded["DeepSpeed"])["zero_optimization"] == {"stage": 3}
+    assert "fully_shard" in sharded["FSDP2"]
+    assert "Megatron-LM" not in sharded

@@ -1,0 +1,336 @@
+"""What a plan takes, composed of pieces: what one device computes by layer, messages between stages, exchanges.
+
+Thousands of plans share few pieces: one graph for each way of cutting blocks and recomputing. Sources: the time of a
+pipeline with a flush, Narayanan et al., SC 2021, section 2.2 (bubble (p - 1) / (v m)) with unequal stages; what leaves
+a copy, Rajbhandari et al., SC 2020, section 7. The best plans are simulated as what-ifs by ``search``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import Memory, peak
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Float64, Int64
+from whatif.hardware.cluster.network import Network
+from whatif.models import accumulated, gradients, with_batch
+from whatif.models.exchange.buckets import step_gradients
+from whatif.models.exchange.collective_tasks import CALL_NS
+from whatif.models.exchange.network_options import network_of
+from whatif.models.layers.gradients import adding_ns
+from whatif.models.parallel.passes import passes
+from whatif.models.parallel.pipeline_memory import stage_memories
+from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, row_parts
+from whatif.models.parallel.pipeline_schedule import in_flight_at_most
+from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
+from whatif.models.parallel.sharded_units import units_of
+from whatif.models.parallel.sharding import UNIT_CALL, units_in_memory
+from whatif.models.parallel.stage_work import Pieces, at_micro_batch, one_step, work_of
+from whatif.models.parallel.stages import Model, balanced, model_of
+from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.units import Size
+
+# What is sent at once: DDP's buckets (torch.nn.parallel.DistributedDataParallel), taken for ZeRO's as `zero` does.
+BUCKET_BYTES = Size("25MiB").size_bytes
+
+
+class Parts(NamedTuple):
+    """What a step is made of, ms: work of the slowest stage, its sums of activations, bubble, exposed exchange."""
+
+    work_ms: float
+    sums_ms: float
+    bubble_ms: float
+    exchange_ms: float
+    update_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """All of them."""
+        return sum(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A plan, what its step is made of, and the peak of its fullest device; None where memory is not recorded."""
+
+    plan: Plan
+    parts: Parts
+    peak_bytes: int | None
+    pass_ms: float  # what one pass more adds
+
+
+class _Sides(NamedTuple):
+    """What the CPU and the GPU take, and sums of activations, ns; each an array over calls or parts, or a number."""
+
+    cpu: Float64
+    gpu: Float64
+    sums: Float64
+
+    @staticmethod
+    def of(pieces: Pieces) -> _Sides:
+        return _Sides(pieces.cpu_ns[0], pieces.gpu_ns[0], pieces.sum_ns[0])
+
+    def plus(self, other: _Sides) -> _Sides:
+        return _Sides(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> _Sides:
+        return _Sides(*(one * factor for one in self))
+
+    def by(self, begins: Int64) -> _Sides:
+        return _Sides(*(np.add.reduceat(one, begins) for one in self))
+
+    @property
+    def busy(self) -> Float64:
+        # The CPU runs ahead of the GPU, which waits for each sum.
+        return np.maximum(self.cpu, self.gpu + self.sums)
+
+
+class _Pass(NamedTuple):
+    """The calls of one micro-batch, and what comes once a step."""
+
+    forward: _Sides
+    backward: _Sides
+    batch: _Sides
+    update: _Sides
+
+
+class Composer:
+    """Estimates plans that share one graph: the blocks cut and recomputed as they say, everything else open."""
+
+    def __init__(self, graph: TaskGraph, cluster: str) -> None:
+        """Take the steps apart; raises WhatifError where they have no forward and backward pass."""
+        self.graph, self.cluster = graph, cluster
+        self.batch = graph.info.batch_size or 1
+        self.model: Model = model_of(self.graph)
+        self.gradients = self._gradients(graph)
+        listed = gradients(graph)
+        work_ns, launch_ns = adding_ns(graph, listed) if listed is not None else (0.0, 0.0)
+        on_gpu = bool(graph.on_gpu.any())
+        sides = (launch_ns, work_ns) if on_gpu else (work_ns, 0.0)
+        self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
+        self._micro: dict[int, Memory] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._cuts: dict[tuple[int, int], Int64 | None] = {}
+        self._networks: dict[tuple[str, int], Network | None] = {}
+        self._units: tuple[dict[str, int], dict[int, int]] | None = None
+
+    @property
+    def most_stages(self) -> int:
+        """How many parts the model can be cut into."""
+        return self.model.n_parts
+
+    def estimates(self, plans: Iterator[Plan], memory_bytes: int | None) -> Iterator[Estimate]:
+        """Yield those of ``plans`` that can be and fit the memory, the shortest step first."""
+        found = []
+        for plan in plans:
+            with suppress(WhatifError):  # the cluster has no such groups
+                found.append((self.parts(plan), plan))
+        # A peak takes longer to find than a step, and most are never asked for.
+        for parts, plan in sorted(found, key=lambda one: one[0].step_ms):
+            most = self.peak_bytes(plan)
+            if most is None or memory_bytes is None or most <= memory_bytes:
+                fewer = self.parts(replace(plan, passes=plan.passes - 1)).step_ms if plan.passes > 1 else 0.0
+                yield Estimate(plan, parts, most, parts.step_ms - fewer)
+
+    def parts(self, plan: Plan) -> Parts:
+        """Return what the step of a plan is made of. Raises WhatifError where the cluster has no such groups."""
+        return self._pipeline(plan) if plan.pipeline > 1 else self._alone(plan)
+
+    def peak_bytes(self, plan: Plan) -> int | None:
+        """Return the peak of the fullest device, bytes; None where the recording does not tell memory."""
+        memory = self.graph.info.memory
+        if memory is None:
+            return None
+        if plan.pipeline == 1:
+            return peak(self._sharded(self._alone_memory(memory, plan), plan, int(self.gradients.sum()))).total
+        begins = self._begins(plan)
+        part = np.searchsorted(begins[1:], np.arange(len(self.model.part)), side="right")
+        each = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
+        shares = each / each.sum() if each.sum() else np.full(len(begins), 1 / len(begins))
+        most = int(by_stage(each, plan.pipeline).max())
+        schedule = "interleaved" if plan.chunks > 1 else "1f1b"
+        flights = [
+            in_flight_at_most(schedule, stage, plan.pipeline, plan.passes, plan.chunks)
+            for stage in range(plan.pipeline)
+        ]
+        found = stage_memories(
+            memory, self._at(memory, plan), row_parts(self.model, begins, len(memory.layers)), flights, plan.passes,
+            by_stage(shares, plan.pipeline), plan.micro_batch / self.batch, recompute=False,
+        )  # fmt: skip
+        return max(peak(self._sharded(one, plan, most)).total for one in found)
+
+    def _alone_memory(self, memory: Memory, plan: Plan) -> Memory:
+        changed = self._at(memory, plan)
+        return accumulated(changed) if plan.passes > 1 else changed
+
+    def _at(self, memory: Memory, plan: Plan) -> Memory:
+        if plan.micro_batch not in self._micro:
+            self._micro[plan.micro_batch] = with_batch(memory, plan.micro_batch / self.batch)
+        return self._micro[plan.micro_batch]
+
+    def _sharded(self, memory: Memory, plan: Plan, bucket_bytes: int) -> Memory:
+        if plan.data == 1:
+            return memory
+        if plan.level == DDP:
+            return replace(memory, inputs=memory.inputs + bucket_bytes)
+        if plan.level == ZERO_1:
+            return with_sharded_state(memory, plan.data)
+        if plan.level != FSDP:
+            return with_sharded_gradients(memory, plan.data, BUCKET_BYTES)
+        unit_of, sizes = self._of_units()
+        return with_sharded_parameters(memory, plan.data, unit_of, sizes, limit=2, resharded=True, share=1.0)
+
+    def _of_units(self) -> tuple[dict[str, int], dict[int, int]]:
+        if self._units is None:
+            graph = self.graph
+            gradients = step_gradients(graph, None, "fsdp")
+            self._units = units_in_memory(graph, units_of(graph, "fsdp", gradients, passes(graph), None, None))
+        return self._units
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Bytes of the units of FSDP, but for the root's."""
+        return [size for unit, size in self._of_units()[1].items() if unit >= 0] or [int(self.gradients.sum())]
+
+    def _gradients(self, graph: TaskGraph) -> Int64:
+        """Bytes of the gradients in the order in which they finish, of one step."""
+        found = step_gradients(graph, None, "plan")
+        return np.asarray(found.size_bytes[found.step == found.step.min()], dtype=np.int64)
+
+    def _pass(self, plan: Plan) -> _Pass:
+        found = self._passes.get(plan.micro_batch)
+        if found is None:
+            times = at_micro_batch(self.graph, self.model, plan.micro_batch / self.batch)
+            work = one_step(work_of(self.graph, self.model, self.model.position, len(self.model.part), times))
+            found = _Pass(*map(_Sides.of, (work.forward, work.backward, work.batch, work.update)))
+            self._passes[plan.micro_batch] = found
+        return found
+
+    def _network(self, name: str, workers: int) -> Network:
+        key = (name, workers)
+        if key not in self._networks:
+            try:
+                self._networks[key] = network_of(self.graph, name, workers=workers, cluster=self.cluster)
+            except WhatifError:
+                self._networks[key] = None
+        found = self._networks[key]
+        if found is None:
+            raise WhatifError(f"plan: {self.cluster} has no groups of {workers}.")
+        return found
+
+    def _begins(self, plan: Plan) -> Int64:
+        """The calls with which the parts begin: as even as can be, by the busier side and the messages."""
+        key = (plan.micro_batch, plan.pipeline * plan.chunks)
+        if key not in self._cuts:
+            one = self._pass(plan)
+            both = one.forward.plus(one.backward)
+            network = self._network("pipeline", plan.pipeline)
+            crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)
+            message = network.cost("send", crossing).total_ns
+            sides = [both.cpu + both.sums, both.gpu + both.sums]
+            self._cuts[key] = np.append(0, balanced(sides, self.model.part, key[1], message))
+        found = self._cuts[key]
+        assert found is not None
+        return found
+
+    def _alone(self, plan: Plan) -> Parts:
+        one = self._pass(plan)
+        both = one.forward.plus(one.backward)
+        each = _Sides(*(np.asarray(side.sum()) for side in both))
+        copies = each.times(plan.passes).plus(self.added.times(plan.passes - 1))
+        share = 1 / plan.data if plan.level != DDP else 1.0
+        update = _Sides(*(np.asarray(side.sum()) for side in one.update))
+        work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in one.batch)))
+        if plan.level == FSDP and plan.data > 1:  # three calls a unit, and the root's two, in every pass
+            calls = (3 * len(self._sizes) + 2) * UNIT_CALL.centre_ns
+            work = work._replace(cpu=work.cpu + plan.passes * calls)
+        step = work.plus(_Sides(update.cpu, update.gpu * share, update.sums))
+        busy = float(step.busy)
+        update_ns = busy - float(work.busy)
+        exchange = self._exchange_alone(plan, one) if plan.data > 1 else 0.0
+        sums = float(work.busy - np.maximum(work.cpu, work.gpu))
+        return Parts(*(ns / 1e6 for ns in (busy - update_ns - sums, sums, 0.0, exchange, update_ns)))
+
+    def _exchange_alone(self, plan: Plan, one: _Pass) -> float:
+        """What of the exchange is not hidden behind the passes, ns."""
+        name = "fsdp" if plan.level == FSDP else "zero" if plan.level else "distributed"
+        network = self._network(name, plan.data)
+        total = int(self.gradients.sum())
+        forward_ns, backward_ns = (float(side.busy.sum()) for side in (one.forward, one.backward))
+        if plan.level == FSDP:
+            sizes = np.array(self._sizes, dtype=np.float64)
+            units = len(sizes)
+            gather = float(network.cost("all_gather", sizes).total_ns.sum())
+            scatter = float(network.cost("reduce_scatter", sizes).total_ns.sum())
+            first = (gather + scatter) / units
+            hidden = max(gather - forward_ns, 0.0) + max(gather + scatter - backward_ns, 0.0)
+            return plan.passes * (hidden + first)
+        buckets = np.full(max(round(total / BUCKET_BYTES), 1), total / max(round(total / BUCKET_BYTES), 1))
+        operation = "reduce_scatter" if plan.level else "all_reduce"
+        costs = network.cost(operation, buckets).total_ns
+        sent = float(costs.sum())
+        # Gradients leave in the last pass alone.
+        shown = max(sent - backward_ns * (1 - 1 / len(buckets)), float(costs[-1]))
+        return shown + (float(network.cost("all_gather", [total]).total_ns[0]) if plan.level else 0.0)
+
+    def _pipeline(self, plan: Plan) -> Parts:
+        one, begins = self._pass(plan), self._begins(plan)
+        stages, chunks, count = plan.pipeline, plan.chunks, plan.passes
+        forward, backward = one.forward.by(begins), one.backward.by(begins)
+        network = self._network("pipeline", stages)
+        crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)[begins[1:]]
+        sends = network.cost("send", crossing).total_ns
+
+        def of_stages(values: Float64) -> Float64:
+            return by_stage(values, stages)
+
+        part_bytes = np.add.reduceat(self.model.gradient_bytes.astype(np.float64), begins)
+        stage_bytes = of_stages(part_bytes)
+        share = stage_bytes / stage_bytes.sum() if stage_bytes.sum() else np.full(stages, 1 / stages)
+        added = float(self.added.busy) * share * (count > 1) * (count - 1) / count
+        # A part calls once for what it gets and once for what it sends, in either direction.
+        calls = np.full(len(begins), 4.0)
+        calls[[0, -1]] = 2
+        both = _Sides(*(one + more for one, more in zip(forward, backward, strict=True)))
+        each = both._replace(cpu=both.cpu + calls * CALL_NS)
+        turns = each.busy.reshape(chunks, stages)
+        steady = turns.sum(axis=0) + added
+        # Stages take turns with their chunks: the slowest of each sets the pace, unless others are ahead by then. What
+        # simulations give lies midway.
+        pace = (float(turns.max(axis=1).sum()) + float(steady.max())) / 2
+        steady = np.maximum(steady, max(2 * chunks * float(sends.max(initial=0)), pace))
+        through = of_stages(forward.busy + backward.busy) + added
+        slowest = int((turns.sum(axis=0) + added).argmax())
+        fill = (through.sum() - through[slowest]) / chunks + 2 * float(sends[: stages - 1].sum())
+        exchange, update = np.zeros(stages), float(np.maximum(one.update.cpu, one.update.gpu).sum()) * share
+        if plan.data > 1:
+            among = self._network("zero" if plan.level else "distributed", plan.data)
+            if plan.level:
+                exchange = among.cost("reduce_scatter", stage_bytes).total_ns
+                exchange = exchange + among.cost("all_gather", stage_bytes).total_ns
+                update = update / plan.data
+            else:
+                exchange = among.cost("all_reduce", stage_bytes).total_ns
+        # A stage ends before those ahead of it, and begins behind them: so much later its update may be over.
+        slack = (np.cumsum(through) - through) / chunks
+        ends = exchange + update - slack
+        last = int(ends.argmax())
+        sums = count * float(of_stages(each.busy - np.maximum(each.cpu, each.gpu))[slowest])
+        return Parts(
+            *(
+                float(ns) / 1e6
+                for ns in (
+                    count * steady[slowest] - sums,
+                    sums,
+                    fill - (slack[last]),
+                    exchange[last],
+                    update[last] + float(one.batch.busy.sum()),
+                )
+            )
+        )

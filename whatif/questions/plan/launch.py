@@ -1,0 +1,69 @@
+"""The flags with which a plan is launched, as text: torchrun, FSDP2, Megatron-LM, DeepSpeed.
+
+Names: torch.distributed.run of torch 2.13; torch.distributed.fsdp.fully_shard; Megatron-LM, megatron/training/
+arguments.py; DeepSpeed's configuration JSON.
+"""
+
+from __future__ import annotations
+
+import json
+
+from whatif.errors import WhatifError
+from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+
+SCRIPT = "train.py"
+
+
+def launch_flags(plan: Plan, cluster: str) -> dict[str, str]:
+    """Return the flags by launcher or library; those that cannot run the plan are left out."""
+    found = {"torchrun": torchrun(plan, cluster)}
+    if plan.tensor == plan.pipeline == 1:
+        if plan.level == FSDP:
+            found["FSDP2"] = (
+                f'mesh = init_device_mesh("cuda", ({plan.data},)); for each block: fully_shard(block, mesh=mesh); '
+                "fully_shard(model, mesh=mesh)"
+            )
+        if plan.data > 1:
+            found["DeepSpeed"] = json.dumps(_deepspeed(plan))
+    if plan.level in (DDP, ZERO_1):
+        found["Megatron-LM"] = " ".join(_megatron(plan))
+    return found
+
+
+def torchrun(plan: Plan, cluster: str) -> str:
+    """Return the command that starts one process for each device of a node."""
+    try:
+        known = load_cluster(cluster).levels
+    except WhatifError:
+        known = ()
+    node = min((known[0].workers or 1) if known else 1, plan.devices)
+    node = node if plan.devices % node == 0 else 1
+    nodes = plan.devices // node
+    meeting = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={node} {meeting} {SCRIPT}"
+
+
+def _megatron(plan: Plan) -> list[str]:
+    flags = [
+        f"--tensor-model-parallel-size {plan.tensor}", f"--pipeline-model-parallel-size {plan.pipeline}",
+        f"--micro-batch-size {plan.micro_batch}", f"--global-batch-size {plan.samples}",
+    ]  # fmt: skip
+    if plan.tensor > 1:
+        flags.append("--sequence-parallel")
+    if plan.chunks > 1:
+        flags.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}")
+    if plan.level == ZERO_1:
+        flags.append("--use-distributed-optimizer")
+    if plan.recompute:
+        flags.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    return flags
+
+
+def _deepspeed(plan: Plan) -> dict[str, object]:
+    told: dict[str, object] = {
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.passes,
+        "zero_optimization": {"stage": plan.level},
+    }
+    return told

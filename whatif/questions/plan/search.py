@@ -1,0 +1,315 @@
+"""The search: estimate every plan that fits, simulate the best as what-ifs, rank them by throughput or by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import peak
+from whatif.hardware.cluster.cluster_file import load_cluster
+from whatif.hardware.gpu import find_gpu, gpu_asked_for
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import compose
+from whatif.prediction.predict import apply
+from whatif.prediction.totals import totals
+from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.plan.estimate import Composer, Estimate, Parts
+from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
+from whatif.questions.progress import Progress
+from whatif.questions.recommend.prices import Prices
+from whatif.questions.sweep.spread import spread
+
+# Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.
+MOST_TENSOR = 8
+# A micro-batch of more times the recorded one is beyond what its kernels tell.
+MOST_TIMES = 8
+# So many of the best plans are simulated: the composition of pieces ranks those whose steps differ by a few percent.
+SIMULATED = 4
+_KEPT = 60  # estimates of each way of cutting that are compared with those of the others
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked: devices on a cluster, samples a step of all of them, what a device holds and costs."""
+
+    gpus: int
+    cluster: str
+    global_batch: int
+    memory_bytes: int | None = None
+    per_hour: float | None = None
+    what_ifs: tuple[Transform, ...] = ()  # that go with every plan, ahead of it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan with what it takes; ``simulated`` ones by their what-ifs, others by the composition of pieces."""
+
+    asked: Asked
+    plan: Plan
+    parts: Parts
+    peak_bytes: int | None
+    step_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    samples_per_s: float
+    energy_j: float | None
+    what_ifs: tuple[str, ...]
+    pass_ms: float  # what one pass more adds
+    simulated: bool = False
+    fits: bool = True
+
+    @property
+    def cost(self) -> float | None:
+        """Price of a million samples; None without prices."""
+        price = self.asked.per_hour
+        return None if price is None else price * self.plan.devices / 3600 / self.samples_per_s * 1e6
+
+    @property
+    def memory_left(self) -> int | None:
+        """Bytes that the fullest device has left; None where either is not known."""
+        held = self.asked.memory_bytes
+        return None if self.peak_bytes is None or held is None else held - self.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a JSON object."""
+        return {
+            "cluster": self.asked.cluster, **self.plan.to_dict(), "predicted_ms": self.step_ms, "low_ms": self.low_ms,
+            "high_ms": self.high_ms, "simulated": self.simulated, "samples_per_s": self.samples_per_s,
+            "energy_j": self.energy_j, "cost_per_million_samples": self.cost, "peak_memory_bytes": self.peak_bytes,
+            "memory_left_bytes": self.memory_left, "fits": self.fits,
+            "parts": {name: getattr(self.parts, name) for name in Parts._fields}, "what_ifs": list(self.what_ifs),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Plans, the best first; plain DDP and FSDP as they would do beside them, and what no plan could be made of."""
+
+    baseline: Baseline
+    asked: tuple[Asked, ...]
+    rows: tuple[Row, ...]
+    plain: dict[str, Row | str]
+    counted: int  # plans that were estimated
+    left_out: dict[str, str]
+    by: str
+    currency: str
+    unit: str  # what a sample is: "samples", or "recorded batches" where nobody tells their size
+
+    @property
+    def best(self) -> Row:
+        """The plan that comes first."""
+        return self.rows[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as a JSON object with the keys that scripts rely on."""
+        from whatif.questions.plan.launch import launch_flags
+
+        return {
+            "trace": self.baseline.graph.info.path, "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6, "ranked_by": self.by, "unit": self.unit,
+            "currency": self.currency or None,
+            "asked": [
+                {"gpus": one.gpus, "cluster": one.cluster, "global_batch": one.global_batch,
+                 "memory_bytes": one.memory_bytes} for one in self.asked
+            ],
+            "plans_estimated": self.counted,
+            "plans": [row.to_dict() for row in self.rows],
+            "plain": {name: row if isinstance(row, str) else row.to_dict() for name, row in self.plain.items()},
+            "left_out": self.left_out,
+            "launch": launch_flags(self.best.plan, self.best.asked.cluster),
+        }  # fmt: skip
+
+
+def asked_of(
+    baseline: Baseline, gpus: int, cluster: str, *, global_batch: int | None = None, memory_bytes: int | None = None,
+    prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
+) -> Asked:  # fmt: skip
+    """Return what is asked, with what the cluster and the recording tell of it.
+
+    The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
+    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or GPU.
+    """
+    info = baseline.graph.info
+    found = load_cluster(cluster)
+    own = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
+    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.on_gpu.any() else own
+    other = gpu is not None and (own is None or own.name != gpu.name)
+    device = (load_transform("device", to=gpu.name),) if gpu is not None and other else ()
+    held = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
+    price = prices.per_hour.get(gpu.name) if prices and gpu is not None else None
+    batch = global_batch or gpus * (info.batch_size or 1)
+    return Asked(gpus, cluster, batch, held, price, (*device, *what_ifs))
+
+
+def plan(
+    baseline: Baseline,
+    asked: Sequence[Asked],
+    *,
+    by: str = "throughput",
+    currency: str = "",
+    jobs: int = 1,
+    backend: str | None = None,
+    progress: Progress | None = None,
+) -> Planned:
+    """Search the plans of all that is ``asked`` and rank them ``by`` "throughput" or "cost".
+
+    Raises WhatifError where no plan fits, with the reason, or where costs are asked of GPUs without a price.
+    """
+    if by == "cost" and any(one.per_hour is None for one in asked):
+        raise WhatifError(
+            "plan: expected a price for the GPUs of each cluster to rank by cost; name a file with --prices."
+        )
+    unit = "samples"
+    if baseline.graph.info.batch_size is None:
+        unit = "recorded batches"
+        baseline = replace(baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1)))
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
+    counted = 0
+    for one in asked:
+        ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(one) for again in (False, True)]
+        compositions = [(*one.what_ifs, *map(load_transform, way.inner(one.cluster))) for way in ways]
+        found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs, backend=backend)
+        for place, (way, (estimates, count, reason)) in enumerate(zip(ways, found, strict=True)):
+            counted += count
+            if reason:
+                left_out[_named(way)] = reason
+            rows += [_row(baseline, one, estimate) for estimate in estimates]
+            if progress is not None:
+                progress(place + 1, len(ways))
+    if not rows:
+        raise WhatifError(_none_fits(asked, left_out))
+    ranked = _simulated(baseline, rows, by)
+    plain = _plain(baseline, asked[0], ranked)
+    return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit)
+
+
+def _tensors(asked: Asked) -> list[int]:
+    known = load_cluster(asked.cluster).levels
+    node = (known[0].workers or 1) if known else MOST_TENSOR
+    return [way for way in (1, 2, 4, 8) if way <= min(node, MOST_TENSOR) and asked.gpus % way == 0]
+
+
+def _estimated(asked: Asked, baseline: Baseline, transforms: Sequence[Transform]) -> tuple[list[Estimate], int, str]:
+    """The best estimates of one way of cutting and recomputing, how many plans there are, and why there are none."""
+    tensor = next((int(str(t.options["workers"])) for t in transforms if t.name == "tensor_parallel"), 1)
+    recompute = any(transform.name == "activation_checkpoint" for transform in transforms)
+    try:
+        composer = Composer(compose(baseline.graph, transforms), asked.cluster)
+    except WhatifError as error:
+        return [], 0, str(error)
+    most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
+    every = list(
+        plans_of(
+            tensor, asked.gpus, asked.global_batch, most_stages=composer.most_stages, most_samples=most_samples,
+            recompute=recompute,
+        )
+    )  # fmt: skip
+    found = list(islice(composer.estimates(iter(every), asked.memory_bytes), _KEPT))
+    if tensor == 1:  # copies of the whole model are what others are compared with
+        for level in (DDP, FSDP):
+            copies = (way for way in every if way.data == way.devices > 1 and way.level == level)
+            found += islice(composer.estimates(copies, asked.memory_bytes), 1)
+    return list(dict.fromkeys(found)), len(every), "" if every else "no such groups of so many devices"
+
+
+def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
+    plan, step_ms = estimate.plan, estimate.parts.step_ms
+    gpu = find_gpu(load_cluster(asked.cluster).gpu or "") if baseline.graph.on_gpu.any() else None
+    energy = None if gpu is None else gpu.power_watt * plan.devices * step_ms / 1e3
+    fits = estimate.peak_bytes is None or asked.memory_bytes is None or estimate.peak_bytes <= asked.memory_bytes
+    return Row(
+        asked, plan, estimate.parts, estimate.peak_bytes, step_ms, None, None, plan.samples / step_ms * 1e3, energy,
+        plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1), estimate.pass_ms, fits=fits,
+    )  # fmt: skip
+
+
+def simulated(baseline: Baseline, row: Row) -> Row:
+    """Return the row with the step and the peak of its what-ifs, applied one behind the other.
+
+    A step of many passes is told by those of fewer, as each pass more adds the same time. Raises WhatifError where a
+    what-if does not apply.
+    """
+    plan, asked = row.plan, row.asked
+    recorded = baseline.graph.info.batch_size or 1
+
+    def predicted(passes: int) -> Any:
+        return apply(baseline, *asked.what_ifs, *plan.what_ifs(asked.cluster, recorded, passes))
+
+    few, more = (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (1, 1)
+    long = plan.passes > more
+    first = predicted(few if long else plan.passes)
+    step_ms, low_ms, high_ms = first.predicted_ms, first.low_ms, first.high_ms
+    memory = first.graph.info.memory
+    if long:
+        # A pass without exchange is what its pieces are.
+        each = (predicted(more).predicted_ms - step_ms) / (more - few) if plan.pipeline > 1 else row.pass_ms
+        factor = (step_ms + (plan.passes - few) * each) / step_ms
+        step_ms, low_ms, high_ms = (factor * value for value in (step_ms, low_ms, high_ms))
+    total = totals(first.graph, step_ms, baseline.clock)
+    most = row.peak_bytes if memory is None or long else peak(memory).total
+    fits = most is None or asked.memory_bytes is None or most <= asked.memory_bytes
+    return replace(
+        row, step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, samples_per_s=plan.samples / step_ms * 1e3,
+        energy_j=total.energy_j, peak_bytes=most, simulated=True, fits=fits,
+    )  # fmt: skip
+
+
+def _key(by: str) -> Any:
+    return (lambda row: row.cost) if by == "cost" else (lambda row: -row.samples_per_s)
+
+
+def _simulated(baseline: Baseline, rows: list[Row], by: str) -> list[Row]:
+    """The rows ranked, the best of them simulated; those that do not apply, or do not fit then, are left out."""
+    rows = sorted(rows, key=_key(by))
+    done: list[Row] = []
+    left = list(rows)
+    while left and len(done) < SIMULATED:
+        row = left.pop(0)
+        try:
+            changed = simulated(baseline, row)
+        except WhatifError:
+            continue
+        if changed.fits:
+            done.append(changed)
+    return [*sorted(done, key=_key(by)), *left]
+
+
+def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
+    """What people try first: every device a copy of the model, whole (DDP) or sharded (FSDP), in its best form."""
+    found: dict[str, Row | str] = {}
+    for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
+        fitting = [r for r in rows if r.plan.data == r.plan.devices > 1 and r.plan.level == level]
+        if not fitting:
+            uneven = asked.global_batch % asked.gpus
+            found[name] = (
+                "one device has no other" if asked.gpus == 1
+                else f"{asked.global_batch:,} samples cannot be divided among {asked.gpus:,} copies" if uneven
+                else "does not fit"
+            )  # fmt: skip
+            continue
+        best = fitting[0]
+        try:
+            found[name] = best if best.simulated else simulated(baseline, best)
+        except WhatifError as error:
+            found[name] = str(error)
+    return found
+
+
+def _named(way: Plan) -> str:
+    cut = f"tensor parallel in {way.tensor}" if way.tensor > 1 else "blocks whole"
+    return cut + (", recomputed" if way.recompute else "")
+
+
+def _none_fits(asked: Sequence[Asked], left_out: dict[str, str]) -> str:
+    one = asked[0]
+    held = f" of {one.memory_bytes / 2**30:.4g} GiB" if one.memory_bytes else ""
+    told = f" ({next(iter(left_out.values()))})" if left_out else ""
+    return (
+        f"plan: expected a plan that fits {one.gpus:,} devices{held}, got none{told}; try more "
+        "--gpus, --memory, or another --global-batch."
+    )

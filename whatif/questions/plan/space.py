@@ -1,0 +1,109 @@
+"""What is searched: plans of parallelism, and the what-ifs that each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# How copies of the model keep state and exchange gradients: whole (DDP), ZeRO stages 1 and 2, all sharded (FSDP).
+DDP, ZERO_1, ZERO_2, FSDP = 0, 1, 2, 3
+LEVELS = {DDP: "DDP", ZERO_1: "ZeRO-1", ZERO_2: "ZeRO-2", FSDP: "FSDP"}
+# Parts of the model on each stage of an interleaved pipeline: Narayanan et al., SC 2021, figure 12, uses two.
+CHUNKS = (1, 2)
+# More micro-batches a step than this are never a plan that anyone wants: each is as small as can be by then.
+MOST_PASSES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How so many devices train one step: tensor × pipeline × data, and what each does in which order."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    level: int  # one of LEVELS
+    micro_batch: int  # samples of one forward pass
+    passes: int  # forward passes of each copy in a step
+    recompute: bool
+    chunks: int = 1  # parts of the model on a stage; more than one is the interleaved schedule
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def samples(self) -> int:
+        """How many samples all copies together train in a step."""
+        return self.data * self.micro_batch * self.passes
+
+    @property
+    def schedule(self) -> str:
+        """What people call the order of the passes; "" without a pipeline."""
+        return "" if self.pipeline == 1 else "1f1b" if self.chunks == 1 else f"interleaved, {self.chunks} chunks"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        return {
+            "devices": self.devices, "tensor": self.tensor, "pipeline": self.pipeline, "data": self.data,
+            "sharding": LEVELS[self.level] if self.data > 1 else None, "micro_batch": self.micro_batch,
+            "accumulation": self.passes, "recompute": self.recompute, "schedule": self.schedule or None,
+            "chunks": self.chunks,
+        }  # fmt: skip
+
+    def inner(self, cluster: str) -> tuple[str, ...]:
+        """Return the what-ifs that change what one device computes, whatever its micro-batch and its copies."""
+        cut = f"tensor_parallel:workers={self.tensor},cluster={cluster},vocabulary=true,sequence_parallel=true"
+        return (*([cut] if self.tensor > 1 else []), *(["activation_checkpoint"] if self.recompute else []))
+
+    def what_ifs(self, cluster: str, recorded_batch: int, passes: int | None = None) -> tuple[str, ...]:
+        """Return the plan as what-ifs on a step of ``recorded_batch`` samples, spelled as on a command line."""
+        count = self.passes if passes is None else passes
+        # Ahead of sums of activations, which it does not shrink.
+        alone = self.pipeline == 1 and self.micro_batch != recorded_batch
+        found = [f"batch_size:factor={self.micro_batch / recorded_batch!r}"] if alone else []
+        found += self.inner(cluster)
+        if self.pipeline > 1:
+            order = f",schedule=interleaved,chunks={self.chunks}" if self.chunks > 1 else ""
+            found.append(
+                f"pipeline:stages={self.pipeline},micro_batches={count},micro_batch={self.micro_batch}{order},"
+                f"cluster={cluster}"
+            )
+        elif count > 1:
+            found.append(f"gradient_accumulation:passes={count}")
+        if self.data > 1:
+            name = {DDP: "distributed:", FSDP: "fsdp:"}.get(self.level, f"zero:stage={self.level},")
+            found.append(f"{name}workers={self.data},cluster={cluster}")
+        return tuple(found)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def plans_of(
+    tensor: int, devices: int, global_batch: int, *, most_stages: int, most_samples: int, recompute: bool
+) -> Iterator[Plan]:
+    """Yield the plans on so many devices that cut blocks across ``tensor`` of them.
+
+    Micro-batches are powers of two up to ``most_samples`` that divide what each copy trains of ``global_batch``.
+    """
+    for pipeline in divisors(devices // tensor):
+        data = devices // tensor // pipeline
+        if pipeline > most_stages or global_batch % data:
+            continue
+        each = global_batch // data
+        for micro in (2**power for power in range(most_samples.bit_length())):
+            if micro > most_samples or each % micro or each // micro > MOST_PASSES:
+                continue
+            passes = each // micro
+            if passes < pipeline:  # most of it would be bubble
+                continue
+            for chunks in CHUNKS if pipeline > 1 else (1,):
+                if chunks > 1 and (passes % pipeline or pipeline * chunks > most_stages):
+                    continue
+                levels = (DDP,) if data == 1 else (DDP, ZERO_1) if pipeline > 1 else tuple(LEVELS)
+                for level in levels:
+                    yield Plan(tensor, pipeline, data, level, micro, passes, recompute, chunks)

@@ -1,0 +1,122 @@
+"""The table of ``whatif plan``, and why its first row wins."""
+
+from __future__ import annotations
+
+from whatif.questions.plan.launch import launch_flags
+from whatif.questions.plan.search import Planned, Row
+from whatif.questions.plan.space import LEVELS
+from whatif.report.columns import Cell
+from whatif.report.layout import ms_format, plain, report
+from whatif.report.text_memory import size
+
+
+def print_plan(found: Planned, top: int) -> None:
+    """Print the first ``top`` plans, why the first one comes first, and how to launch it."""
+    ms = ms_format(found.best.step_ms)
+    with report() as out:
+        out.say(headline(found), "bold")
+        several = len(found.asked) > 1
+        asked = found.asked[0]
+        held = f", {size(asked.memory_bytes)} each" if asked.memory_bytes else ""
+        out.step(found.baseline)
+        if not several:
+            out.say(
+                f"{asked.gpus:,} GPUs of {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
+                f"{found.counted:,} plans estimated, the best {sum(row.simulated for row in found.rows)} simulated (*)"
+            )
+        rows: list[tuple[Cell, ...]] = [
+            (
+                *([row.asked.cluster, f"{row.plan.devices:,}"] if several else []),
+                *described(row), plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
+                f"{row.samples_per_s:,.4g}", *([f"{row.cost:,.4g}"] if row.cost is not None else []),
+                "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}",
+            )
+            for row in found.rows[:top]
+        ]  # fmt: skip
+        cost = [f"{found.currency or 'cost'}/M {found.unit}"] if found.best.cost is not None else []
+        headers = [
+            *(["cluster", "GPUs"] if several else []), "tensor", "pipeline", "data", "micro-batch", "passes",
+            "recompute", "step (ms)", f"{found.unit}/s", *cost, "peak GiB",
+        ]  # fmt: skip
+        out.table("", headers, rows)
+        out.table("Where the step goes, ms", PARTS, [_parts(name, row, ms) for name, row in compared(found)])
+        out.say()
+        for sentence in reasons(found):
+            out.say(f"  {sentence}")
+        for name, why in found.left_out.items():
+            out.say(f"  left out {name}: {why}", "dim")
+        out.say()
+        out.say("As what-ifs:", "bold")
+        out.say("  " + " ".join(found.best.what_ifs))
+        for name, flags in launch_flags(found.best.plan, found.best.asked.cluster).items():
+            out.say(f"{name}:", "bold")
+            out.say(f"  {flags}")
+
+
+PARTS = ["", "work", "sums", "bubble", "exchange", "update", "step"]
+
+
+def headline(found: Planned) -> str:
+    """Return the sentence on top: the best plan and what it brings."""
+    best = found.best
+    plan = best.plan
+    cut = " × ".join(
+        text
+        for text, count in (
+            (f"tensor {plan.tensor}", plan.tensor), (f"pipeline {plan.pipeline}", plan.pipeline),
+            (f"data {plan.data}{f' ({LEVELS[plan.level]})' if plan.data > 1 else ''}", plan.data),
+        )
+        if count > 1
+    ) or "one device"  # fmt: skip
+    what = "cheapest" if found.by == "cost" else "fastest"
+    price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
+    return f"{what}: {cut}, micro-batches of {plan.micro_batch}: {best.samples_per_s:,.4g} {found.unit}/s{price}"
+
+
+def described(row: Row) -> tuple[str, ...]:
+    """Return a plan as cells: tensor, pipeline with its schedule, data with its sharding, micro-batch, passes."""
+    plan = row.plan
+    pipeline = f"{plan.pipeline}{f' × {plan.chunks}' if plan.chunks > 1 else ''}"
+    data = f"{plan.data} {LEVELS[plan.level]}" if plan.data > 1 else "1"
+    return str(plan.tensor), pipeline, data, str(plan.micro_batch), str(plan.passes), "all" if plan.recompute else "–"
+
+
+def compared(found: Planned) -> list[tuple[str, Row]]:
+    """Return the rows that are explained: the best, the next, plain DDP and FSDP."""
+    rows = [("best", found.best), *([("next", found.rows[1])] if len(found.rows) > 1 else [])]
+    rows += [(f"plain {name}", row) for name, row in found.plain.items() if not isinstance(row, str)]
+    return rows
+
+
+def _parts(name: str, row: Row, ms: object) -> tuple[Cell, ...]:
+    assert callable(ms)
+    # What the simulated step has beside the pieces, or hides of them, is the exchange's or the bubble's.
+    return (name, *(ms(part) for part in row.parts), ms(row.step_ms))
+
+
+def reasons(found: Planned) -> list[str]:
+    """Say what the best plan has over the next, and over plain DDP and FSDP."""
+    best = found.best
+    told = []
+    left = best.memory_left
+    if left is not None:
+        told.append(f"the best plan leaves {size(left)} of a GPU's memory")
+    for name, row in compared(found)[1:]:
+        if row is best:
+            told.append(f"the best plan is {name}")
+            continue
+        gain = 100 * (best.samples_per_s / row.samples_per_s - 1)
+        differs = {
+            "work": row.parts.work_ms - best.parts.work_ms,
+            "sums of activations": row.parts.sums_ms - best.parts.sums_ms,
+            "bubble": row.parts.bubble_ms - best.parts.bubble_ms,
+            "exposed exchange": row.parts.exchange_ms - best.parts.exchange_ms,
+            "update": row.parts.update_ms - best.parts.update_ms,
+        }  # fmt: skip
+        largest = max(differs, key=lambda part: abs(differs[part]))
+        side = "more" if differs[largest] > 0 else "less"
+        told.append(f"{name} is {gain:.1f} % slower: {abs(differs[largest]):,.4g} ms {side} {largest}")
+    for name, why in found.plain.items():
+        if isinstance(why, str):
+            told.append(f"plain {name}: {why}")
+    return told
