@@ -15,7 +15,7 @@ from rivals import algorithm_1, as_networkx
 from synthetic import DEPENDENCIES_PER_TASK
 
 from whatif import read
-from whatif.graph.columns import TASK_COLUMNS
+from whatif.graph.columns import TASK_COLUMNS, bytes_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.loops import Loops
 from whatif.simulation.simulator import Frontier, _prepared, simulate, simulate_scenarios, sweeps
@@ -74,13 +74,13 @@ def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
     dependencies = graph.dependencies
     stored = [getattr(graph, name) for name in TASK_COLUMNS]
     stored += [getattr(dependencies, name) for name in ("source", "target", "kind", "lag_ns", "anchor")]
-    stored_bytes = sum(array.nbytes for array in {id(array): array for array in stored}.values())
+    stored_bytes = bytes_of(stored)
     result_bytes = 2 * 8 * n
     extra = sum(array.nbytes for array in prepared) + result_bytes
     own = graph.thread.nbytes + graph.duration_ns.nbytes + extra
     yield Row("simulate", f"{what}: arrays of the sweep", own / n, "B/task", None, 70, True)
     whole = stored_bytes + extra
-    yield Row("simulate", f"{what}: graph and arrays of the sweep", whole / n, "B/task", 120, None, True)
+    yield Row("simulate", f"{what}: graph and arrays of the sweep", whole / n, "B/task", 102, None, True)
     tracemalloc.start()
     _simulate_anew(graph)
     peak = tracemalloc.get_traced_memory()[1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import loops_in_form, step
+from tests.helpers import extra_data, loops_in_form, step
 from whatif import NewTasks, TaskGraph, TaskKind, WhatifError
-from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, bytes_of, filled
 
 
 def test_the_table_lists_the_fields_of_the_graph() -> None:
@@ -92,3 +93,36 @@ def test_a_graph_with_read_only_columns_simulates_in_both_forms() -> None:
         with loops_in_form(form):
             makespans.append(whatif.simulate(graph.replace()).end_ns.tolist())
     assert makespans[0] == makespans[1]
+
+
+@pytest.mark.parametrize("name", ["resnet18_cifar_cpu.json.gz", "V100"])
+def test_a_task_takes_few_bytes(name: str, request: pytest.FixtureRequest) -> None:
+    """All columns, what tasks wait for, and what a simulation adds: as benchmarks/simulating.py counts them."""
+    if name == "V100":
+        path = extra_data("traces", "hta", "v100_allreduce_rank1of2.json.gz")
+    else:
+        path = request.getfixturevalue("own_traces") / name
+    graph = whatif.read(path)
+    stored = [getattr(graph, column) for column in TASK_COLUMNS]
+    stored += [getattr(graph.dependencies, column) for column in graph.dependencies.__slots__]
+    prepared = sum(array.nbytes for array in graph.incoming)
+    assert (bytes_of(stored) + prepared) / len(graph) + 16 <= 102  # 16: start and end
+
+
+def test_one_value_for_all_tasks_is_stored_once_and_stays_so(own_traces: Path) -> None:
+    """Under every edit that moves rows the columns hold what they would hold without."""
+    graph = whatif.read(own_traces / "resnet18_cifar_cpu.json.gz")
+    constant = [name for name in TASK_COLUMNS if getattr(graph, name).strides == (0,)]
+    assert constant
+    full = graph.replace(**{name: np.ascontiguousarray(getattr(graph, name)) for name in TASK_COLUMNS})
+    some = np.arange(10, 400, 7)
+    for edit in (
+        lambda g: g.remove(some),
+        lambda g: g.split(some, 3),
+        lambda g: g.insert(NewTasks(after=some, name="new", kind=TaskKind.CPU_OP, duration_ns=5.0)).graph,
+        lambda g: g.insert(NewTasks(after=some, name="new", kind=TaskKind.CPU_OP, duration_ns=5.0, flops=7)).graph,
+    ):
+        one, other = edit(graph), edit(full)
+        for name in TASK_COLUMNS:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert any(getattr(one, name).strides == (0,) for name in constant)

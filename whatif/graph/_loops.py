@@ -27,14 +27,14 @@ def group_by_target(
     target: cython.const[cython.int][::1],
     lags_ns: cython.const[cython.longlong][::1],
     anchors: cython.const[cython.schar][::1],
-    offsets: cython.longlong[::1],
+    offsets: cython.int[::1],
     points: cython.int[::1],
     lags: cython.longlong[::1],
 ) -> None:
     """Fill ``offsets``, shape (n_tasks + 1,), and by target the indices into (starts, ends) and the lags: counted."""
     row: cython.Py_ssize_t
     task: cython.Py_ssize_t
-    at: cython.longlong
+    at: cython.int
     n_rows: cython.Py_ssize_t = len(target)
     with cython.nogil:
         for row in range(n_rows):

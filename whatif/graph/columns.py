@@ -81,6 +81,35 @@ def _filled(n_tasks: int, values: npt.ArrayLike, dtype: type[np.generic]) -> Arr
     return np.full(n_tasks, array, dtype=dtype) if array.ndim == 0 else array.astype(dtype, copy=False)
 
 
+def compact(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns with less memory: one value for all tasks is stored once, and equal times are one array.
+
+    Those that loops read (thread, durations) stay arrays of their own.
+    """
+    if not len(columns["duration_ns"]):
+        return columns
+    kept = dict(columns)
+    for name in columns.keys() - {"thread", "duration_ns", "low_ns", "high_ns", "start_ns"}:
+        column = columns[name]
+        if column[0] == column[-1] and bool((column == column[0]).all()):
+            kept[name] = np.broadcast_to(column[:1].copy(), column.shape) if len(column) > 1 else column
+    for name in ("low_ns", "high_ns"):
+        if np.array_equal(columns[name], columns["duration_ns"]):
+            kept[name] = columns["duration_ns"]
+    return kept
+
+
+def bytes_of(columns: Iterable[Array]) -> int:
+    """Return what the columns take in memory: each array once, one value for all tasks once."""
+    distinct = {id(column): column for column in columns}.values()
+    return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in distinct)
+
+
+def taken(column: Array, rows: Array) -> Array:
+    """Return ``column[rows]``, for ids; one value for all tasks stays one."""
+    return np.broadcast_to(column[:1], rows.shape) if column.strides == (0,) else column.take(rows)
+
+
 def one_table(tables: Iterable[Iterable[_T]]) -> tuple[tuple[_T, ...], list[Int32]]:
     """Return one table of all distinct entries, and for each table where its entries are in it."""
     code: dict[_T, int] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
-from whatif.graph.columns import COLUMNS, TASK_COLUMNS
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, taken
 from whatif.graph.order import topological_order
 from whatif.graph.selection import Selection, Tasks, mask_of
 from whatif.graph.types import (
@@ -164,7 +164,9 @@ def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id:
 
     ``new_id`` (n_tasks,) is where each old task now stands, -1 if it is gone; a wait of a gone task goes with it.
     """
-    columns = {name: column[rows] for name, column in columns_of(graph).items()}
+    distinct = {id(column): column for column in columns_of(graph).values()}
+    gathered = {key: taken(column, rows) for key, column in distinct.items()}
+    columns = {name: gathered[id(column)] for name, column in columns_of(graph).items()}
     attached = {name: column[rows] for name, column in graph.attached.items()}
     task = new_id[graph.waits.task]
     waits = Waits(task[task >= 0], graph.waits.scope[task >= 0], graph.waits.lag_ns[task >= 0])
@@ -182,6 +184,8 @@ def woven_in(graph: TaskGraph, rows: Mapping[str, npt.ArrayLike], place: Array) 
     from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
+        if column.strides == (0,) and bool(np.all(inserted == column[0])):
+            return np.broadcast_to(column[:1], from_old.shape)
         result = column.take(from_old)
         result[place] = inserted
         return result

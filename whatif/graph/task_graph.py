@@ -275,18 +275,18 @@ class TaskGraph:
         return derived_dependencies(self)
 
     @shared_property
-    def incoming(self) -> tuple[Int64, Int32, Int64]:
+    def incoming(self) -> tuple[Int32, Int32, Int64]:
         """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
         derived = self.derived
         dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
         if np.any(dependencies.source >= dependencies.target):
             raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
-        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        offsets = np.zeros(len(self) + 1, dtype=np.int32)
         points = np.empty(len(dependencies), dtype=np.int32)
         lags_ns = np.empty(len(dependencies), dtype=np.int64)
         loops.group_by_target(
-            len(self), dependencies.source, dependencies.target, dependencies.lag_ns, dependencies.anchor, offsets,
-            points, lags_ns,
+            len(self), dependencies.source, dependencies.target, dependencies.lag_ns,
+            np.ascontiguousarray(dependencies.anchor), offsets,             points, lags_ns,
         )  # fmt: skip
         return offsets, points, lags_ns
 

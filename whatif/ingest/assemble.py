@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from whatif.graph.columns import filled
+from whatif.graph.columns import compact, filled
 from whatif.graph.kernels import (
     DTYPES,
     KernelFamily,
@@ -92,7 +92,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
     }  # fmt: skip
     graph = TaskGraph(
-        **filled(len(name), given), dependencies=dependencies, waits=wait_table, names=names,
+        **compact(filled(len(name), given)), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
     return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + events.base_ns, operators=operators)))
@@ -279,7 +279,11 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
     dependencies = graph.dependencies
     forward = dependencies.source < dependencies.target
     dropped = int((~forward).sum())
-    graph = graph.replace(dependencies=dependencies.take(forward))
+    dependencies = dependencies.take(forward)
+    if not dependencies.anchor.any():  # Anchor.END, once for all
+        anchor = np.broadcast_to(np.int8(0), dependencies.anchor.shape)
+        dependencies = replace(dependencies, anchor=anchor)
+    graph = graph.replace(dependencies=dependencies)
     derived = graph.derived
     backward = derived.source >= derived.target
     if backward.any():

@@ -27,7 +27,7 @@ def _whole(n: int, value: int = 0) -> Any:
 def sweep(
     thread: cython.const[cython.int][::1],
     duration_ns: cython.const[cython.longlong][::1],
-    offsets: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.int][::1],
     points: cython.const[cython.int][::1],
     lags_ns: cython.const[cython.longlong][::1],
     thread_lag_ns: cython.const[cython.longlong][::1],
@@ -61,7 +61,7 @@ def sweep(
 
 
 def live_rows(
-    offsets: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.int][::1],
     points: cython.const[cython.int][::1],
     last: cython.int[::1],
     spare: cython.int[::1],
@@ -293,7 +293,7 @@ def sweep_scenarios(
     duration_ns: cython.const[cython.longlong][::1],
     slope_ns: cython.const[cython.double][::1],
     x: cython.const[cython.double][:, ::1],
-    offsets: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.int][::1],
     points: cython.const[cython.int][::1],
     lags_ns: cython.const[cython.longlong][::1],
     thread_lag_ns: cython.const[cython.longlong][::1],
@@ -371,7 +371,7 @@ def sweep_groups(
     first: cython.Py_ssize_t,
     n_groups: cython.Py_ssize_t,
     factors: cython.const[cython.double][::1],
-    offsets: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.int][::1],
     points: cython.const[cython.int][::1],
     lags_ns: cython.const[cython.longlong][::1],
     thread_lag_ns: cython.const[cython.longlong][::1],

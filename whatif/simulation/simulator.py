@@ -160,7 +160,7 @@ def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
     return rows, sweeps.live_rows(offsets, points, last, spare, rows)
 
 
-def _prepared(graph: TaskGraph) -> tuple[Int64, Int32, Int64, Int64]:
+def _prepared(graph: TaskGraph) -> tuple[Int32, Int32, Int64, Int64]:
     """Dependencies grouped by target, as indices into (starts, ends), and the lag of each thread."""
     thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
     return *graph.incoming, thread_lag_ns
