@@ -22,7 +22,7 @@ from whatif.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {
-    "collect": "record a run while it goes on: trace, layers, step time without profiler",
+    "collect": "record a run as it goes on: trace, layers, step without profiler",
     "info": "show what a trace contains, its quirks and its replay error",
     "explain": "show where the step time goes, by critical path, phase and layer",
     "apply": "predict the step time under one or more what-ifs",
