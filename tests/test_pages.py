@@ -33,6 +33,8 @@ NOT_RUN = [
     ("docs/nsys.md", "it needs Nsight Systems and an NVIDIA GPU"),
     ("docs/operators.md", "it measures for a minute"),
     ("docs/compare.md", "it needs two branches of your repository"),
+    ("docs/compare.md", "it runs on GitHub"),
+    ("docs/recording.md", "it needs Lightning and Transformers"),
     ("docs/performance.md", "it measures for minutes"),
     ("docs/predict.md", "it needs models in the local cache, and timm"),
     ("docs/profile.md", "it measures for minutes to hours"),
