@@ -35,7 +35,7 @@ NOT_RUN = [
     ("docs/compare.md", "it needs two branches of your repository"),
     ("docs/compare.md", "it runs on GitHub"),
     ("docs/recording.md", "it needs Lightning and Transformers"),
-    ("docs/record-on-a-rented-gpu.md", NETWORK),
+    ("docs/record-on-a-rented-gpu.md", "it downloads packages from a network"),
     ("docs/record-on-a-rented-gpu.md", "it needs a GPU"),
     ("docs/record-on-a-rented-gpu.md", "it needs a GPU"),
     ("docs/record-on-a-rented-gpu.md", "it needs the files of a GPU"),
