@@ -144,6 +144,7 @@ def test_no_share_of_a_peak_stands_anywhere_else() -> None:
         "whatif/opdb/blending.py",  # how far two devices are apart
         "whatif/opdb/instruction_queue.py",  # Pei et al.'s model, with parameters of its own
         "whatif/from_module/predict_step.py",  # model FLOPs utilisation
+        "whatif/questions/efficiency.py", "whatif/report/plot_efficiency.py",  # shares of the peak are what they show
         "whatif/models/durations/computing.py",  # the share that the recorded kernels reach
         "whatif/models/durations/half_precision.py",  # the same
         "whatif/models/durations/device_convolutions.py",  # smaller by narrow channels and waves

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase, TaskKind
 from whatif.prediction.baseline import Baseline
@@ -54,10 +55,13 @@ class CallCodes:
         counted = counted & in_families(graph) & (graph.kind != TaskKind.COMMUNICATION)
         if self.of_any_batch:
             counted &= graph.phase == Phase.UPDATE
+        # A CPU's fused attention runs in pieces with FLOPs by their time, so that no two calls have the same.
+        in_pieces = (graph.kind == TaskKind.CPU_OP) & (graph.family == KernelFamily.ATTENTION)
+        flops = np.where(in_pieces, -1, graph.flops)
         columns = (
             self._numbers(graph.names)[graph.name],
             self._numbers([without_wrappers(layer) for layer in graph.layers])[graph.layer],
-            graph.phase, graph.dtype, graph.size_bytes, graph.flops,
+            graph.phase, graph.dtype, graph.size_bytes, flops,
         )  # fmt: skip
         mixed = np.zeros(int(counted.sum()), dtype=np.uint64)
         for column in columns:
