@@ -17,11 +17,11 @@ from tests.memory_traces import METADATA, NODE, two_linear_layers
 from whatif.cli.main import main
 from whatif.graph.memory import peak
 from whatif.models.layers.memory_effects import with_batch
-from whatif.questions.memory_summary import largest_that_fits
+from whatif.questions.what_fits import first_number
 
 KEYS = {
     "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers", "timeline",
-    "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch",
+    "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch", "fewest_workers",
 }  # fmt: skip
 
 
@@ -93,14 +93,18 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (rows[0]["peak_bytes"], rows[0]["batch_factor"]) == (3360, 2.0)
     assert rows[0]["step_ms"] > found["baseline_ms"]
     assert (found["capacity_bytes"], found["fits"]) == (2000, False)
-    # 800 and 1,280 of a batch of 5: of 4 samples, 800 + 1,024.
-    assert (found["largest_batch"]["batch_size"], found["largest_batch"]["peak_bytes"]) == (4, 1824)
-    assert found["largest_batch"]["step_ms"] < found["baseline_ms"]
+    # 800 and 1,280 of a batch of 5, of which autocast leaves 680: of 8 samples, 800 + 1,088.
+    assert (found["largest_batch"]["batch_size"], found["largest_batch"]["peak_bytes"]) == (8, 1888)
+    assert found["largest_batch"]["transforms"] == ["amp"]
+    # 800 + 1,024 without a what-if: a named change of the batch gives way to the one that is searched.
+    largest = report(capsys, trace, "batch_size:factor=2", "--capacity", "2000B")["largest_batch"]
+    assert (largest["batch_size"], largest["peak_bytes"], largest["transforms"]) == (4, 1824, [])
+    assert largest["step_ms"] < found["baseline_ms"]
 
 
 def test_not_even_one_sample_fits(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(capsys, trace, "amp", "--capacity", "900B")["largest_batch"]["batch_size"] == 0
-    assert main(["memory", trace, "amp", "--capacity", "900B"]) == 0
+    assert report(capsys, trace, "batch_size:factor=2", "--capacity", "900B")["largest_batch"]["batch_size"] == 0
+    assert main(["memory", trace, "batch_size:factor=2", "--capacity", "900B"]) == 0
     out = capsys.readouterr().out
     assert "The step does not fit into 900 bytes." in out
     # In the update, which no batch makes smaller: 720 + 16 of inputs + 240 of gradients + 240.
@@ -112,18 +116,18 @@ def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
 ) -> None:
     metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
     path = str(write_trace(tmp_path / "drawn.json", two_linear_layers(), whatif=metadata))
-    largest = report(capsys, path, "amp", "--capacity", "2720B")["largest_batch"]
+    largest = report(capsys, path, "batch_size:factor=2", "--capacity", "2720B")["largest_batch"]
     assert (largest["batch_size"], largest["factor"], largest["peak_bytes"]) == (None, 1.5, 2720)
-    assert main(["memory", path, "amp", "--capacity", "900B"]) == 0
+    assert main(["memory", path, "batch_size:factor=2", "--capacity", "900B"]) == 0
     assert "Not even a hundredth of the recorded batch would" in capsys.readouterr().out
 
 
 def test_no_batch_is_searched_without_end(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """1,280 bytes of a batch of 5 grow with it: of 65,536 times as large 80 MiB."""
-    largest = report(capsys, trace, "amp", "--capacity", "1TB")["largest_batch"]
+    largest = report(capsys, trace, "batch_size:factor=2", "--capacity", "1TB")["largest_batch"]
     assert (largest["factor"], largest["peak_bytes"]) == (2**16, 800 + 2**16 * 1280)
     assert largest["step_ms"] > 0
-    assert main(["memory", trace, "amp", "--capacity", "1TB"]) == 0
+    assert main(["memory", trace, "batch_size:factor=2", "--capacity", "1TB"]) == 0
     assert "has at least 327,680 samples" in " ".join(capsys.readouterr().out.split())
 
 
@@ -131,8 +135,109 @@ def test_no_batch_is_searched_without_end(trace: str, capsys: pytest.CaptureFixt
 def test_the_largest_batch_is_the_largest_that_fits(capacity_bytes: int) -> None:
     """Beside a search that tries one batch after the other."""
     memory = drawn()
-    found = largest_that_fits(memory, 5, capacity_bytes)
-    assert found == max(n for n in range(301) if n == 0 or peak(with_batch(memory, n / 5)).total <= capacity_bytes)
+
+    def does_not_fit(samples: int) -> bool:
+        return peak(with_batch(memory, samples / 5)).total > capacity_bytes
+
+    least = first_number(does_not_fit, 5, 2**20)
+    assert least == next(n for n in range(1, 302) if does_not_fit(n))
+
+
+@given(st.integers(1, 40), st.sets(st.integers(1, 40)), st.integers(1, 40))
+def test_numbers_that_cannot_be_are_passed_over(bound: int, impossible: set[int], start: int) -> None:
+    """Every number that is reached by doubling is possible here, as 2, 4 and 8 GPUs of a node are."""
+    doubled = {start * 2**times for times in range(7)} | {40}
+    impossible -= doubled
+    found = first_number(lambda n: None if n in impossible else n >= bound, start, 40)
+    assert found == next((n for n in range(1, 41) if n >= bound and n not in impossible), None)
+
+
+GPT2 = Path(__file__).parents[2] / "traces" / "predicted" / "gpt2_h100_predicted.json.gz"
+
+
+@pytest.mark.parametrize("names", [[], ["fsdp:workers=8"], ["activation_checkpoint", "zero:workers=4"]])
+@pytest.mark.parametrize("capacity", ["7GiB", "40GB"])
+def test_the_largest_batch_under_what_ifs_fits_and_one_more_does_not(
+    names: list[str], capacity: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `memory` says when it is asked for that batch and for one more."""
+    found = report(capsys, str(GPT2), *names, "--solve", "batch", "--capacity", capacity)
+    largest = found["largest_batch"]
+    assert largest["transforms"] == names
+    peaks = {}
+    for samples in (largest["batch_size"], largest["batch_size"] + 1):
+        rows = report(capsys, str(GPT2), f"batch_size:size={samples}", *names)["what_ifs"]
+        peaks[samples] = rows[-1]["peak_bytes"]
+    fits, beyond = peaks.values()
+    assert fits == largest["peak_bytes"]
+    assert fits <= found["capacity_bytes"] < beyond
+    # Without --solve the report ends with the same answer.
+    assert report(capsys, str(GPT2), *names, "--capacity", capacity)["largest_batch"] == largest
+
+
+@pytest.mark.parametrize(
+    ("names", "capacity", "before"),
+    [
+        (["fsdp"], "5.3GB", 1),
+        (["amp", "zero:stage=1"], "5.2GiB", 1),
+        # Nodes have 8 GPUs: from there on only whole ones are possible.
+        (["fsdp:cluster=dgx-h100"], "5.2GB", 8),
+    ],
+)
+def test_the_fewest_workers_fit_and_fewer_do_not(
+    names: list[str], capacity: str, before: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys, str(GPT2), *names, "--solve", "workers", "--capacity", capacity)
+    fewest = found["fewest_workers"]
+    assert fewest["workers"] > 1
+    *others, shared = names
+    peaks = []
+    for workers in (fewest["workers"], fewest["workers"] - before):
+        spec = f"{shared}{',' if ':' in shared else ':'}workers={workers}"
+        rows = report(capsys, str(GPT2), *others, spec)["what_ifs"]
+        peaks.append(rows[-1].get("peak_bytes", found["peak_bytes"]))
+    assert peaks[0] == fewest["peak_bytes"]
+    assert peaks[0] <= found["capacity_bytes"] < peaks[1]
+
+
+def test_more_memory_never_takes_more_workers_or_a_smaller_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    workers, batches = [], []
+    for capacity in ("5.2GB", "5.4GB", "6GB", "8GB"):
+        words = [str(GPT2), "fsdp", "--capacity", capacity, "--solve"]
+        workers.append(report(capsys, *words, "workers")["fewest_workers"]["workers"])
+        batches.append(report(capsys, *words, "batch")["largest_batch"]["batch_size"])
+    assert workers == sorted(workers, reverse=True)
+    assert batches == sorted(batches)
+    assert workers[0] > workers[-1] == 1
+    assert batches[0] < batches[-1]
+
+
+def test_the_answer_alone_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        assert main(["memory", str(GPT2), *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert said("fsdp", "--solve", "workers", "--capacity", "5.3GB").startswith(
+        "11 workers are enough, with fsdp:workers=11: 4.92 GiB"
+    )
+    none = said("distributed", "--solve", "workers", "--capacity", "1GB")
+    assert none.startswith("No number of workers up to 65,536 makes the step fit: with distributed:workers=65536")
+    batch = said("fsdp:workers=8", "--solve", "batch", "--capacity", "80GB")
+    assert batch.startswith("The largest batch that fits with fsdp:workers=8 has 127 samples: 74.14 GiB, a step of")
+    assert "Not even a batch of one sample would with zero" in said("zero", "--solve", "batch", "--capacity", "1GB")
+
+
+def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpt2 = [str(GPT2), "--capacity", "5GB", "--solve"]
+    assert "expected --capacity SIZE" in refused(capsys, trace, "--solve", "batch")
+    assert "expected one what-if whose number of workers is open" in refused(capsys, *gpt2, "workers")
+    assert "got fsdp and tensor_parallel" in refused(capsys, *gpt2, "workers", "fsdp", "tensor_parallel")
+    metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
+    unknown = str(write_trace(tmp_path / "unknown.json", two_linear_layers(), whatif=metadata))
+    wrong = refused(capsys, unknown, "--solve", "batch", "--capacity", "3KB")
+    assert "expected a recording that knows its batch size" in wrong
+    # A what-if that cannot be applied is an error here, and in the report a row that says so.
+    assert "vdnn" in refused(capsys, trace, "vdnn", "--solve", "batch", "--capacity", "3KB")
 
 
 def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

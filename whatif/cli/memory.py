@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory that the step must fit into, such as 16GiB (default: the recorded GPU's memory)",
     )
+    parser.add_argument(
+        "--solve",
+        choices=("batch", "workers"),
+        help="print the largest batch, or the fewest workers, whose step under the what-ifs fits into the capacity",
+    )
     add_plot(parser, "plot the memory of the step")
     add_top(parser, "number of layers to list")
     add_analysis(parser)
@@ -44,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
     baseline = baseline_of(args, graph)
     memory_of(graph)  # before what-ifs are tried
     with patience("trying what-ifs"):
-        summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes)
+        summary = memory_summary(baseline, names, capacity_bytes=capacity_bytes, solve=args.solve)
     from whatif.report.plot_memory import memory_figure
-    from whatif.report.text_memory import print_memory
+    from whatif.report.text_memory import print_memory, print_solved
 
     return show(
         args,
         summary.to_dict,
-        lambda: print_memory(summary, args.top),
+        lambda: print_solved(summary) if args.solve else print_memory(summary, args.top),
         figure=lambda: memory_figure(summary),
         warnings=graph.info.remarks,
     )

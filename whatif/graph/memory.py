@@ -36,6 +36,7 @@ class LayerMemory(NamedTuple):
     weights: int = 0  # parameters that its products and convolutions read
     copied: int = 0  # full-precision tensors kept elsewhere; autocast keeps a 16-bit copy of them for its products
     scores: int = 0  # part of ``activations``: the size of attention scores, which a fused attention does not keep
+    fixed_forward: int = 0  # part of ``forward_workspace``: as large as parameters, whatever the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,10 +17,10 @@ from whatif.graph.memory import (
 )
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
-from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
+from whatif.questions.what_fits import Asked, FewestWorkers, LargestBatch, fewest_workers, largest_batch
 
 # The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
 DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
@@ -38,8 +37,6 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
 )
 # Of a timeline: about so many of its moments are shown in each pass.
 SHOWN_MOMENTS = 8
-# No batch is searched beyond this many times the recorded one: no step so much larger can be predicted from this one.
-MOST_TIMES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +47,6 @@ class LayerPart:
     activations: int
     gradients: int
     workspace: int
-
-
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """The largest batch that fits: samples if the recording has its own, times the recorded one, its peak.
-
-    At ``MOST_TIMES`` the recorded one a larger one may fit as well.
-    """
-
-    samples: int | None
-    factor: float
-    peak_bytes: int
-    step: Trial | Refused | None  # None where not even the smallest fits
 
 
 @dataclass(frozen=True)
@@ -78,6 +62,7 @@ class MemorySummary:
     memories: tuple[Memory | None, ...]  # under the what-ifs; None of those that were refused
     capacity_bytes: int | None
     largest: LargestBatch | None
+    fewest: FewestWorkers | None = None
 
     @property
     def measured_bytes(self) -> int | None:
@@ -126,40 +111,46 @@ class MemorySummary:
             "batch_size": info.batch_size,
             "capacity_bytes": self.capacity_bytes,
             "fits": None if self.capacity_bytes is None else self.peak.total <= self.capacity_bytes,
-            "largest_batch": self._largest(),
-        }
-
-    def _largest(self) -> dict[str, Any] | None:
-        if self.largest is None:
-            return None
-        step = self.largest.step
-        return {
-            "batch_size": self.largest.samples,
-            "factor": self.largest.factor,
-            "peak_bytes": self.largest.peak_bytes,
-            "step_ms": step.predicted_ms if isinstance(step, Trial) else None,
+            "largest_batch": self.largest.to_dict() if self.largest else None,
+            "fewest_workers": self.fewest.to_dict() if self.fewest else None,
         }
 
 
 def memory_summary(
-    baseline: Baseline, names: Sequence[str] | None = (), *, capacity_bytes: int | None = None
+    baseline: Baseline,
+    names: Sequence[str] | None = (),
+    *,
+    capacity_bytes: int | None = None,
+    solve: Asked | None = None,
 ) -> MemorySummary:
     """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
 
     Without names the what-ifs are those that are about memory, with None there are none. With several names each is
     told alone, and all of them in their order.
-    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. Raises WhatifError where
-    the recording does not show what a step keeps.
+    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. The largest batch is that
+    under all of ``names`` that apply. With ``solve`` all have to: "batch" asks for the largest batch, "workers" for the
+    fewest workers. Raises WhatifError where the recording does not show what a step keeps, or what ``solve`` needs.
     """
     graph = baseline.graph
     memory = memory_of(graph)
     capacity = capacity_bytes or graph.info.gpu_memory_bytes
+    if solve:
+        _check_solvable(capacity, graph.info.batch_size, solve)
     trier = Trier(baseline, may_move=True)
     chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
     if names and len(names) > 1:
         chosen.append(tuple(names))
-    rows = [] if names is None else chosen or DEFAULT_WHAT_IFS
+    rows = [] if names is None or (solve and not names) else chosen or DEFAULT_WHAT_IFS
     tried = [trier.attempt([load_transform(name) for name in row]) for row in rows]
+    named = [load_transform(name) for name in names or ()]
+    applied = named if solve else [
+        what_if for what_if, alone in zip(named, tried, strict=False) if isinstance(alone, Trial)
+    ]  # fmt: skip
+    largest = fewest = None
+    if solve == "workers":
+        fewest = fewest_workers(trier, named, capacity or 0)
+    elif capacity:
+        largest = largest_batch(trier, memory, graph.info.batch_size, applied, capacity)
     return MemorySummary(
         baseline=baseline,
         memory=memory,
@@ -169,7 +160,8 @@ def memory_summary(
         what_ifs=tuple(tried),
         memories=tuple(found.memory if isinstance(found, Trial) else None for found in tried),
         capacity_bytes=capacity,
-        largest=_largest_batch(trier, memory, graph.info.batch_size, capacity) if capacity else None,
+        largest=largest,
+        fewest=fewest,
     )
 
 
@@ -202,14 +194,16 @@ def memory_of(graph: TaskGraph) -> Memory:
     )
 
 
-def largest_that_fits(memory: Memory, batch: int, capacity_bytes: int) -> int:
-    """Return the largest batch whose peak fits, at most ``MOST_TIMES`` the recorded one of ``batch``; 0 for none."""
-
-    def peak_bytes(samples: int) -> int:
-        return peak(with_batch(memory, samples / batch)).total
-
-    # A larger batch never takes less.
-    return bisect_right(range(1, MOST_TIMES * batch + 1), capacity_bytes, key=peak_bytes)
+def _check_solvable(capacity_bytes: int | None, batch: int | None, solve: Asked) -> None:
+    if capacity_bytes is None:
+        raise WhatifError(
+            f"memory: --solve {solve}: expected --capacity SIZE, as the recording names no GPU of its own."
+        )
+    if solve == "batch" and not batch:
+        raise WhatifError(
+            "memory: --solve batch: expected a recording that knows its batch size, got one that does not; leave "
+            "--solve out for a multiple of the recorded batch."
+        )
 
 
 def _layers(memory: Memory) -> tuple[LayerPart, ...]:
@@ -224,17 +218,6 @@ def _layers(memory: Memory) -> tuple[LayerPart, ...]:
             max(before.workspace, row.forward_workspace, row.backward_workspace),
         )
     return tuple(sorted(found.values(), key=lambda part: -part.activations))
-
-
-def _largest_batch(trier: Trier, memory: Memory, batch: int | None, capacity: int) -> LargestBatch:
-    """Search the number of samples (hundredths of the recorded batch where it is not known) at which the peak fits."""
-    unit = batch or 100
-    fits = largest_that_fits(memory, unit, capacity)
-    peak_bytes = peak(with_batch(memory, max(fits, 1) / unit)).total
-    if not fits:
-        return LargestBatch(0 if batch else None, 0.0, peak_bytes, None)
-    larger = load_transform(f"batch_size:factor={fits / unit!r}")
-    return LargestBatch(fits if batch else None, fits / unit, peak_bytes, trier.attempt([larger]))
 
 
 def _moment(moment: Moment) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from whatif.graph.memory import Moment, peak
 from whatif.graph.types import Phase
 from whatif.questions.advice.trial import Refused, Trial
-from whatif.questions.memory_summary import MOST_TIMES, MemorySummary, shown_moments
+from whatif.questions.memory_summary import MemorySummary, shown_moments
+from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
 from whatif.report.text_advise import print_refused
 
@@ -122,21 +123,52 @@ def capacity_sentences(summary: MemorySummary) -> list[str]:
     capacity, largest = summary.capacity_bytes, summary.largest
     if capacity is None or largest is None:
         return []
-    clock = summary.baseline.clock
     fits = "fits into" if summary.peak.total <= capacity else "does not fit into"
-    told = [f"The step {fits} {size(capacity)}."]
+    return [f"The step {fits} {size(capacity)}.", *_largest_sentences(summary, largest)]
+
+
+def print_solved(summary: MemorySummary) -> None:
+    """Print what ``whatif memory --solve`` asks for: the largest batch, or the fewest workers."""
+    if summary.fewest is not None:
+        sentences = _fewest_sentences(summary, summary.fewest)
+    else:
+        assert summary.largest is not None
+        sentences = _largest_sentences(summary, summary.largest)
+    with report() as out:
+        for sentence, style in zip(sentences, ("bold", "dim"), strict=False):
+            out.say(sentence, style)
+
+
+# Of every answer to what fits.
+_BESIDE_TENSORS = "This counts tensors; a GPU's context and fragmentation of its allocator need additional memory."
+
+
+def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[str]:
+    beside = f"with {' + '.join(largest.what_ifs)}" if largest.what_ifs else ""
     if largest.step is None:
         least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
-        return [*told, f"Not even {least} would: it takes {size(largest.peak_bytes)}."]
+        return [f"Not even {least} would{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
     # The search ends there, and a larger one may fit as well.
     least = "at least " if largest.factor >= MOST_TIMES else ""
     batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"
     if largest.samples:
         batch = f"has {least}{largest.samples:,} samples"
-    ms, step = ms_format(summary.baseline.step_ns / 1e6), largest.step
-    takes = f", {CLOCK_SUBJECTS[clock]} of {ms(step.predicted_ms)} ms" if isinstance(step, Trial) else ""
-    return [
-        *told,
-        f"The largest batch that fits {batch}: {size(largest.peak_bytes)}{takes}.",
-        "This counts tensors; a GPU's context and fragmentation of its allocator need additional memory.",
-    ]
+    told = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
+    return [f"{told}{_takes(summary, largest.step)}.", _BESIDE_TENSORS]
+
+
+def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str]:
+    beside = " + ".join(fewest.what_ifs)
+    if fewest.workers is None:
+        most = f"No number of workers up to {MOST_WORKERS:,} makes the step fit"
+        return [f"{most}: with {beside} it takes {size(fewest.peak_bytes)}."]
+    count = "1 worker is" if fewest.workers == 1 else f"{fewest.workers:,} workers are"
+    told = f"{count} enough, with {beside}: {size(fewest.peak_bytes)} each"
+    return [f"{told}{_takes(summary, fewest.step)}.", _BESIDE_TENSORS]
+
+
+def _takes(summary: MemorySummary, step: Trial | Refused | None) -> str:
+    if not isinstance(step, Trial):
+        return ""
+    ms = ms_format(summary.baseline.step_ns / 1e6)
+    return f", {CLOCK_SUBJECTS[summary.baseline.clock]} of {ms(step.predicted_ms)} ms"

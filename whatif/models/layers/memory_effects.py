@@ -35,8 +35,8 @@ def with_share(memory: Memory, share: float) -> Memory:
     )
 
 
-# What of a layer is in proportion to the batch, beside the workspace of its backward work.
-_WITH_BATCH = ("activations", "forward_workspace", "kept_input", "full_precision", "input", "copied", "scores")
+# What of a layer is in proportion to the batch, beside its workspace.
+_WITH_BATCH = ("activations", "kept_input", "full_precision", "input", "copied", "scores")
 
 
 def with_batch(memory: Memory, factor: float) -> Memory:
@@ -44,8 +44,12 @@ def with_batch(memory: Memory, factor: float) -> Memory:
 
     def grown(layer: LayerMemory) -> LayerMemory:
         sizes = {name: round(getattr(layer, name) * factor) for name in _WITH_BATCH}
-        growing = layer.backward_workspace - layer.fixed_workspace
-        return layer._replace(**sizes, backward_workspace=layer.fixed_workspace + round(growing * factor))
+        forward, backward = layer.fixed_forward, layer.fixed_workspace
+        return layer._replace(
+            **sizes,
+            forward_workspace=forward + round((layer.forward_workspace - forward) * factor),
+            backward_workspace=backward + round((layer.backward_workspace - backward) * factor),
+        )
 
     inputs = memory.buffers + round((memory.inputs - memory.buffers) * factor)
     return replace(memory, inputs=inputs).with_layers([
@@ -93,6 +97,8 @@ def in_half(memory: Memory) -> Memory:
             copied=0,
             forward_workspace=layer.forward_workspace // divisor,
             backward_workspace=layer.backward_workspace // divisor,
+            fixed_forward=layer.fixed_forward // divisor,
+            fixed_workspace=layer.fixed_workspace // divisor,
             kept_input=layer.kept_input // 2,
             input=layer.input // 2,
         )

@@ -25,10 +25,7 @@ def with_sharded_gradients(memory: Memory, workers: int, bucket_bytes: int) -> M
     memory = with_sharded_state(memory, workers)
     bucket = min(bucket_bytes, memory.gradients)
     return memory.with_layers([
-        row._replace(
-            gradients=_part(row.gradients, workers),
-            backward_workspace=row.backward_workspace + row.gradients - _part(row.gradients, workers) + bucket,
-        )
+        _beside(row, _part(row.gradients, workers), 0, row.gradients - _part(row.gradients, workers) + bucket)
         for row in memory.layers
     ])  # fmt: skip
 
@@ -86,14 +83,20 @@ def with_sharded_parameters(
         full = sum(own.get(one, 0) for one in {-1, now}) - sum(parts.get(one, 0) for one in {-1, unit})
         backward[at] = root + there + full + sent
     layers: list[LayerMemory] = [
-        row._replace(
-            gradients=_part(row.gradients, workers),
-            forward_workspace=row.forward_workspace + forward[at],
-            backward_workspace=row.backward_workspace + backward[at],
-        )
-        for at, row in enumerate(rows)
+        _beside(row, _part(row.gradients, workers), forward[at], backward[at]) for at, row in enumerate(rows)
     ]
     return replace(memory, parameters=_part(memory.parameters, workers)).with_layers(layers)
+
+
+def _beside(row: LayerMemory, gradients: int, forward: int, backward: int) -> LayerMemory:
+    """The row with its part of the gradients, and with what is beside its work in either pass, whatever the batch."""
+    return row._replace(
+        gradients=gradients,
+        forward_workspace=row.forward_workspace + forward,
+        fixed_forward=row.fixed_forward + forward,
+        backward_workspace=row.backward_workspace + backward,
+        fixed_workspace=row.fixed_workspace + backward,
+    )
 
 
 def _part(size_bytes: int, workers: int) -> int:

@@ -220,6 +220,16 @@ class Trier:
             estimates=described(changed),
         )
 
+    def peak_bytes_of(self, transforms: Sequence[Transform]) -> int:
+        """Return the peak under ``transforms``, bytes, without a simulation.
+
+        Raises WhatifError where one does not apply, or where memory is not known.
+        """
+        found = _peak_bytes(self._applied(tuple(transforms))[0])
+        if found is None:
+            raise WhatifError("memory: expected a recording that tells what a step keeps, got one that does not.")
+        return found
+
     def fits(self, trial: Trial) -> bool:
         """Whether a trial's step fits into the recorded device, as far as known."""
         capacity = self.baseline.graph.info.gpu_memory_bytes

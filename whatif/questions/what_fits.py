@@ -1,0 +1,169 @@
+"""What fits into a device's memory: the largest batch under some what-ifs, and the fewest workers that share a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from whatif.errors import WhatifError
+from whatif.graph.memory import Memory, peak
+from whatif.models.layers.memory_effects import with_batch
+from whatif.prediction.composition import spelled
+from whatif.prediction.transform import Transform, load_transform
+from whatif.questions.advice.trial import Refused, Trial, Trier
+
+Asked = Literal["batch", "workers"]
+# No batch is searched beyond this many times the recorded one: no step so much larger can be predicted from this one.
+MOST_TIMES = 2**16
+# As many GPUs as the largest published runs of one model have, in a power of two; searched no further.
+MOST_WORKERS = 2**16
+_BATCH = "batch_size"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch that fits: samples if the recording has its own, times the recorded one, its peak.
+
+    At ``MOST_TIMES`` the recorded one a larger one may fit as well.
+    """
+
+    what_ifs: tuple[str, ...]  # as written on a command line; the batch is changed ahead of them
+    samples: int | None
+    factor: float  # 0 where not even the smallest fits, whose peak it is then
+    peak_bytes: int
+    step: Trial | Refused | None  # None where not even the smallest fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as one JSON object; sizes in bytes, times in ms."""
+        return {
+            "batch_size": self.samples,
+            "factor": self.factor,
+            "peak_bytes": self.peak_bytes,
+            "step_ms": step_ms(self.step),
+            "transforms": list(self.what_ifs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FewestWorkers:
+    """The fewest workers whose peak fits; None where the most that were tried do not, whose peak it is then."""
+
+    what_ifs: tuple[str, ...]  # as written on a command line, with that number of workers
+    workers: int | None
+    peak_bytes: int
+    step: Trial | Refused | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as one JSON object; sizes in bytes, times in ms."""
+        return {
+            "workers": self.workers,
+            "peak_bytes": self.peak_bytes,
+            "step_ms": step_ms(self.step),
+            "transforms": list(self.what_ifs),
+        }
+
+
+def step_ms(step: Trial | Refused | None) -> float | None:
+    """Return the time of a step that could be tried, ms."""
+    return step.predicted_ms if isinstance(step, Trial) else None
+
+
+def first_number(holds: Callable[[int], bool | None], start: int, most: int) -> int | None:
+    """Return the least number from 1 to ``most`` at which ``holds``, which holds for all above it; None for none.
+
+    Doubles ``start``, or else halves the numbers below. A number of which ``holds`` answers None is passed over.
+    """
+    below, above = 0, start
+    while not (found := holds(above)):
+        if above == most:
+            return None
+        below = below if found is None else above
+        above = min(2 * above, most)
+    least = above
+    while above - below > 1:
+        middle = tried = (below + above) // 2
+        while (found := holds(tried)) is None and tried + 1 < above:
+            tried += 1
+        if found:
+            least = above = tried
+        elif found is None:
+            above = middle
+        else:
+            below = tried
+    return least
+
+
+def largest_batch(
+    trier: Trier, memory: Memory, batch: int | None, what_ifs: Sequence[Transform], capacity_bytes: int
+) -> LargestBatch:
+    """Search the number of samples (hundredths of the recorded batch where it is not known) whose peak fits.
+
+    The batch is changed ahead of ``what_ifs``, in place of any change of it among them. Raises WhatifError where one of
+    them cannot be applied.
+    """
+    others = [t for t in what_ifs if t.name != _BATCH]
+    unit = batch or 100
+    peaks: dict[int, int] = {}
+
+    def changed(samples: int) -> tuple[Transform, ...]:
+        told = f"size={samples}" if batch else f"factor={samples / unit!r}"
+        return (load_transform(f"{_BATCH}:{told}"), *others)
+
+    def does_not_fit(samples: int) -> bool:
+        if not others:
+            peaks[samples] = peak(with_batch(memory, samples / unit)).total
+        else:
+            peaks[samples] = trier.peak_bytes_of(changed(samples))
+        return peaks[samples] > capacity_bytes
+
+    # A larger batch never takes less.
+    beyond = first_number(does_not_fit, unit, MOST_TIMES * unit)
+    fits = MOST_TIMES * unit if beyond is None else beyond - 1
+    written = tuple(map(spelled, others))
+    if not fits:
+        return LargestBatch(written, 0 if batch else None, 0.0, peaks[1], None)
+    step = trier.attempt(changed(fits))
+    return LargestBatch(written, fits if batch else None, fits / unit, peaks[fits], step)
+
+
+def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
+    """Search the number of workers of the one among ``what_ifs`` that leaves it open, or that alone has workers.
+
+    Raises WhatifError where that is none or several, or where no number of workers is possible.
+    """
+    shared = _of_workers(what_ifs)
+    peaks: dict[int, int] = {}
+    reasons: list[WhatifError] = []
+
+    def changed(workers: int) -> tuple[Transform, ...]:
+        return tuple(t.with_options({"workers": workers}) if t is shared else t for t in what_ifs)
+
+    def fits(workers: int) -> bool | None:
+        try:
+            peaks[workers] = trier.peak_bytes_of(changed(workers))
+        except WhatifError as error:  # of the cluster's nodes, or of the heads of a model, no such groups can be made
+            reasons.append(error)
+            return None
+        return peaks[workers] <= capacity_bytes
+
+    # More workers never keep more each.
+    found = first_number(fits, 1, MOST_WORKERS)
+    if not peaks:
+        raise reasons[0]
+    shown = max(peaks) if found is None else found
+    chosen = changed(shown)
+    return FewestWorkers(tuple(map(spelled, chosen)), found, peaks[shown], trier.attempt(chosen))
+
+
+def _of_workers(what_ifs: Sequence[Transform]) -> Transform:
+    able = [t for t in what_ifs if "workers" in t.parameters]
+    open_ones = [t for t in able if "workers" not in t.options]
+    chosen = open_ones or able
+    if len(chosen) != 1:
+        got = " and ".join(t.name for t in chosen) or "none"
+        raise WhatifError(
+            f"memory: --solve workers: expected one what-if whose number of workers is open, as in fsdp, got {got}; "
+            "say workers=N for the others."
+        )
+    return chosen[0]
