@@ -53,6 +53,8 @@ def print_plan(found: Planned, top: int) -> None:
             out.say(f"  {flags}")
 
 
+# Steps that are shown as equal to a tenth of a percent.
+AS_FAST_PCT = 0.05
 PARTS = ["", "work", "sums", "bubble", "exchange", "update", "step"]
 
 
@@ -106,6 +108,9 @@ def reasons(found: Planned) -> list[str]:
             told.append(f"the best plan is {name}")
             continue
         gain = 100 * (best.samples_per_s / row.samples_per_s - 1)
+        if gain < AS_FAST_PCT:
+            told.append(f"{name} is as fast")
+            continue
         differs = {
             "work": row.parts.work_ms - best.parts.work_ms,
             "sums of activations": row.parts.sums_ms - best.parts.sums_ms,
@@ -113,9 +118,10 @@ def reasons(found: Planned) -> list[str]:
             "exposed exchange": row.parts.exchange_ms - best.parts.exchange_ms,
             "update": row.parts.update_ms - best.parts.update_ms,
         }  # fmt: skip
-        largest = max(differs, key=lambda part: abs(differs[part]))
-        side = "more" if differs[largest] > 0 else "less"
-        told.append(f"{name} is {gain:.1f} % slower: {abs(differs[largest]):,.4g} ms {side} {largest}")
+        largest = max(differs, key=lambda part: differs[part])
+        # Where no piece is longer, only the simulation of the whole step tells them apart.
+        cause = f": {differs[largest]:,.4g} ms more {largest}" if differs[largest] > 0 else " when simulated"
+        told.append(f"{name} is {gain:.1f} % slower{cause}")
     for name, why in found.plain.items():
         if isinstance(why, str):
             told.append(f"plain {name}: {why}")

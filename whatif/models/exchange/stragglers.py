@@ -112,15 +112,24 @@ def with_slowest(graph: TaskGraph, network: Network) -> TaskGraph:
     is. Their steps differ by the network's ``spread_pct``, else as those of the recording, which on a GPU is
     ``GPU_SPREAD_PCT`` or more. At the lower end all are equally fast.
     """
-    on_gpu, told = bool(graph.on_gpu.any()), network.spread_pct
-    spread_pct = max(recorded_spread_pct(graph) or 0.0, GPU_SPREAD_PCT if on_gpu else 0.0) if told is None else told
     together = network.workers * tensor_workers(graph) * len({thread.rank for thread in graph.threads})
-    factor = min(slowest_of(together, spread_pct).mean, _MOST if told is None else math.inf)
+    factor = slowest_factor(graph, together, network.spread_pct)
     if factor <= 1:
         return graph
+    on_gpu = bool(graph.on_gpu.any())
     # On a CPU what other what-ifs put in stays: messages, and the work of gloo's threads.
     work = graph.kind != TaskKind.COMMUNICATION if on_gpu else graph.on_cpu & (graph.start_ns >= 0)
     return graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
+
+
+def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None) -> float:
+    """Return how many times as long the slowest of ``workers`` takes as the recorded one, who differ by ``told_pct``.
+
+    By default they differ as the steps of the recording do, on a GPU by ``GPU_SPREAD_PCT`` or more.
+    """
+    least_pct = GPU_SPREAD_PCT if graph.on_gpu.any() else 0.0
+    spread_pct = max(recorded_spread_pct(graph) or 0.0, least_pct) if told_pct is None else told_pct
+    return min(slowest_of(workers, spread_pct).mean, _MOST if told_pct is None else math.inf)
 
 
 # A collective is late that takes more than this many times what its link and algorithm should, and a kernel's start:

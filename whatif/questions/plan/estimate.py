@@ -20,10 +20,14 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.cluster.network import Network
 from whatif.models import accumulated, gradients, with_batch
+from whatif.models.durations.estimator import shortest_kernel_ns
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import CALL_NS
 from whatif.models.exchange.network_options import network_of
+from whatif.models.exchange.stragglers import slowest_factor
+from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.gradients import adding_ns
+from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import passes
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, row_parts
@@ -116,6 +120,10 @@ class Composer:
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
+        update_ns = graph.duration_ns[step_kernels(graph)]
+        floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
+        self._start_up = float(np.minimum(update_ns, floor_ns).sum() / max(update_ns.sum(), 1))
+        self._slowest: dict[int, float] = {}
         self._cuts: dict[tuple[int, int], Int64 | None] = {}
         self._networks: dict[tuple[str, int], Network | None] = {}
         self._units: tuple[dict[str, int], dict[int, int]] | None = None
@@ -140,7 +148,22 @@ class Composer:
 
     def parts(self, plan: Plan) -> Parts:
         """Return what the step of a plan is made of. Raises WhatifError where the cluster has no such groups."""
-        return self._pipeline(plan) if plan.pipeline > 1 else self._alone(plan)
+        found = self._pipeline(plan) if plan.pipeline > 1 else self._alone(plan)
+        if plan.data == 1:
+            return found
+        # Copies wait for the slowest of all devices.
+        work, sums, bubble, exchange, update = found
+        slower = self._slower(plan.devices)
+        return Parts(work * slower, sums * slower, bubble * slower, exchange, update * slower)
+
+    def _shared_update(self, workers: int) -> float:
+        """What is left of the update that ``workers`` share: its kernels' start-up, and their part of the rest."""
+        return self._start_up + (1 - self._start_up) / workers
+
+    def _slower(self, devices: int) -> float:
+        if devices not in self._slowest:
+            self._slowest[devices] = slowest_factor(self.graph, devices)
+        return self._slowest[devices]
 
     def peak_bytes(self, plan: Plan) -> int | None:
         """Return the peak of the fullest device, bytes; None where the recording does not tell memory."""
@@ -244,7 +267,7 @@ class Composer:
         both = one.forward.plus(one.backward)
         each = _Sides(*(np.asarray(side.sum()) for side in both))
         copies = each.times(plan.passes).plus(self.added.times(plan.passes - 1))
-        share = 1 / plan.data if plan.level != DDP else 1.0
+        share = self._shared_update(plan.data) if plan.level != DDP else 1.0
         update = _Sides(*(np.asarray(side.sum()) for side in one.update))
         work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in one.batch)))
         if plan.level == FSDP and plan.data > 1:  # three calls a unit, and the root's two, in every pass
@@ -314,7 +337,7 @@ class Composer:
             if plan.level:
                 exchange = among.cost("reduce_scatter", stage_bytes).total_ns
                 exchange = exchange + among.cost("all_gather", stage_bytes).total_ns
-                update = update / plan.data
+                update = update * self._shared_update(plan.data)
             else:
                 exchange = among.cost("all_reduce", stage_bytes).total_ns
         # A stage ends before those ahead of it, and begins behind them: so much later its update may be over.

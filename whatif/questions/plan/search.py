@@ -29,6 +29,8 @@ MOST_TENSOR = 8
 MOST_TIMES = 8
 # So many of the best plans are simulated: the composition of pieces ranks those whose steps differ by a few percent.
 SIMULATED = 4
+# Some more are while an estimate is better than all simulations.
+MOST_SIMULATED = 8
 _KEPT = 60  # estimates of each way of cutting that are compared with those of the others
 
 
@@ -265,10 +267,12 @@ def _key(by: str) -> Any:
 
 def _simulated(baseline: Baseline, rows: list[Row], by: str) -> list[Row]:
     """The rows ranked, the best of them simulated; those that do not apply, or do not fit then, are left out."""
-    rows = sorted(rows, key=_key(by))
+    key = _key(by)
     done: list[Row] = []
-    left = list(rows)
-    while left and len(done) < SIMULATED:
+    left = sorted(rows, key=key)
+    while left and len(done) < MOST_SIMULATED:
+        if len(done) >= SIMULATED and key(left[0]) >= min(map(key, done)):
+            break
         row = left.pop(0)
         try:
             changed = simulated(baseline, row)
@@ -276,7 +280,7 @@ def _simulated(baseline: Baseline, rows: list[Row], by: str) -> list[Row]:
             continue
         if changed.fits:
             done.append(changed)
-    return [*sorted(done, key=_key(by)), *left]
+    return [*sorted(done, key=key), *left]
 
 
 def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
