@@ -166,3 +166,14 @@ def test_megatron_and_deepspeed_flags() -> None:
     assert json.loads(sharded["DeepSpeed"])["zero_optimization"] == {"stage": 3}
     assert "fully_shard" in sharded["FSDP2"]
     assert "Megatron-LM" not in sharded
+
+
+def test_plans_none_of_which_applies_are_refused_with_the_reason(
+    predicted: Baseline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(baseline: Baseline, row: Row) -> Row:
+        raise WhatifError("distributed: expected other collectives.")
+
+    monkeypatch.setattr("whatif.questions.plan.search.simulated", refuse)
+    with pytest.raises(WhatifError, match="distributed: expected other collectives"):
+        plan(predicted, [asked_of(predicted, 4, CLUSTER, global_batch=32)])

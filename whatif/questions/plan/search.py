@@ -185,7 +185,9 @@ def plan(
                 progress(place + 1, len(ways))
     if not rows:
         raise WhatifError(_none_fits(asked, left_out))
-    ranked = _simulated(baseline, rows, by)
+    ranked, refused = _simulated(baseline, rows, by)
+    if not ranked:
+        raise WhatifError(_none_fits(asked, {"": refused} if refused else {}))
     plain = _plain(baseline, asked[0], ranked)
     return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit)
 
@@ -265,22 +267,24 @@ def _key(by: str) -> Any:
     return (lambda row: row.cost) if by == "cost" else (lambda row: -row.samples_per_s)
 
 
-def _simulated(baseline: Baseline, rows: list[Row], by: str) -> list[Row]:
-    """The rows ranked, the best of them simulated; those that do not apply, or do not fit then, are left out."""
+def _simulated(baseline: Baseline, rows: list[Row], by: str) -> tuple[list[Row], str]:
+    """The rows ranked, the best simulated, without those that do not apply or fit then; and why the last did not."""
     key = _key(by)
     done: list[Row] = []
     left = sorted(rows, key=key)
+    refused = ""
     while left and len(done) < MOST_SIMULATED:
         if len(done) >= SIMULATED and key(left[0]) >= min(map(key, done)):
             break
         row = left.pop(0)
         try:
             changed = simulated(baseline, row)
-        except WhatifError:
+        except WhatifError as error:
+            refused = str(error)
             continue
         if changed.fits:
             done.append(changed)
-    return [*sorted(done, key=key), *left]
+    return [*sorted(done, key=key), *left], refused
 
 
 def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
