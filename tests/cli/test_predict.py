@@ -138,3 +138,9 @@ def test_nothing_heavy_is_imported_for_help() -> None:
         "import sys; from whatif.cli.main import main; main(['predict', '--help']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_prediction_does_not_warn_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    need("torch")
+    assert main(["predict", TWO, "--input", "32,8", "--device", "V100-SXM2-32"]) == 0
+    assert "predicted, not recorded" not in capsys.readouterr().err

@@ -127,15 +127,17 @@ def run(args: argparse.Namespace) -> int:
     check_plots(args.plot, [target])
     with patience("predicting"):
         predicted = _predicted(target, kind, wanted, device, gpu, args, transforms)
+    from whatif.ingest.graph_of_events import NOT_RECORDED
     from whatif.report.plot_predict import predicted_figure
     from whatif.report.text_predict import print_predicted
 
+    known = (predicted.prediction.verdict, NOT_RECORDED)  # the first is printed, the second is what predict does
     return show(
         args,
         predicted.to_dict,
         lambda: print_predicted(predicted),
         figure=lambda: predicted_figure(predicted),
-        warnings=(sentence for sentence in predicted.warnings if sentence != predicted.prediction.verdict),
+        warnings=(sentence for sentence in predicted.warnings if sentence not in known),
     )
 
 
