@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -36,10 +35,7 @@ MISSED = {
     "densenet121: compile",
     "a rank that sleeps, woken",
     "parameter_server-gpt2-1000mbit/slices by priority",
-    *(
-        f"pipeline-{model}-{rate}mbit/{schedule}, {count} micro-batches"
-        for model, rate, schedule, count in itertools.product(("mlp",), (200, 1000), ("gpipe", "1f1b"), (4, 8))
-    ),
+    *(f"pipeline-mlp-{run} micro-batches" for run in ("1000mbit/1f1b, 4", "1000mbit/1f1b, 8", "200mbit/1f1b, 8")),
     *(
         f"pipeline-resnet-{run} micro-batches"
         for run in ("1000mbit/gpipe, 4", "1000mbit/gpipe, 8", "1000mbit/1f1b, 8", "200mbit/gpipe, 4")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
 from whatif.errors import WhatifError
-from whatif.ingest import file_bytes, json_chunks
+from whatif.ingest import file_bytes, json_chunks, scanned
 from whatif.ingest.events import DROPPED_FAR, Events
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
@@ -365,6 +365,7 @@ def test_hostile_files_take_linear_time_and_bounded_memory(
     monkeypatch.setattr(json_chunks, "CHUNK_BYTES", 50_000)
     monkeypatch.setattr(json_chunks, "MAX_EVENT_BYTES", 100_000)
     monkeypatch.setattr(json_chunks, "_MAX_HEADER_BYTES", 200_000)
+    monkeypatch.setattr(scanned, "_MOST_ROWS", 256)
 
     def measure(size_bytes: int, measure_memory: bool) -> tuple[float, int]:
         text = hostile(kind, size_bytes)

@@ -150,8 +150,9 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2"):
         whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
     before = baseline(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
+    sizeless = before.graph.replace(size_bytes=np.full_like(before.graph.size_bytes, -1))
     with pytest.raises(WhatifError, match="lacks the sizes of its all-reduces"):
-        whatif.apply(before, "blueconnect")
+        whatif.apply(sizeless, "blueconnect")
     after = whatif.apply(before, "blueconnect:bandwidth=25Gbps")
     for stage in ("reduce-scatter among 4", "reduce-scatter among 2", "all-gather among 2", "all-gather among 4"):
         assert int(after.graph.select(name=f"^{stage}$").sum()) == int(all_reduces(before.graph).sum()) == 3
@@ -165,12 +166,13 @@ def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> 
     assert before.graph.size_bytes[tasks].tolist() == 3 * [5_746_640, 17_632_384]
     with pytest.raises(WhatifError, match="product is 8 workers, got 2x2"):
         whatif.apply(before, "blueconnect:factors=2x2")
-    # What part of an all-reduce was waiting nobody knows: up to all of it, and then nothing is gained.
+    # Most of these all-reduces waits for peers, which fewer bytes do not shorten.
     recorded_ns = before.graph.duration_ns[tasks]
     sparse = whatif.apply(before, "dgc")
     exchange = sparse.graph.select(name="^sparse all-gather$")
     assert sparse.graph.high_ns[exchange].tolist() == recorded_ns.tolist()
-    assert sparse.predicted_ms < 0.7 * before.step_ns / 1e6 < 0.9 * before.step_ns / 1e6 < sparse.high_ms
+    assert 0.9 * before.step_ns / 1e6 < sparse.predicted_ms < before.step_ns / 1e6
+    assert sparse.predicted_ms < sparse.high_ms
     on_gpu = sparse.graph.on_gpu[sparse.graph.select(name="compress gradients$")]
     assert on_gpu.all()
     assert len(on_gpu) == 12

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -138,16 +139,18 @@ def _answer(outcome: Outcome) -> Any:
     told = json.loads(outcome.out)
     keys = ("baseline_ms", "predicted_ms", "replay_error_pct", "points", "best", "devices", "change_pct", "status",
             "peak_bytes", "architectures", "pairs", "rows")  # fmt: skip
-    return _rounded({key: told[key] for key in keys if key in told})
+    return {key: told[key] for key in keys if key in told}
 
 
-def _rounded(value: Any) -> Any:
-    """A JSON value whose numbers have three digits: a tie of medians may differ in the last ones."""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two JSON values agree, numbers in three digits: a tie of medians may differ in the last ones."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-9)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
 
 
 def cell(command: str, folder: Path, whole: bytes, data: bytes) -> str:
@@ -161,7 +164,7 @@ def cell(command: str, folder: Path, whole: bytes, data: bytes) -> str:
         return "refused" if named or not after.out else "SILENT"
     if named:
         return "void" if command == "info" and after.status == 1 else "named"
-    return "same" if _answer(after) == _answer(before) else "SILENT"
+    return "same" if _alike(_answer(after), _answer(before)) else "SILENT"
 
 
 def table() -> list[str]:

@@ -466,7 +466,7 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
         yield (
             Severity.DOUBT if share > WAIT_SHARE else Severity.NOTE, count,
             f"{_s(count, 'collective', ('lasts', 'last'))} {WAITED} times as long as the fastest of the same kind and "
-            f"size or longer, {100 * share:.0f} % of the time: waiting for other ranks counts as transfer",
+            f"size or longer, {100 * share:.0f} % of the time: they wait for other ranks",
             remedy,
         )  # fmt: skip
 
