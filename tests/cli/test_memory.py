@@ -212,6 +212,12 @@ def test_more_memory_never_takes_more_workers_or_a_smaller_batch(capsys: pytest.
     assert batches[0] < batches[-1]
 
 
+def test_alternatives_are_told_alone_and_the_largest_batch_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, str(GPT2), "zero:stage=1", "fsdp", "--capacity", "80GB")
+    assert found["largest_batch"]["transforms"] == []
+    assert found["largest_batch"] == report(capsys, str(GPT2), "--capacity", "80GB")["largest_batch"]
+
+
 def test_the_answer_alone_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
         assert main(["memory", str(GPT2), *words]) == 0

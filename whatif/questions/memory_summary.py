@@ -128,8 +128,9 @@ def memory_summary(
     Without names the what-ifs are those that are about memory, with None there are none. With several names each is
     told alone, and all of them in their order.
     ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. The largest batch is that
-    under all of ``names`` that apply. With ``solve`` all have to: "batch" asks for the largest batch, "workers" for the
-    fewest workers. Raises WhatifError where the recording does not show what a step keeps, or what ``solve`` needs.
+    under all of ``names`` that apply, where these go together. With ``solve`` all have to: "batch" asks for the largest
+    batch, "workers" for the fewest workers. Raises WhatifError where the recording does not show what a step keeps, or
+    what ``solve`` needs.
     """
     graph = baseline.graph
     memory = memory_of(graph)
@@ -146,6 +147,8 @@ def memory_summary(
     applied = named if solve else [
         what_if for what_if, alone in zip(named, tried, strict=False) if isinstance(alone, Trial)
     ]  # fmt: skip
+    if not solve and len(applied) > 1 and not isinstance(trier.attempt(applied), Trial):
+        applied = []  # alternatives, each told alone
     largest = fewest = None
     if solve == "workers":
         fewest = fewest_workers(trier, named, capacity or 0)
