@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 
+from whatif.files import cache_home
 from whatif.from_module.operations import OperatorGraph
 
 
@@ -16,7 +15,7 @@ def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGra
 
     What is kept is a pickle: the folder is the user's own, and nobody else may write there.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whatif-published"
+    folder = cache_home().with_name("whatif-published")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     if path.exists():

@@ -105,7 +105,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
         return _failed(error, interrupted=isinstance(error, KeyboardInterrupt) or interrupted())
 
 
-# A command on a small trace takes less, and nobody waits for it.
+# A command on a small trace takes less.
 _LONG_S = 5
 
 
