@@ -108,7 +108,7 @@ def _run_command(command: str, exits: int) -> list[str]:
         done = subprocess.run([program, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         status, out, err = done.returncode, done.stdout, done.stderr
     if status != exits:
-        raise PageError(f"`{command}` ended with {status} and not {exits}:\n{out[-500:]}{err[-2000:]}")
+        raise PageError(f"`{command}` ended with {status} and not {exits}:\n{out}{err}")
     printed = [line.rstrip() for line in out.strip("\n").splitlines()]
     if cut and cut["first"]:
         return printed[: int(cut["first"])]

@@ -25,7 +25,7 @@ LEAST_KERNELS = 8
 LEAST_LOOP = 10
 # Distances at which a sequence agrees with itself that are looked at one by one.
 CANDIDATES = 48
-# A mark that holds less than this share of the usual one is a stub at the end of a recording.
+# A last mark that is shorter than this share of the usual one was cut by the end of the recording.
 STUB_SHARE = 0.05
 
 
@@ -85,7 +85,7 @@ def find_steps(
         return _by_count(events, main, launched, rule.count)
     profiler = _marks(events, marks.step[events.name] & (events.track == main))
     if len(profiler[0]):
-        start_ns, end_ns = _without_stubs(*profiler)
+        start_ns, end_ns = _without_stub(*profiler)
         return Steps(np.append(start_ns, end_ns[-1]), "profiler marks")
     served = _by_serving(events)
     if served is not None:
@@ -159,10 +159,11 @@ def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:
     return start_ns[outer], end_ns[outer]
 
 
-def _without_stubs(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    usual_ns = float(np.median(end_ns - start_ns))
-    whole = (end_ns - start_ns) >= STUB_SHARE * usual_ns
-    return start_ns[whole], end_ns[whole]
+def _without_stub(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Leave out the last mark where the recording ended in it: earlier ones ended by themselves, however short."""
+    lasts_ns = end_ns - start_ns
+    keep = slice(None, -1 if lasts_ns[-1] < STUB_SHARE * np.median(lasts_ns) else None)
+    return start_ns[keep], end_ns[keep]
 
 
 def _first_is_whole(first_ns: int, edges_ns: Int64) -> bool:
