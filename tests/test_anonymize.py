@@ -461,8 +461,14 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 def test_what_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "a.json", [op("aten::mm", 0, 1, **{"Concrete Inputs": "deep"})])
     trace.write_text(trace.read_text().replace('"deep"', "[" * 900 + '"/x"' + "]" * 900), encoding="utf-8")
-    with pytest.raises(WhatifError, match="nested"):
-        anonymize(trace, tmp_path / "out.json")
+    limit = sys.getrecursionlimit()
+    # Since Python 3.12 a list in a list takes one frame of two, and the limit is no longer that of reading JSON.
+    sys.setrecursionlimit(limit if sys.version_info < (3, 12) else 600)
+    try:
+        with pytest.raises(WhatifError, match="nested"):
+            anonymize(trace, tmp_path / "out.json")
+    finally:
+        sys.setrecursionlimit(limit)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.published.weak_scaling import Cell, Steps, cells, fitted
+from tests.helpers import need
+
+need("torch")
+from benchmarks.published.weak_scaling import Cell, Steps, cells, fitted  # noqa: E402
 
 ROWS = """framework,model,machine,gpus,batch_per_gpu,precision,throughput,unit
 PyTorch,ResNet-50 v1.5,DGX-1 V100 16GB,1,,fp32,100,img/s

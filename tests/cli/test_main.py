@@ -135,7 +135,6 @@ def test_a_wrong_order_is_told_the_right_one(trace: str, capsys: pytest.CaptureF
         (["apply", "scael", "nowhere.json"], "there is no transform 'scael'; did you mean 'scale'?"),
         (["apply", "scale:fctor=2", "nowhere.json"], "there is no option 'fctor'; did you mean 'factor'?"),
         (["transforms", "nothing_like_it"], "there is no transform 'nothing_like_it'"),
-        (["collect", "nowhere.py"], "nowhere.py: expected a Python script, got no such file"),
     ],
 )
 def test_what_cannot_be_done_exits_with_1(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

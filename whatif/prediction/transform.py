@@ -166,7 +166,7 @@ def built_in_summaries() -> Iterator[tuple[str, str, str]]:
     folder = Path(importlib.import_module(BUILT_IN_PACKAGE).__path__[0])
     for name in built_in_names():
         path = folder / f"{name}.py"
-        yield name, (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0], str(path)
+        yield name, _docstring_of(path.read_bytes()).partition("\n")[0], str(path)
 
 
 def plug_in_names() -> list[str]:
@@ -218,12 +218,19 @@ def _load_file(name: str) -> types.ModuleType:
     return module
 
 
+def _docstring_of(source: str | bytes) -> str:
+    """The docstring of a module's text, also under -OO, where `ast.parse` of Python 3.14 leaves it out."""
+    tree = compile(source, "<transform>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True, optimize=0)
+    assert isinstance(tree, ast.Module)
+    return ast.get_docstring(tree) or ""
+
+
 def _docstring(module: types.ModuleType) -> str:
     """The module's docstring; from its source if the interpreter drops docstrings (-OO)."""
     if module.__doc__ is not None:
         return inspect.cleandoc(module.__doc__)
     try:
-        return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
+        return _docstring_of(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):  # there is no source
         return ""
 
