@@ -142,6 +142,20 @@ def test_exact_answers_are_those_of_a_slow_twin(rows: list[tuple[int, float]], s
         assert high == pytest.approx(times[m][-1] * np.exp(1.645 * 0.05))
 
 
+def test_a_restricted_chain_answers_with_its_sources_and_leaves_the_whole_one_alone() -> None:
+    """In either order: what one has answered is not taken for what the other would say."""
+    index, asked = indexed((timed([8], [10.0]), origin())), products([8, 8])
+    for first_whole in (True, False):
+        whole = Estimator(index, V100)
+        sheet = whole.restricted((AnswerSource.ANALYTIC, AnswerSource.SAME_CHIP))
+        for chain in (whole, sheet, whole) if first_whole else (sheet, whole, sheet):
+            expected = AnswerSource.EXACT if chain is whole else AnswerSource.ANALYTIC
+            answers = chain.estimate(asked)
+            assert answers.answered_by.tolist() == [expected] * 2
+            answers.t_s[:] = 1.0  # an answer is the asker's own: the next one is not changed
+        assert us(whole.estimate(asked).t_s) == pytest.approx([10.0] * 2)
+
+
 # -- the law and the neighbours -------------------------------------------------------------------------------------
 
 

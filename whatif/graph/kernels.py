@@ -223,6 +223,7 @@ _OPERATOR_FAMILIES = (
 )  # fmt: skip
 
 
+@cache
 def classify_operator(name: str) -> KernelFamily:
     """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name tells none."""
     return _first_match(_OPERATOR_FAMILIES, name, KernelFamily.OTHER)

@@ -31,11 +31,16 @@ class shared_property(Generic[T]):  # noqa: N801 -- used as a decorator, like fu
     def __get__(self, owner: object | None, kind: type | None = None) -> T | shared_property[T]:
         if owner is None:
             return self
-        cache: dict[str, T] = owner.__dict__.setdefault(_CACHE, {})
-        if self._name not in cache:
-            cache[self._name] = self._compute(owner)
-            freeze(cache[self._name])
-        return cache[self._name]
+        return found(owner, self._name, self._compute)
+
+
+def found(owner: object, name: str, compute: Callable[[Any], T]) -> T:
+    """Return what ``compute`` finds of ``owner``, kept under ``name`` for it and all that share with it."""
+    cache: dict[str, T] = owner.__dict__.setdefault(_CACHE, {})
+    if name not in cache:
+        cache[name] = compute(owner)
+        freeze(cache[name])
+    return cache[name]
 
 
 def share(old: object, new: object) -> None:

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from whatif.graph.described import Described
 
-# The fields that say which task waits for which, and what is kept of them once it has been asked for.
-_STRUCTURE = {"kind", "thread", "dependencies", "waits", "threads"}
+# The fields of which something is kept once it has been asked for: which task waits for which, and where steps end.
+_STRUCTURE = {"kind", "thread", "step", "dependencies", "waits", "threads"}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,9 +56,11 @@ METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pa
 ENOUGH_TO_LEARN = 200
 # What another board of one chip adds to the half-width of a range, log: other clocks under load. Our estimate.
 CHIP_WIDTH = 0.1
+# Questions whose answers are kept: a what-if asks some twenty, of up to some hundred operators each.
+QUESTIONS = 512
 
 
-@dataclass
+@dataclass(eq=False)
 class Estimator:
     """Answers for one device from an index and models; what it learns of a group is kept for the next question.
 
@@ -78,6 +81,8 @@ class Estimator:
     _learned: dict[tuple[str, int], Group | None] = field(default_factory=dict)
     _anchored: dict[tuple[str, np.uint64], Anchors | None] = field(default_factory=dict)
     _taken_over: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
+    _twins: dict[str, Estimator] = field(default_factory=dict, init=False)
+    _answered: dict[tuple[tuple[AnswerSource, ...], bytes], Answers] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.gpu = devices.facts(self.device)
@@ -97,14 +102,29 @@ class Estimator:
         facts_by_name = {name: devices.facts(name) for name in sorted(named)}
         self.other_gpus = {name: gpu for name, gpu in facts_by_name.items() if gpu is not None and gpu.vendor == vendor}
 
+    def restricted(self, sources: Sequence[AnswerSource]) -> Estimator:
+        """Return the chain with those of ``sources`` that it has; what either learns, both know."""
+        part = copy(self)
+        part.sources = [source for source in sources if source in self.sources]
+        return part
+
     def estimate(self, ops: Operators) -> Answers:
         """Estimate each of n operators."""
-        # A trace asks for the same few operators over and over.
-        _, first, which = np.unique(ops.keys, return_index=True, return_inverse=True)
-        asked = ops.take(first)
-        distinct = unanswered(len(first), self.bases)
-        measured = self.index.families.get(ops.family)
-        groups = self.index.groups.get(ops.family, [])
+        # A trace asks for the same few operators over and over, and so does the next what-if.
+        keys, first, which = np.unique(ops.keys, return_index=True, return_inverse=True)
+        question = (tuple(self.sources), keys.tobytes())
+        answers = self._answered.get(question)
+        if answers is None:
+            if len(self._answered) >= QUESTIONS:
+                self._answered.clear()
+            answers = self._answered[question] = self._distinct(ops.take(first))
+        return answers.take(which.reshape(-1))
+
+    def _distinct(self, asked: Operators) -> Answers:
+        """Estimate each of operators that differ."""
+        distinct = unanswered(len(asked), self.bases)
+        measured = self.index.families.get(asked.family)
+        groups = self.index.groups.get(asked.family, [])
         if measured is not None and AnswerSource.EXACT in self.sources:
             self._exact(measured, groups, asked.keys, distinct)
         if AnswerSource.LEARNED in self.sources:
@@ -116,7 +136,7 @@ class Estimator:
         if AnswerSource.SAME_CHIP in self.sources:
             self._same_chip(asked, distinct)
         self._from_others(measured, groups, asked, distinct)
-        return distinct.take(which.reshape(-1))
+        return distinct
 
     def _from_others(
         self, measured: FamilyIndex | None, groups: list[GroupInfo], asked: Operators, answers: Answers
@@ -281,10 +301,7 @@ class Estimator:
                 continue
             part = asked.take(rows)
             able = answers_analytically(self.gpu, part)
-            there = Estimator(
-                self.index, twin, (AnswerSource.LEARNED,), self.method, self.framework, self.launch, self.models,
-                self.kernels_alone,
-            )  # fmt: skip
+            there = self._twin(twin)
             told = there.estimate(part)
             able &= told.answered_by == AnswerSource.LEARNED
             basis = np.array([b in self.bases and b.launch == "with launch" for b in there.bases] + [False])
@@ -294,6 +311,15 @@ class Estimator:
             rank = np.array([self.bases.index(b) if b in self.bases else -1 for b in there.bases] + [-1])[told.basis]
             scaled = Estimates(told.t_s * ratio, told.low_s * ratio / width, told.high_s * ratio * width, told.outside)
             answers.fill(rows[able], scaled.take(able), AnswerSource.SAME_CHIP, rank[able], told.evidence[able])
+
+    def _twin(self, device: str) -> Estimator:
+        """The models of another board."""
+        if device not in self._twins:
+            self._twins[device] = Estimator(
+                self.index, device, (AnswerSource.LEARNED,), self.method, self.framework, self.launch, self.models,
+                self.kernels_alone,
+            )  # fmt: skip
+        return self._twins[device]
 
     def _models_across(self, asked: Operators, answers: Answers) -> tuple[Bool, Float64]:
         """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
@@ -396,8 +422,11 @@ def same_chip(gpu: Gpu, other: Gpu) -> bool:
 
 def _sheet_s(gpu: Gpu, ops: Operators, launch: Bool) -> Float64:
     """What a data sheet says of operators, seconds, shape (n,), with a launch where that is asked for."""
-    found = (analytic.analytic_answers(gpu, ops, launch=held)[0] for held in (False, True))
-    return np.where(launch, *reversed(list(found)))
+    alone, launched = (
+        analytic.analytic_answers(gpu, ops, launch=held)[0] if np.any(launch == held) else np.zeros(len(ops))
+        for held in (False, True)
+    )
+    return np.where(launch, launched, alone)
 
 
 def _over_other_devices(gpu: Gpu, ops: Operators) -> Float64:

@@ -108,22 +108,15 @@ def executed_over_asked(gpu: Gpu, ops: Operators) -> Float64:
     """
     if ops.family != "matmul":
         return np.ones(len(ops))
-    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
-    batch, m, n = c["batch"], c["m"], c["n"]
+    batch, m, n, k = (ops.integers[name].astype(np.float64) for name in ("batch", "m", "n", "k"))
     useful = np.maximum(batch * m * n, 1.0)
-    splits = [(by, np.where((by == 1) | (c["k"] >= by * _LEAST_K), 1.0, np.inf)) for by in _SPLITS]
-    executed = [
-        np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) * split / gpu.sm_count)
-        * gpu.sm_count
-        / split
-        * rows
-        * columns
-        / share
-        * allowed
-        for rows, columns, share in _TILES
-        for split, allowed in splits
-    ]
-    return np.asarray(np.maximum(np.min(executed, axis=0) / useful, 1.0))
+    # All choices at once: tiles, then splits, then operators.
+    rows, columns, share = np.array(_TILES).T[:, :, None, None]
+    split = np.array(_SPLITS, dtype=np.float64)[:, None]
+    allowed = np.where((split == 1) | (k >= split * _LEAST_K), 1.0, np.inf)
+    waves = np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) * split / gpu.sm_count)
+    executed = waves * gpu.sm_count / split * rows * columns / share * allowed
+    return np.asarray(np.maximum(executed.min(axis=(0, 1)) / useful, 1.0))
 
 
 def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ def mixed(values: UInt64) -> UInt64:
         return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
 
 
+@lru_cache(maxsize=4096)
 def text_code(text: str) -> int:
     """Return the 64 bits that stand for a text: the first eight bytes of its SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "little")
@@ -42,8 +44,10 @@ def op_keys(family: str, texts: Mapping[str, UInt64], integers: Mapping[str, Int
     columns = dict(texts)
     columns |= {name: np.asarray(column, dtype=np.int64).view(np.uint64) for name, column in integers.items()}
     key = np.full(len(next(iter(columns.values()))), text_code(f"family {family}"), dtype=np.uint64)
-    for name in sorted(columns):
-        key = mixed(key ^ mixed(columns[name] ^ np.uint64(text_code(f"column {name}"))))
+    names = sorted(columns)
+    codes = np.array([text_code(f"column {name}") for name in names], dtype=np.uint64)
+    for column in mixed(np.stack([columns[name] for name in names]) ^ codes[:, None]):
+        key = mixed(key ^ column)
     return key
 
 

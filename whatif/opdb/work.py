@@ -16,8 +16,18 @@ _Columns = Mapping[str, Float64]
 def work(ops: Operators) -> tuple[Float64, Float64]:
     """Return the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or nothing tells.
 
-    Every input is read once and the output written once. A number format that is not known counts four bytes.
+    Every input is read once and the output written once. A number format that is not known counts four bytes. The
+    arrays are kept with the operators, since every source asks for them, and are read-only.
     """
+    kept: tuple[Float64, Float64] | None = ops.__dict__.get("work")
+    if kept is None:
+        kept = ops.__dict__["work"] = _work(ops)
+        for column in kept:
+            column.flags.writeable = False
+    return kept
+
+
+def _work(ops: Operators) -> tuple[Float64, Float64]:
     columns = {name: column.astype(np.float64) for name, column in ops.integers.items()}
     sizes = np.array([DTYPE_BYTES.get(dtype, 4.0) for dtype in ops.texts["dtype"].table] or [4.0])
     element_bytes = sizes[ops.texts["dtype"].codes]

@@ -74,10 +74,10 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
 
 
 def _sums(graph: TaskGraph, source: Int8, all_wide_ns: Float64) -> list[Float64]:
-    wide = np.flatnonzero(all_wide_ns)
+    wide = np.flatnonzero(all_wide_ns != 0)
     wide_ns, source = all_wide_ns[wide], source[wide]
     # Waits that may vanish have nothing to do with the CPU's work.
-    group = source.astype(np.int64) + len(Source) * (graph.kind[wide] == TaskKind.WAIT)
+    group = source + np.int8(len(Source)) * (graph.kind[wide] == TaskKind.WAIT)
     alone = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
     # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
     own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[wide[alone]], 0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from whatif.graph.structure_cache import found
 from whatif.graph.types import Array, Bool, Int64
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int6
 
 def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
     """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
-    if clock == "gpu":
-        tasks = _last_gpu_tasks(graph)
-        return tasks, np.zeros(len(tasks), dtype=np.bool_)
-    return _marks(graph)
+    return found(graph, f"edges {clock}", _last_gpu_tasks if clock == "gpu" else _marks)
 
 
 def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) -> Array:
@@ -64,16 +62,16 @@ def span_tasks(graph: TaskGraph) -> Bool:
     return (graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock).mask
 
 
-def _last_gpu_tasks(graph: TaskGraph) -> Int64:
-    """The GPU task that was launched last in each step."""
+def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
+    """The GPU task that was launched last in each step, by its end."""
     gpu = np.flatnonzero(graph.on_gpu & graph.of_clock & (graph.step >= 0))
     if not len(gpu):
-        return np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
     order = np.lexsort((gpu, launched, graph.step[gpu]))
     steps = graph.step[gpu][order]
     last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
-    return np.asarray(gpu[order[last]], dtype=np.int64)
+    return np.asarray(gpu[order[last]], dtype=np.int64), np.zeros(len(last), dtype=np.bool_)
 
 
 def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:

@@ -6,7 +6,6 @@ a model's answer holds the model's whole error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -82,7 +81,8 @@ def same_source_ratio(
         floor = int(allowed[open_].min())
         rows = open_[allowed[open_] == floor]
         sources = [step for step in AnswerSource if floor <= step <= worst]
-        first, second = (_asked(side, ops.take(rows), sources) for side, ops in ((old, before), (new, after)))
+        asked = ((side.restricted(sources), ops.take(rows)) for side, ops in ((old, before), (new, after)))
+        first, second = (side.estimate(ops) for side, ops in asked)
         answered = (first.answered_by <= worst) & (second.answered_by <= worst)
         agreed = answered & (first.answered_by == second.answered_by)
         little = _mostly_launch(first) | _mostly_launch(second)
@@ -105,15 +105,6 @@ def same_source_ratio(
         column[bad] = np.nan
     answered_by[bad] = AnswerSource.NONE
     return Ratios(ratio, low, high, answered_by)
-
-
-def _asked(side: Estimator, ops: Operators, sources: Sequence[AnswerSource]) -> Answers:
-    """What one side says with some of its sources; what it has learned stays learned."""
-    whole, side.sources = side.sources, [step for step in sources if step in side.sources]
-    try:
-        return side.estimate(ops)
-    finally:
-        side.sources = whole
 
 
 def _mostly_launch(answers: Answers) -> Bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def in_form(
         return nothing
     asked = ids[places]
     if sheet:
-        side = replace(side, sources=(AnswerSource.ANALYTIC,))
+        side = side.restricted((AnswerSource.ANALYTIC,))
     of_layout = graph.family[asked] == KernelFamily.LAYOUT
     # Transposes move bytes of whatever is multiplied in the format of their operator.
     multiplied = np.zeros(len(graph.info.operators), dtype=np.int8)
@@ -132,25 +133,16 @@ def usual(
     side = side_of(graph)
     if side is None or side.gpu is None:
         return found
-    if sheet:
-        side = replace(side, sources=(AnswerSource.ANALYTIC,))
-    convolves = of_convolutions(graph)[tasks]
+    convolves = of_convolutions(graph, tasks)
     kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
     key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
     for code in np.unique(key[kind >= 0]).tolist():
         of_code = key == code
-        old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
-        now = NHWC if code % 2 else ""
         own_s = graph.duration_ns[tasks[of_code]] / 1e9
         logs, ends, answered_by = [], [], []
-        for series in _USUAL[code // (2 * len(DTYPES))]:
-            before = [converted(what, old, now) for what in series]
-            after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
-            whole, product, _ = _priced(side, before, after, told=_knows(side, before) and _knows(side, after))
+        for old_s, whole, product in _usual_prices(side, code, dtype, layout, sheet):
             answer = product if changes_apart else whole
-            # A size's own time grows with it.
-            old_s = np.maximum.accumulate(side_times(side, before))
             logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
             ends.append((answer.low.min(), answer.high.max()))
             answered_by.append(int(answer.source.max()))
@@ -162,6 +154,29 @@ def usual(
     return found
 
 
+@lru_cache(maxsize=256)
+def _usual_prices(
+    side: Estimator, code: int, dtype: str, layout: str | None, sheet: bool
+) -> list[tuple[Float64, Changed, Changed]]:
+    """Of each series of a kind: old times, and new over old time with and without what changing the layout takes.
+
+    ``code`` holds the kind, the old format and whether channels lie innermost, as ``usual`` counts them. The device and
+    its database alone decide, so the answers are kept.
+    """
+    if sheet:
+        side = side.restricted((AnswerSource.ANALYTIC,))
+    old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
+    now = NHWC if code % 2 else ""
+    prices = []
+    for series in _USUAL[code // (2 * len(DTYPES))]:
+        before = [converted(what, old, now) for what in series]
+        after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
+        whole, product, _ = _priced(side, before, after, told=_knows(side, before) and _knows(side, after))
+        # A size's own time grows with it.
+        prices.append((np.maximum.accumulate(side_times(side, before)), whole, product))
+    return prices
+
+
 def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
     """Whether measurements of the device's own chip tell all of the operators."""
     return all(
@@ -169,14 +184,17 @@ def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
     )
 
 
-def of_convolutions(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the matrix kernels that a convolution runs, by its operator's name or theirs.
+def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
+    """Return a mask, shape (n,), of the matrix kernels among ``tasks`` (ids; None: all) that a convolution runs.
 
-    cuDNN runs many as products, whose names say nothing else.
+    Its operator's name or theirs tells: cuDNN runs many as products, whose names say nothing else.
     """
+    ids = np.arange(len(graph)) if tasks is None else tasks
+    family = graph.family[ids]
+    mask, matrix = family == KernelFamily.CONVOLUTION, np.flatnonzero(among(family, MATRIX_FAMILIES))
     named = np.array([classify_operator(name) == KernelFamily.CONVOLUTION for name in graph.names] + [False])
-    called = named[operator_names(graph, np.arange(len(graph)))] & among(graph.family, MATRIX_FAMILIES)
-    return np.asarray(called | (graph.family == KernelFamily.CONVOLUTION), dtype=np.bool_)
+    mask[matrix] |= named[operator_names(graph, ids[matrix])]
+    return np.asarray(mask, dtype=np.bool_)
 
 
 def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:

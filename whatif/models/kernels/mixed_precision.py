@@ -154,7 +154,7 @@ def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
     beyond_ns = np.maximum(graph.duration_ns[products] - kernel_floor_ns(gpu), 0)
     flops = beyond_ns * 1e3 * np.array([rates[name] for name in names])
     batched = np.array(["bmm" in name for name in graph.names] + [False])[operator_names(graph, products)]
-    square = np.where(of_convolutions(graph)[products] | batched, 0.0, (flops / 4) ** (2 / 3))
+    square = np.where(of_convolutions(graph, products) | batched, 0.0, (flops / 4) ** (2 / 3))
     known = [_weights(what) for what in graph.info.operators] + [np.nan]
     told = np.array(known)[graph.called[products]]
     return np.asarray(np.where(np.isfinite(told), told, square), dtype=np.float64)
