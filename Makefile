@@ -8,13 +8,9 @@ LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/
 
 .PHONY: demo test test-slow lint docs bench clean
 
-# Where a GPU's step goes and what mixed precision would change; needs neither torch nor a GPU.
+# A predicted step of a GPU with its report; needs neither torch nor a GPU.
 demo: $(DEMO_VENV)/.ready
-	@echo "The step is predicted, not recorded (traces/predicted/README.md): nobody here had a GPU."
-	$(DEMO_VENV)/bin/whatif explain traces/predicted/resnet50_a100_predicted.json.gz --top 5
-	$(DEMO_VENV)/bin/whatif apply amp traces/predicted/resnet50_a100_predicted.json.gz
-	@echo
-	@echo "A trace of your own: $(DEMO_VENV)/bin/whatif report TRACE.json -o report.html"
+	$(DEMO_VENV)/bin/whatif demo
 
 # All tests but those that are marked as slow: five minutes on two cores.
 test: $(VENV)/.ready

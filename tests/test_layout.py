@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import LOOP_FILES, need
+from whatif.cli.demo import SHIPPED
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDING_PACKAGES = {"torch", "cupti", "cupy"}
 # Packages of the distribution that live in folders of their own.
 MAPPED = {"transforms": "whatif/transforms", "instrumentation": "whatif/instrumentation"}
+# Recordings that a wheel holds: those of `whatif demo`.
+PACKED = {f"whatif/traces/{shipped}" for shipped, _, _ in SHIPPED.values()}
 
 
 def sources(folder: str) -> list[Path]:
@@ -246,7 +249,7 @@ def test_transforms_are_flat() -> None:
 
 def expected_files() -> set[str]:
     """What the tree says that a wheel has to hold."""
-    files = set()
+    files = set(PACKED)
     for folder in ("whatif", *MAPPED):
         for path in (ROOT / folder).rglob("*"):
             relative = path.relative_to(ROOT).as_posix()
@@ -306,6 +309,10 @@ def test_wheel_works_on_its_own(wheel: Path, tmp_path: Path, own_traces: Path) -
     run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) > 1
+    demo = [sys.executable, "-m", "whatif", "demo", "cpu"]
+    run = subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "transformer_cpu.html").stat().st_size > 100_000
 
 
 def test_every_dependency_has_a_floor_and_no_pin() -> None:

@@ -22,6 +22,7 @@ from whatif.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {
+    "demo": "write a recording that ships with whatif, and its report",
     "collect": "record a run as it goes on: trace, layers, step without profiler",
     "info": "show what a trace contains, its quirks and its replay error",
     "explain": "show where the step time goes, by critical path, phase and layer",
@@ -216,6 +217,7 @@ def _help() -> str:
         "  whatif --version        show the version",
         "",
         "Examples:",
+        "  whatif demo",
         "  whatif collect train.py",
         "  whatif explain train.json.gz",
         "  whatif apply scale:kind=gpu,factor=0.5 train.json.gz",

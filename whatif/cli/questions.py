@@ -34,7 +34,8 @@ def page() -> str:
         lines += [f"  {place}. {question}", *(f"       {command}" for command in commands)]
     lines += [
         "",
-        "TRACE is a recording: of `whatif collect train.py`, PyTorch's profiler or nsys.",
+        "TRACE is a file of torch.profiler, of `whatif collect train.py`, or of nsys.",
+        "No trace yet: `whatif demo` writes one, with its report.",
         "All commands: whatif --help   All what-ifs: whatif transforms",
     ]
     return "\n".join(lines)
