@@ -18,10 +18,11 @@ OWN = HERE.parent / "traces" / "resnet18_cifar_cpu.json.gz"
 # Name: source, size in MB; a source that is as large as that stays as it is.
 TRACES = {
     "v100-50": ("hta/v100_allreduce_rank1of2.json.gz", 50),  # 2022, DDP, 123,000 duration events in 5 steps
+    "v100-100": ("hta/v100_allreduce_rank1of2.json.gz", 100),
     "resnet50-100": ("kineto-resnet50-v100/num_workers_0.2021-06.pt.trace.json.gz", 100),  # the old categories
     "h100-100": ("modded-nanogpt-8xh100/current.rank0.json.gz", 100),  # 2024, times with decimals, shapes
     "v100-1000": ("hta/v100_allreduce_rank1of2.json.gz", 1000),
-    "h100-small": ("modded-nanogpt-8xh100/current.rank0.json.gz", 1),
+    "resnet50": ("kineto-resnet50-v100/num_workers_0.2021-06.pt.trace.json.gz", 1),
     "own-small": (str(OWN), 1),
 }
 

@@ -185,6 +185,7 @@ def _dtype_of(name: str, lowered: str) -> str:
     return _first_match(_DTYPES, lowered, "")
 
 
+@cache
 def collective_of(name: str, detail: str) -> str:
     """Return which collective a communication kernel belongs to.
 

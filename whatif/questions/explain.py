@@ -259,12 +259,17 @@ class _Parts:
 
     def __init__(self, graph: TaskGraph, tasks: Float64, work_ms: Float64, critical_ms: Array) -> None:
         on_gpu = among(graph.kind, GPU_KINDS)
-        self._columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
+        columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
+        # Most tasks lie outside the step that is shown, and add nothing.
+        self._rows = np.flatnonzero((tasks != 0) | (work_ms != 0) | (critical_ms != 0))
+        self._columns = [column[self._rows] for column in columns]
 
     def by(self, codes: npt.NDArray[Any], table: list[str] | tuple[str, ...]) -> list[Part]:
         """Return one part a code that occurs in the step; negative codes count for none."""
+        codes = codes[self._rows]
         known = codes >= 0
-        sums = [np.bincount(codes[known], weights=column[known], minlength=len(table)) for column in self._columns]
+        codes = codes[known]
+        sums = [np.bincount(codes, weights=column[known], minlength=len(table)) for column in self._columns]
         tasks, gpu_ms, cpu_ms, critical_ms = sums
         present = np.flatnonzero((gpu_ms > 0) | (cpu_ms > 0) | (critical_ms > 0))
         order = present[np.lexsort((present, -(gpu_ms + cpu_ms)[present], -critical_ms[present]))]

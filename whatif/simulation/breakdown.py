@@ -71,15 +71,18 @@ def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Brea
 
 def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
     """Disjoint, sorted intervals in which any of ``tasks`` runs, cut to the window."""
-    start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns)
-    end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns)
+    inside = tasks & (timeline.start_ns < high_ns) & (timeline.end_ns > low_ns)
+    start_ns = np.maximum(timeline.start_ns[inside], low_ns)
+    end_ns = np.minimum(timeline.end_ns[inside], high_ns)
     order = np.argsort(start_ns, kind="stable")
     return union(start_ns[order], end_ns[order])
 
 
 def _states(sets: list[tuple[Int64, Int64]], low_ns: int, high_ns: int) -> tuple[Int64, list[Bool]]:
     """Times at which any set changes, and between them whether each set is busy."""
-    times = np.unique(np.concatenate([np.array([low_ns, high_ns]), *[t for pair in sets for t in pair]]))
+    # A stable sort merges what is sorted already; numpy.unique would hash all of it first.
+    times = np.sort(np.concatenate([[low_ns], *[t for pair in sets for t in pair], [high_ns]]), kind="stable")
+    times = times[np.append(True, times[1:] != times[:-1])]
     states = []
     for starts, ends in sets:
         opened = np.searchsorted(starts, times[:-1], side="right")

@@ -80,11 +80,12 @@ class Timeline:
         reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
         binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
         previous = _binding_predecessor(n, binding, graph)
-        path = [int(self.end_ns.argmax())]
-        seen = set(path)
-        while previous[path[-1]] >= 0 and int(previous[path[-1]]) not in seen:
-            path.append(int(previous[path[-1]]))
-            seen.add(path[-1])
+        before: list[int] = previous.tolist()  # read one by one
+        path, task, seen = [], int(self.end_ns.argmax()), bytearray(n)
+        while task >= 0 and not seen[task]:
+            path.append(task)
+            seen[task] = True
+            task = before[task]
         return np.array(path[::-1], dtype=np.int64)
 
     def __repr__(self) -> str:
