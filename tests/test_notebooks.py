@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -35,10 +36,17 @@ ASKED = {
         "inside": [unseen[script].score.inside for script in ("my_batch.py", "my_batch_2.py")],
         "left": folder.exists(),
     }""",
+    "4_daydream_gpu_figures": """{
+        "amp": figure_5, "gpu_only": figure_6, "fused": figure_7,
+        "update": {network: [float(share) for share in update_of(network)] for network in fused},
+        "slower": [[*key, value] for key, value in slower.items()],
+        "over_theory": (figure_9["predicted, ms"] / figure_9["theory, ms"] - 1).tolist(),
+        "blueconnect": [[*key, value] for key, value in blueconnect.items()], "p3": figure_10,
+    }""",
 }
 
 
-def test_there_are_three() -> None:
+def test_each_is_run_and_in_the_index() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(ASKED)
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({path.name})" in text for path in NOTEBOOKS)
@@ -55,7 +63,7 @@ def test_outputs_are_stripped(path: Path) -> None:
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
     assert set(found["metadata"]) == {"kernelspec", "language_info"}
     text = "".join(line for cell in found["cells"] for line in cell["source"])
-    assert "shared" not in text
+    assert "/shared" not in text
     for read in re.findall(r'"(\.\./[^"]+)"', text):
         assert (FOLDER / read).exists(), read
 
@@ -73,7 +81,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
         notebook.cells.append(nbformat.v4.new_code_cell(asked))
         place = tmp_path_factory.mktemp(stem)
         (place / "notebooks").mkdir()
-        (place / "traces").symlink_to(FOLDER.parent / "traces")
+        for read in ("traces", "benchmarks"):
+            (place / read).symlink_to(FOLDER.parent / read)
         client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": place / "notebooks"}})
         client.execute()
         assert list((place / "notebooks").iterdir()) == []
@@ -159,3 +168,29 @@ def test_a_transform_of_ones_own_is_scored_as_the_librarys(
     assert second < first < 20
     assert found["inside"][0] < found["inside"][1]
     assert not found["left"]
+
+
+def test_trends_of_daydreams_figures_on_predicted_gpu_steps(ran: Any) -> None:
+    found, outputs = ran("4_daydream_gpu_figures")
+    assert all(1 < gain < 2 for gain in found["amp"].values())  # "generally less than 2x", section 6.2
+    assert all(share > 0.9 for share in found["gpu_only"].values())  # "mostly from the reduction of GPU-only runtime"
+    shares, kernels = ({network: one[n] for network, one in found["update"].items()} for n in (0, 1))
+    assert shares["gnmt"] < shares["bert-base"] < shares["bert-large"]
+    assert found["fused"]["gnmt"] < found["fused"]["bert-base"] < found["fused"]["bert-large"]
+    assert kernels["bert-large"] == pytest.approx(2 * kernels["bert-base"], rel=0.05)  # 5,164 and 2,633 in section 6.3
+    slower = {(network, gpus, gbps): value for network, gpus, gbps, value in found["slower"]}
+    assert len(slower) == 3 * 3 * 3
+    for (network, gpus, gbps), value in slower.items():
+        assert gbps == 40 or value > slower[network, gpus, 2 * gbps]
+        assert gpus == 1 or value > slower[network, gpus // 2, gbps]
+    assert len(found["over_theory"]) > 5
+    assert all(0 < over < 0.01 for over in found["over_theory"])
+    blueconnect = {(network, gpus): gain for network, gpus, gain in found["blueconnect"]}
+    assert all(1 < blueconnect[network, 2] < blueconnect[network, 4] for network in ("gnmt", "bert-base"))
+    for network, balanced in (("resnet50", "2"), ("vgg19", "8")):
+        gains = list(found["p3"][network].items())
+        down = [gain for gbps, gain in gains if int(gbps) >= int(balanced)]
+        assert all(after > before - 1e-3 for before, after in itertools.pairwise(down))
+        assert down[0] == pytest.approx(1, abs=0.01)
+        assert 1.2 < down[-1] < 1.6
+    assert len(shown(outputs, "image/svg+xml")) == 1
