@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -91,6 +92,23 @@ def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].endswith("nothing of it was measured")
     assert any(line.endswith("samples/s") for line in lines)
     assert any("cross entropy over 32 rows of 4 classes" in line for line in lines)
+
+
+def test_more_than_the_peak_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Winograd's algorithm: on a GPU whose cores have no format between fp32 and fp16 a VGG needs fewer products."""
+    need("torch")
+    script = tmp_path / "vgg.py"
+    script.write_text(
+        "from torch import nn\n\ndef build():\n    layers = [nn.Conv2d(3, 128, 3, padding=1)]\n"
+        "    for _ in range(5):\n        layers += [nn.ReLU(), nn.Conv2d(128, 128, 3, padding=1)]\n"
+        "    return nn.Sequential(*layers)\n"
+    )
+    assert main(["predict", f"{script}:build", "--input", "32,3,112,112", "--device", "RTX2080Ti"]) == 0
+    found = capsys.readouterr().out
+    share = re.search(r"(\d+) % of the device's peak", found)
+    assert share is not None
+    assert int(share[1]) > 100
+    assert "above 100 %: convolutions by Winograd's algorithm" in found
 
 
 def test_arguments_of_the_model_and_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,8 @@ def _facts(predicted: PredictedStep) -> list[str]:
             f"{predicted.flops / 1e12:,.2f} TFLOP a step, {predicted.mfu_pct:.0f} % of the device's peak (MFU)"
         )
         found.append(f"FLOPs: {FLOPS_COUNT}")
+        if predicted.mfu_pct > 100:
+            found.append("above 100 %: convolutions by Winograd's algorithm run fewer products than are counted")
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
         has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
