@@ -486,6 +486,31 @@ def test_networkx_and_back_gives_the_same_timeline(graph: TaskGraph) -> None:
     assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
 
 
+def test_networkx_spells_the_names_out_and_takes_new_ones() -> None:
+    need("networkx")
+    graph = step()
+    nodes = graph.to_networkx()
+    assert [nodes.nodes[task]["name"] for task in range(3)] == ["l0", "g0", "k0"]
+    assert nodes.nodes[2]["kind"] == "KERNEL"
+    assert nodes.nodes[2]["thread"] == graph.threads[graph.thread[2]].name
+    nodes.nodes[2]["name"] = "mine"
+    nodes.nodes[2]["layer"] = "my.layer"
+    back = TaskGraph.from_networkx(nodes, graph)
+    assert (back.names[back.name[2]], back.layers[back.layer[2]]) == ("mine", "my.layer")
+    assert back.name.tolist()[:2] == graph.name.tolist()[:2]
+    nodes.nodes[2]["kind"] = "KERNAL"
+    with pytest.raises(WhatifError, match=r"'kind': expected one of .*KERNEL.*, got 'KERNAL'"):
+        TaskGraph.from_networkx(nodes, graph)
+
+
+def test_threads_of_one_name_stay_apart() -> None:
+    need("networkx")
+    graph = step()
+    same = graph.replace(threads=tuple(dataclasses.replace(thread, name="CPU") for thread in graph.threads))
+    assert TaskGraph.from_networkx(same.to_networkx(), same).thread.tolist() == graph.thread.tolist()
+    assert set(same.to_pandas()["thread"]) == {"CPU", "CPU #1"}
+
+
 def test_pandas_spells_the_names_out() -> None:
     table = step().to_pandas()
     assert table["name"].tolist()[:3] == ["l0", "g0", "k0"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import whatif
+from whatif.cli.main import main
 from whatif.errors import WhatifError
 from whatif.questions.validate.validate import validate
 from whatif.questions.validate.validate_pairs import find_pairs
@@ -91,6 +93,26 @@ def test_a_record_names_no_script_and_no_file_elsewhere(tmp_path: Path, own_trac
     pairs, unpaired = find_pairs([path])
     assert not pairs
     assert {row.reason for row in unpaired} == {f"its baseline {TRACE} has no recording"}
+
+
+def test_a_pairs_file_names_a_script_that_the_command_names(
+    tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        '"""Faster."""\nfrom whatif import TaskGraph\n\n\n'
+        "def transform(graph: TaskGraph, *, factor: float = 0.5) -> TaskGraph:\n"
+        "    return graph.scale(graph.on_cpu, factor)\n",
+        encoding="utf-8",
+    )
+    traces = [own_traces / f"transformer_cpu{name}.json.gz" for name in ("", "_fused")]
+    pair = '[[pair]]\nbaseline = "{}"\nchanged = "{}"\nwhat_if = "mine.py:factor=0.8"\n'
+    (tmp_path / "pairs.toml").write_text(pair.format(*traces))
+    assert main(["validate", str(tmp_path)]) == 1
+    assert "add the path of mine.py to the command" in capsys.readouterr().err
+    assert main(["validate", str(tmp_path), str(script), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["pairs"][0]
+    assert found["predicted_ms"] == pytest.approx(whatif.apply(str(traces[0]), f"{script}:factor=0.8").predicted_ms)
 
 
 def test_a_pairs_file_remarks_on_a_run(tmp_path: Path, own_traces: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,19 @@ from tests.cli.test_commands import V100, output, report, training
 from tests.helpers import mark, op, write_trace
 from whatif.cli.main import main
 
+OWN = '''"""A kernel takes half as long.
+
+Source: made for a test.
+Model:  every kernel is twice as fast.
+Effort: small: write it.
+"""
+
+from whatif import TaskGraph
+
+
+def transform(graph: TaskGraph) -> TaskGraph:
+    return graph.scale(graph.on_gpu, 0.5)
+'''
 KEYS = {
     "trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "peak_memory_bytes",
     "memory_capacity_bytes", "verdict", "warm_up", "advice", "combinations", "no_gain", "too_large", "not_applicable",
@@ -57,7 +71,7 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output(capsys, "advise", trace)
+    text = output(capsys, "advise", trace, "--all")
     found = report(capsys, "advise", trace)
     flat = " ".join(text.split())
     assert flat.startswith(" ".join(found["verdict"]))
@@ -71,6 +85,39 @@ def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
+def test_the_decision_takes_15_lines_and_counts_the_rest(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("transformer_cpu", "resnet18_cifar_cpu_loader0", "predicted/gpt2_h100_predicted"):
+        trace = str(own_traces / f"{name}.json.gz")
+        lines = output(capsys, "advise", trace).splitlines()
+        found = report(capsys, "advise", trace)
+        assert len(lines) <= 15
+        assert " ".join(lines).startswith(" ".join(found["verdict"]))
+        rows = [line.split()[1] for line in lines if re.match(r"  \d   ", line)]
+        assert rows == [entry["what_ifs"][0] for entry in found["advice"][:3]]
+        refused = sum(len(found[key]) for key in ("not_applicable", "elsewhere", "done_in_part", "failed"))
+        rest = {
+            "that gain": len(found["advice"]) - 3, "combinations": len(found["combinations"]),
+            "without gain": len(found["no_gain"]), "that do not apply": refused,
+        }  # fmt: skip
+        assert all(f"{count} {what}" in " ".join(lines) for what, count in rest.items() if count)
+
+
+def test_a_script_of_ones_own_is_ranked_with_the_others(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(OWN, encoding="utf-8")
+    found = report(capsys, "advise", trace, str(script), "scale:kind=gpu,factor=0.9")
+    applied = report(capsys, "apply", str(script), trace)
+    assert entry(found, "mine")["predicted_ms"] == pytest.approx(applied["predicted_ms"])
+    assert entry(found, "mine")["effort"] == "small"
+    assert any("scale:kind=gpu,factor=0.9" in item["what_ifs"] for item in found["advice"])
+    assert any("mine" in item["what_ifs"] for item in found["combinations"])
+    assert main(["advise", trace, str(tmp_path / "none.py")]) == 1
+    assert main(["advise", str(script), trace]) == 2
+    assert f"try `whatif advise '{trace}' {script}`" in capsys.readouterr().err
+
+
 def test_top_limits_the_rows_and_the_ranges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [*training(), mark("Optimizer.step#SGD.step", 990, 5)]
     trace = str(write_trace(tmp_path / "trained.json", events, deviceProperties=V100))
@@ -78,7 +125,7 @@ def test_top_limits_the_rows_and_the_ranges(tmp_path: Path, capsys: pytest.Captu
     assert [item["what_ifs"] for item in everything["advice"]] == [item["what_ifs"] for item in one["advice"]]
     assert len(everything["advice"]) > 1
     assert [item["low_ms"] is None for item in one["advice"][:2]] == [False, True]
-    text = output(capsys, "advise", trace, "--top", "1")
+    text = output(capsys, "advise", trace, "--all", "--top", "1")
     second = everything["advice"][1]["what_ifs"][0]
     table = text[text.index("Alone") : text.index("Does not apply")]
     assert f"  2   {second}" not in table
@@ -119,7 +166,7 @@ def test_memory_has_a_column_where_the_recording_tells_it(
     assert 10 * 2**30 < found["peak_memory_bytes"] < found["memory_capacity_bytes"]
     twice = entry(found, "batch_size:factor=2")["peak_memory_bytes"]
     assert 1.2 < twice["predicted"] / twice["baseline"] < 2  # parameters stay as they are
-    text = output(capsys, "advise", trace)
+    text = output(capsys, "advise", trace, "--all")
     lines = text.splitlines()
     headers = [lines[place + 1] for place, line in enumerate(lines) if line.startswith(("Alone: ", "Together: "))]
     assert len(headers) == 2
@@ -134,7 +181,7 @@ def test_memory_that_a_what_if_does_not_model_is_not_shown_as_unchanged(
     found = report(capsys, "advise", trace)
     assert entry(found, "compile")["memory_not_modelled"] == ["compile"]
     assert entry(found, "channels_last")["memory_not_modelled"] == []
-    lines = output(capsys, "advise", trace).splitlines()
+    lines = output(capsys, "advise", trace, "--all").splitlines()
     alone = [line for line in lines if line.split()[1:2] == ["compile"]]
     assert "not modelled" in alone[0]
     assert any(", partial" in line for line in lines)

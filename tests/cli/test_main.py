@@ -90,7 +90,7 @@ def test_module_can_be_run() -> None:
         (["aply"], "expected a command, got 'aply'; did you mean 'apply'?"),
         (["--jsn"], "there is no option '--jsn' before the command"),
         (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),
-        (["advise", "a.json", "b.json"], "advise: unrecognized arguments: b.json"),
+        (["info", "a.json", "--b"], "info: unrecognized arguments: --b"),
         (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number of 1 or more, got '0'"),
         (["apply", "scale", "a.json", "--clock", "sun"], "invalid choice: 'sun'"),
         (["apply", "scale"], "expected a trace as the last argument, got the transform 'scale'"),

@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=["."],
         metavar="FOLDER|FILE",
-        help="folders of recorded pairs, searched recursively, or a file that lists pairs (default: this folder)",
+        help="folders of recorded pairs, searched recursively, or a file that lists pairs (default: this folder); .py "
+        "files: your own what-ifs, which such a list names",
     )
     add_json(parser)
     parser.add_argument(

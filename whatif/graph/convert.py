@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whatif.errors import WhatifError
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -22,20 +24,44 @@ if TYPE_CHECKING:
     import pandas
 
 
+def _tables(graph: TaskGraph) -> dict[str, list[str]]:
+    """The words of the columns that hold codes, by column. No table has a word twice: a later one gets its code."""
+    tables = {
+        "name": graph.names,
+        "kind": [kind.name for kind in TaskKind],
+        "thread": [thread.name for thread in graph.threads],
+        "layer": graph.layers,
+        "phase": [phase.name for phase in Phase],
+        "family": [*(family.name for family in KernelFamily), ""],
+        "dtype": DTYPES,
+    }
+    return {column: _distinct(words) for column, words in tables.items()}
+
+
+def _distinct(words: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    found = []
+    for code, word in enumerate(words):
+        spelled = f"{word} #{code}" if word in seen else word
+        seen.add(spelled)
+        found.append(spelled)
+    return found
+
+
+def _spelled(graph: TaskGraph) -> dict[str, Any]:
+    """Every column, codes as words."""
+    tables = _tables(graph)
+    return {
+        name: np.array(tables[name], dtype=object)[getattr(graph, name)] if name in tables else getattr(graph, name)
+        for name in TASK_COLUMNS
+    }
+
+
 def to_pandas(graph: TaskGraph) -> pandas.DataFrame:
     """See ``TaskGraph.to_pandas``."""
     import pandas
 
-    spelled: dict[str, Any] = {
-        "name": np.array(graph.names, dtype=object)[graph.name],
-        "kind": np.array([k.name for k in TaskKind], dtype=object)[graph.kind],
-        "thread": np.array([t.name for t in graph.threads], dtype=object)[graph.thread],
-        "layer": np.array(graph.layers, dtype=object)[graph.layer],
-        "phase": np.array([p.name for p in Phase], dtype=object)[graph.phase],
-        "family": np.array([*(f.name for f in KernelFamily), ""], dtype=object)[graph.family],
-        "dtype": np.array(DTYPES, dtype=object)[graph.dtype],
-    }
-    return pandas.DataFrame({column: spelled.get(column, getattr(graph, column)) for column in TASK_COLUMNS})
+    return pandas.DataFrame(_spelled(graph))
 
 
 def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
@@ -43,7 +69,7 @@ def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
     import networkx
 
     result = networkx.DiGraph()
-    columns = {name: getattr(graph, name).tolist() for name in TASK_COLUMNS}
+    columns = {name: column.tolist() for name, column in _spelled(graph).items()}
     for task in range(len(graph)):
         result.add_node(task, **{name: column[task] for name, column in columns.items()})
     derived = len(graph.dependencies)
@@ -64,10 +90,12 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
     """See ``TaskGraph.from_networkx``: node attributes and edges that are not derived may have been edited."""
     nodes = sorted(exchanged.nodes)
     place = {node: i for i, node in enumerate(nodes)}
-    columns = {
-        name: np.array([exchanged.nodes[node][name] for node in nodes], dtype=getattr(like, name).dtype)
-        for name in TASK_COLUMNS
-    }
+    columns, tables = {}, _tables(like)
+    for name in TASK_COLUMNS:
+        values = [exchanged.nodes[node][name] for node in nodes]
+        if name in tables:
+            values = _coded(name, values, tables[name])
+        columns[name] = np.array(values, dtype=getattr(like, name).dtype)
     edges = [(place[s], place[t], d) for s, t, d in exchanged.edges(data=True) if not d.get("derived")]
     dependencies = Dependencies(
         np.array([e[0] for e in edges], dtype=np.int32),
@@ -82,4 +110,19 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
         like.waits.scope[kept],
         like.waits.lag_ns[kept],
     )
-    return like.replace(**columns, dependencies=dependencies, waits=waits, attached={}).check()
+    # Words that were added while they were looked up.
+    named = {"names": (*like.names, *tables["name"][len(like.names) :])}
+    named["layers"] = (*like.layers, *tables["layer"][len(like.layers) :])
+    return like.replace(**columns, **named, dependencies=dependencies, waits=waits, attached={}).check()
+
+
+def _coded(column: str, words: list[str], table: list[str]) -> list[int]:
+    """The codes of words; a new name or layer is added to its ``table``."""
+    codes = {word: code for code, word in enumerate(table)}
+    if new := [word for word in dict.fromkeys(words) if word not in codes]:
+        if column not in ("name", "layer"):
+            known = ", ".join(filter(None, table[:12]))
+            raise WhatifError(f"node attribute {column!r}: expected one of {known}, got {new[0]!r}; correct it.")
+        codes |= {word: len(table) + place for place, word in enumerate(new)}
+        table += new
+    return [codes[word] for word in words]

@@ -480,14 +480,20 @@ class TaskGraph:
         return to_pandas(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Return a networkx graph: a node per task with its columns, an edge per dependency with kind, lag, anchor."""
+        """Return a networkx graph: a node per task, an edge per dependency with kind, lag and anchor.
+
+        A node has the task's columns as attributes, names spelled out as in ``to_pandas``.
+        """
         from whatif.graph.convert import to_networkx
 
         return to_networkx(self)
 
     @staticmethod
     def from_networkx(graph: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
-        """Return the task graph that ``to_networkx`` made ``graph`` from, with its edits; tables come from ``like``."""
+        """Return the task graph that ``to_networkx`` made ``graph`` from, with its edits; threads come from ``like``.
+
+        Names and layers may be new. Raises WhatifError where another attribute is spelled in no known way.
+        """
         from whatif.graph.convert import from_networkx
 
         return from_networkx(graph, like)

@@ -59,8 +59,8 @@ class Report:
             ms = ms_format(estimated["estimate"])
             self.say(
                 f"without the profiler {ms(estimated['estimate'])} ms, estimated "
-                f"({ms(estimated['low'])} … {ms(estimated['high'])}); recorded {ms(baseline.measured_ns / 1e6)} ms, "
-                "which --as-recorded keeps",
+                f"({ms(estimated['low'])} … {ms(estimated['high'])}); recorded {ms(baseline.measured_ns / 1e6)} ms "
+                "(--as-recorded)",
                 "dim",
             )
 

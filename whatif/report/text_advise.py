@@ -1,4 +1,4 @@
-"""The text report of ``whatif advise``: three sentences, then what gains, why, and what does not."""
+"""The text reports of ``whatif advise``: the decision, and with ``--all`` what gains, why, and what does not."""
 
 from __future__ import annotations
 
@@ -20,13 +20,35 @@ REFUSED = (
 )
 
 
+def print_decision(advice: Advice, top: int = 3) -> None:
+    """Print what to do first and the ``top`` single what-ifs; three of them take about 15 lines."""
+    shown = advice.gaining[:top]
+    rest = [
+        f"{count} {what}"
+        for what, count in (
+            ("that gain", len(advice.gaining) - len(shown)),
+            ("combinations", len(advice.together)),
+            ("without gain", len(advice.not_gaining)),
+            ("too large", len(advice.too_large)),
+            ("that do not apply", len(advice.refused)),
+        )
+        if count
+    ]
+    with report() as out:
+        _print_verdict(out, advice)
+        if shown:
+            headers, rows = _ranked_rows(advice, shown)
+            out.table("", [headers[0], "alone", *headers[2:]], rows, text_columns=2, gives_way=1)
+        star = "" if all(entry.trial.same_training for entry in shown) else "*: another batch size. "
+        if rest:
+            out.say(f"{star}--all adds {', '.join(rest)}.", "dim")
+
+
 def print_advice(advice: Advice, top: int = 10) -> None:
-    """Print what ``whatif advise`` reports, ``top`` rows of each ranked table."""
+    """Print what ``whatif advise --all`` reports, ``top`` rows of each ranked table."""
     baseline = advice.baseline
     with report() as out:
-        for sentence in advice.verdict:
-            out.say(sentence, "bold")
-        out.step(baseline)
+        _print_verdict(out, advice)
         _print_ranked(out, advice, "Alone", advice.gaining[:top])
         _print_ranked(out, advice, "Together", advice.together[:top])
         _print_reasons(out, "Too large for the device's memory", advice.too_large)
@@ -47,11 +69,24 @@ def print_refused(out: Report, title: str, refused: Sequence[Refused], baseline:
     out.table(title, ["", " "], rows, gives_way=1)
 
 
+def _print_verdict(out: Report, advice: Advice) -> None:
+    for sentence in advice.verdict:
+        out.say(sentence, "bold")
+    out.step(advice.baseline)
+
+
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
     """The numbers of some entries, and behind them why each gains."""
-    ms = ms_format(advice.baseline.step_ns / 1e6)
     batches = any(not entry.trial.same_training for entry in entries)
     remark = f" (*: the batch changes; for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
+    headers, rows = _ranked_rows(advice, entries)
+    out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
+    out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)
+
+
+def _ranked_rows(advice: Advice, entries: Sequence[Ranked]) -> tuple[list[str], list[list[str]]]:
+    """The headers and the rows of a table of entries."""
+    ms = ms_format(advice.baseline.step_ns / 1e6)
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
     if with_memory:
@@ -70,8 +105,7 @@ def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ran
         if with_memory:
             row.insert(5, peak_told(trial, advice.peak_bytes))
         rows.append(row)
-    out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
-    out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)
+    return headers, rows
 
 
 def _print_reasons(out: Report, title: str, entries: Sequence[Ranked]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whatif.errors import WhatifError
@@ -38,9 +39,12 @@ class Candidates:
     broken: tuple[Refused, ...] = ()
 
 
-def installed() -> Candidates:
-    """Return every built-in and plug-in transform in the forms worth trying, apart from hypothetical questions."""
-    found: list[Transform] = []
+def installed(also: Iterable[Transform] = ()) -> Candidates:
+    """Return every built-in and plug-in transform in the forms worth trying, apart from hypothetical questions.
+
+    ``also`` are tried first, whatever their effort.
+    """
+    found: list[Transform] = list(also)
     hypothetical: list[str] = []
     broken: list[Refused] = []
     names = built_in_names()

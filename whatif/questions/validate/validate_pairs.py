@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,16 +69,18 @@ class Unpaired:
 def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     """Return the pairs among files and folders (searched recursively), and every run that is in none of them.
 
+    A transform script among ``paths`` is what a pairs.toml may name, by its file's name, beside installed what-ifs.
     Raises WhatifError where a path does not exist, where a pairs.toml is not one, or where nothing at all is found.
     """
     for path in paths:
         if not path.exists():
             raise WhatifError(f"{path}: expected a folder of recorded pairs, or a file of one, got nothing; check it.")
+    scripts = {path.name: str(path) for path in paths if path.suffix == ".py"}
     pairs: list[Pair] = []
     remarks: dict[tuple[Path, str], dict[str, Any]] = {}
     for path in find_files(paths, ".toml"):
         if path.name == PAIRS_FILE or path in paths:
-            named, told = _read_pairs_file(path)
+            named, told = _read_pairs_file(path, scripts)
             pairs += named
             remarks |= told
     runs: list[Run] = []
@@ -252,7 +254,7 @@ def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpair
             yield Unpaired(name, f"its baseline {trace.name} has no recording")
         else:
             specs = tuple(map(str, what_ifs))
-            _check_names(str(path), specs)
+            specs = _checked_names(str(path), specs, {})
             # "real", or "replayed" where the steps slept as long as the recorded ones computed.
             compute = str(row.get("compute", "real"))
             yield Pair(
@@ -277,7 +279,9 @@ def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], na
     return replace(pair, remark=remark, scored=told.get("scored", True))
 
 
-def _read_pairs_file(path: Path) -> tuple[list[Pair], dict[tuple[Path, str], dict[str, Any]]]:
+def _read_pairs_file(
+    path: Path, scripts: Mapping[str, str]
+) -> tuple[list[Pair], dict[tuple[Path, str], dict[str, Any]]]:
     """The pairs that a file names, and what it remarks on runs of its folder, by (folder, name of the record)."""
     try:
         content = tomllib.loads(read_at_most(path, _MOST_PAIRS_BYTES).decode("utf-8"))
@@ -287,8 +291,7 @@ def _read_pairs_file(path: Path) -> tuple[list[Pair], dict[tuple[Path, str], dic
     for place, row in enumerate(_rows(path, content, "pair", _PAIR_KEYS, required=("baseline", "changed", "what_if"))):
         where = f"{path}: [[pair]] {place + 1}"
         what_if = row["what_if"]
-        specs = tuple(what_if) if isinstance(what_if, list) else (what_if,)
-        _check_names(where, specs)
+        specs = _checked_names(where, what_if if isinstance(what_if, list) else [what_if], scripts)
         pairs.append(
             Pair(
                 question=str(row.get("question") or f"{row['baseline']} → {row['changed']}"),
@@ -319,16 +322,19 @@ def _rows(
     return rows
 
 
-def _check_names(where: str, specs: tuple[Any, ...]) -> None:
-    """A folder of pairs is data, perhaps somebody else's: it may name a what-if, but no script, which would be run.
+def _checked_names(where: str, specs: Iterable[Any], scripts: Mapping[str, str]) -> tuple[str, ...]:
+    """A folder of pairs is data, perhaps somebody else's: it names what-ifs, but runs no script that the user did not.
 
-    And no pattern that a matcher never comes back from.
+    ``scripts`` are the user's, path by name; their paths stand in what is returned. No pattern may take long.
     """
-    known = {*built_in_names(), *plug_in_names()}
+    known = {*built_in_names(), *plug_in_names(), *scripts}
+    checked = []
     for spec in specs:
-        if not isinstance(spec, str) or parse_spec(spec)[0] not in known:
-            raise WhatifError(
-                f"{where}: expected what_if to name an installed what-if, got {spec!r}; see `whatif transforms`."
-            )
+        name = parse_spec(spec)[0] if isinstance(spec, str) else ""
+        if name not in known:
+            own = f"add the path of {name} to the command" if name.endswith(".py") else "see `whatif transforms`"
+            raise WhatifError(f"{where}: expected what_if to name an installed what-if, got {spec!r}; {own}.")
         for value in parse_spec(spec)[1].values():
             check_file_pattern(value, f"{where}: {spec[:60]!r}")
+        checked.append(scripts.get(name, name) + spec.removeprefix(name))
+    return tuple(checked)
