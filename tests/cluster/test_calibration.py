@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.sigmoid import Sigmoid, fit_sigmoid
 from whatif import WhatifError
 from whatif.hardware.cluster.calibration import Curve, Table
+from whatif.hardware.cluster.cluster_file import parse_cluster
 from whatif.hardware.cluster.collectives import bus_factor
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.network import Network
@@ -246,6 +247,51 @@ def test_sigmoid_by_hand() -> None:
 def test_a_sigmoid_with_w_1_is_a_latency_and_a_rate() -> None:
     size = np.array([1e3, 1e6, 1e9])
     np.testing.assert_allclose(Sigmoid.of(10_000, 12e9).time_ns(size), 10_000 + size / 12, rtol=1e-9)
+
+
+CURVE = """[[level]]
+workers = 4
+model = "sigmoid"
+k = 14
+a = 1.3
+w = 0.8
+"""
+
+
+def test_a_cluster_file_may_hold_the_curve() -> None:
+    """A send is the whole message; a ring passes 2 (n - 1) parts of 1 / n (equations 20, 28 and 30, without adding)."""
+    network, curve = parse_cluster(CURVE, "curve.toml").network(), Sigmoid(14, 1.3, 0.8)
+    size = np.array([4e3, 1e6, 64e6, 1e6])
+    np.testing.assert_allclose(network.cost("send", size).total_ns, curve.time_ns(size), rtol=1e-9)
+    ring = network.cost("all_reduce", size, "ring")
+    np.testing.assert_allclose(ring.total_ns, 6 * curve.time_ns(size / 4), rtol=1e-9)
+    np.testing.assert_allclose(ring.transfer_ns, 6 * size / 4 * 1.3 / 14, rtol=1e-9)
+
+
+def test_a_curve_with_w_1_is_a_link_with_a_latency() -> None:
+    size = np.array([1e3, 1e6, 1e9])
+    straight = Network.of(4, Link(12e9, 10_000))
+    curved = parse_cluster(
+        CURVE.replace("k = 14", "k = 100").replace("1.3", f"{100 / 12}").replace("0.8", "1"), "c.toml"
+    )
+    for operation in ("send", "all_reduce", "broadcast"):
+        for one, other in zip(curved.network().cost(operation, size), straight.cost(operation, size), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("a = 1.3\n", "", r"c.toml: level\[0\].model: expected k, a and w"),
+        ("w = 0.8", "w = 0", r"c.toml: level\[0\].w: expected a number from 1e-09"),
+        ('"sigmoid"', '"curve"', r"level\[0\].model: expected one of latency, sigmoid"),
+        ("k = 14", 'k = 14\nbandwidth = "1Gbps"', r"level\[0\].bandwidth: expected a key that is known"),
+    ],
+)
+def test_a_curve_that_is_none_is_one_sentence(old: str, new: str, said: str) -> None:
+    assert old in CURVE
+    with pytest.raises(WhatifError, match=said):
+        parse_cluster(CURVE.replace(old, new), "c.toml")
 
 
 @settings(max_examples=50, deadline=None)

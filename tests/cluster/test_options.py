@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.helpers import CPU, STREAM, Build
@@ -29,6 +30,19 @@ def test_short_options_are_equal_links() -> None:
     default = network_of(GPU, "mine")
     assert default.levels == (Level(8, Link(25e9 / 8, LATENCY_US * 1e3)),)
     assert default.algorithm == "auto"
+
+
+def test_bandwidth_moves_a_curve_and_a_latency_replaces_it(tmp_path: Path) -> None:
+    """As of every cluster's outermost links; smaller messages are never slower than larger ones."""
+    path = tmp_path / "curve.toml"
+    path.write_text('[[level]]\nworkers = 4\nmodel = "sigmoid"\nk = 14\na = 1.3\nw = 0.8\n')
+    size = 2.0 ** np.arange(8, 31)
+    known = network_of(GPU, "mine", cluster=str(path)).cost("send", size).total_ns
+    twice = network_of(GPU, "mine", cluster=str(path), bandwidth=Bandwidth("172.3Gbps")).cost("send", size).total_ns
+    assert (twice < known).all()
+    assert (np.diff(known) > 0).all()
+    flat = network_of(GPU, "mine", cluster=str(path), latency_us=5.0).cost("send", size)
+    assert flat.latency_ns.tolist() == pytest.approx([5_000.0] * len(size))
 
 
 def test_gloo_sends_from_a_cpu_over_tcp_around_a_ring() -> None:

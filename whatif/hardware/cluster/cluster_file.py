@@ -30,6 +30,9 @@ from whatif.units import Bandwidth
 
 # What people call a link. Of the costs NCCL's tuner alone asks for it.
 KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
+# How fast a link is: a latency and a rate, or Pei et al.'s curve of the message's size.
+LINK_MODELS = ("latency", "sigmoid")
+_LEAST_CONSTANT = 1e-9
 MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
 # PCI Express 3.0 with 16 lanes, 128b/130b coding (PCI-SIG).
 _PCIE_3_GBYTE_S = 15.75
@@ -176,7 +179,13 @@ class _Fields:
             raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(given)}.")
         return str(given)
 
-    def link(self) -> Link:
+    def link(self, *models: str) -> Link:
+        full_duplex = self.one_of("duplex", ("full", "half"), "full") == "full"
+        if self.one_of("model", models, models[0]) == "sigmoid":
+            k, a, w = (self.number(name, _LEAST_CONSTANT, 1 / _LEAST_CONSTANT, None) for name in "kaw")
+            if k is None or a is None or w is None:
+                raise WhatifError(f"{self.where('model')}: expected k, a and w beside the sigmoid, got {_shown(None)}.")
+            return Link.sigmoid(k, a, w, full_duplex=full_duplex)
         given = self._get("bandwidth", None)
         given = str(given) if isinstance(given, int | float) else self.text("bandwidth")
         try:
@@ -184,7 +193,7 @@ class _Fields:
         except WhatifError as error:
             raise WhatifError(f"{self.where('bandwidth')}: {error}") from None
         latency_us = self.number("latency_us", 0, _MOST_LATENCY_US, 0.0) or 0.0
-        return Link(byte_s, latency_us * 1e3, self.one_of("duplex", ("full", "half"), "full") == "full")
+        return Link(byte_s, latency_us * 1e3, full_duplex)
 
     def _get(self, key: str, default: object) -> Any:
         self.seen.add(key)
@@ -194,8 +203,8 @@ class _Fields:
 def _level(fields: _Fields) -> ClusterLevel:
     workers = fields.number("workers", 1, MOST_WORKERS, None, whole=True)
     level = ClusterLevel(
-        name=fields.text("name", fields.name), workers=None if workers is None else int(workers), link=fields.link(),
-        shared=fields.flag("shared", True), kind=fields.one_of("kind", KINDS, "other"),
+        name=fields.text("name", fields.name), workers=None if workers is None else int(workers),
+        link=fields.link(*LINK_MODELS), shared=fields.flag("shared", True), kind=fields.one_of("kind", KINDS, "other"),
     )  # fmt: skip
     fields.done()
     return level
@@ -228,7 +237,7 @@ def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -
             f"{fields.where('between')}: expected at most {MOST_LINKS:,} links of a [[link]], got "
             f"{len(sides[0]):,} x {len(sides[1]):,}; describe equal workers as [[level]]."
         )
-    link, shared = fields.link(), fields.flag("shared", False)
+    link, shared = fields.link(LINK_MODELS[0]), fields.flag("shared", False)
     fluctuation = fields.number("bandwidth_fluctuation_pct", 0, 100, 0.0) or 0.0
     kind = fields.one_of("kind", KINDS, "other")
     fields.done()

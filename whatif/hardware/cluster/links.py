@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whatif.errors import WhatifError
 
@@ -18,19 +18,41 @@ TCP_SHARE = 0.95
 class Link:
     """One direction of a link; where it is not full duplex, both directions share the rate.
 
-    Raises WhatifError on a rate that is not above 0 or a latency below 0.
+    A message of x MB takes ``latency_ns`` x^(1 - ``growth``) beside its bytes: with a growth of 1 the same for all.
+    Raises WhatifError on a rate or a growth that is not above 0, or a latency below 0.
     """
 
     byte_s: float
     latency_ns: float = 0.0
     full_duplex: bool = True
+    growth: float = 1.0
+
+    @classmethod
+    def sigmoid(cls, k: float, a: float, w: float, *, full_duplex: bool = True) -> Link:
+        """Return a link that carries messages of x MB at k / (a + x^-w) GB/s.
+
+        Source: Pei et al., IEEE Access 2019, section III D, equation 21, whose x is the logarithm of the size.
+        """
+        return cls(k / a * 1e9, 1e6 / k, full_duplex, w)
 
     def __post_init__(self) -> None:
-        """Check both numbers."""
+        """Check the numbers."""
         if not 0 < self.byte_s < float("inf"):
             raise WhatifError(f"link: expected a rate above 0 bytes a second, got {self.byte_s}.")
         if not 0 <= self.latency_ns < float("inf"):
             raise WhatifError(f"link: expected a latency of 0 ns or more, got {self.latency_ns}.")
+        if not 0 < self.growth < float("inf"):
+            raise WhatifError(f"link: expected a growth above 0, got {self.growth}.")
+
+    def for_messages(self, size_bytes: float) -> Link:
+        """Return the link as messages of that size meet it: their latency, whatever their size."""
+        return replace(self, latency_ns=self.latency_ns * (max(size_bytes, 1.0) / 1e6) ** (1 - self.growth), growth=1.0)
+
+    @property
+    def described(self) -> str:
+        """The rate and the latency in words."""
+        of_size = "" if self.growth == 1 else f" for a message of 1 MB (x^{1 - self.growth:.3g} for x MB)"
+        return f"{self.byte_s * 8e-9:,.6g} Gbit/s and {self.latency_ns / 1e3:.6g} us{of_size}"
 
     @property
     def exchange_byte_s(self) -> float:

@@ -99,6 +99,8 @@ class Network:
             return Cost(np.zeros(size.shape), np.zeros(size.shape))
         if self.table is not None and algorithm is None:
             return self.table.cost(operation, size, self)
+        if any(level.link.growth != 1 for level in self.levels):
+            return self._by_size(operation, size, name)
         if operation == "send":
             return _cost(size, send_terms(self))
         if name == "auto":
@@ -109,6 +111,20 @@ class Network:
         if name == "nccl":
             return nccl_cost(self, operation, size)
         return _cost(size, MODELS[name][operation](self))
+
+    def _by_size(self, operation: str, size_bytes: npt.NDArray[np.float64], name: str) -> Cost:
+        """The cost where a message's size tells its latency: a part for each worker (Pei et al., equation 28), or all.
+
+        Other algorithms than the ring send other parts; they are counted as the ring's.
+        """
+        parts = 1 if operation in ("send", "broadcast") else self.workers
+        sizes, which = np.unique(size_bytes, return_inverse=True)
+        costs = []
+        for one in sizes.tolist():
+            levels = tuple(replace(level, link=level.link.for_messages(one / parts)) for level in self.levels)
+            costs.append(replace(self, levels=levels).cost(operation, one, name))
+        latency_ns, transfer_ns = (np.concatenate(part)[which] for part in zip(*costs, strict=True))
+        return Cost(latency_ns, transfer_ns)
 
     def around(self, inner: int) -> Network:
         """Return the network of one of ``inner`` groups, each of which has one worker of every ``inner`` neighbours.
@@ -134,10 +150,7 @@ class Network:
         """What is counted on, in words: a measured table, or the links of each level with several workers."""
         if self.table is not None:
             return f"{self.workers:,} workers, times from {self.table.path}"
-        return " x ".join(
-            f"{level.workers:,} at {level.link.byte_s * 8e-9:,.6g} Gbit/s and {level.link.latency_ns / 1e3:g} us"
-            for _, level in self.used
-        )
+        return " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
 
     @property
     def ring_byte_s(self) -> float:

@@ -80,11 +80,11 @@ def network_of(
 
 def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float | None) -> Network:
     *inner, level = network.levels
-    link = Link(
-        level.link.byte_s if bandwidth is None else bandwidth.byte_s,
-        level.link.latency_ns if latency_us is None else latency_us * 1e3,
-        level.link.full_duplex,
-    )
+    link = level.link
+    if bandwidth is not None:
+        link = replace(link, byte_s=bandwidth.byte_s)
+    if latency_us is not None:
+        link = replace(link, latency_ns=latency_us * 1e3, growth=1.0)
     return replace(network, levels=(*inner, replace(level, link=link)))
 
 
