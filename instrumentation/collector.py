@@ -23,7 +23,9 @@ from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_e
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
 _SEARCH_STEPS = 2
-
+# CPU time of child processes above which the script's work was probably theirs; loaders of a script without steps use
+# less. Our choice.
+_CHILDREN_S = 1.0
 
 # A script that reaches its third stop is not about to end by itself.
 _WARNS_AT_STOP = 3
@@ -127,6 +129,12 @@ class Collector:
     def _too_few(self) -> str:
         if self.steps_seen == 0 and self._inference:
             return "expected forward calls of a model with parameters, got none."
+        if self.steps_seen == 0 and os.times().children_user > _CHILDREN_S:
+            return (
+                "expected calls of a torch optimizer's step() in this process, got none: processes that the script "
+                "started did the work; call whatif.instrumentation.record() in the function that they run, or start "
+                "them with `whatif collect torchrun`."
+            )
         if self.steps_seen == 0:
             return (
                 "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import whatif
-from tests.helpers import need
+from tests.helpers import extra_data, need
 
 torch = need("torch")
 
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parent / "everyday"
 QUICK = ["--steps", "3", "--untraced-steps", "2"]
+TORCHRUN = ["torchrun", "--nproc-per-node", "2", "--master-port", "29713"]
 COLLECT = [sys.executable, "-m", "whatif", "collect", *QUICK]
 
 
@@ -63,6 +67,79 @@ def test_a_script_ends_as_it_does_alone(tmp_path: Path, words: list[str], option
     assert whatif.apply(graph, "scale:factor=0.5").predicted_ms > 0
 
 
+# Scripts as others wrote them, with the packages that they need.
+OTHERS = {
+    "ab.py": [], "compiled.py": [], "crash.py": [], "fin.py": [], "gan.py": [], "hf_bert.py": ["transformers"],
+    "infer.py": [], "lit.py": ["lightning"], "lstm.py": [], "plain_amp.py": [], "plain_amp.py --amp --workers 0": [],
+    "rec.py": [], "run.py --steps 60": [], "short.py": [], "-m pkg.train --steps 7": [], "-m pkg.train --steps 60": [],
+}  # fmt: skip
+# What a script measures of its own time.
+TIMES = re.compile(
+    r"(?<=fp32 )\S+|(?<=amp )\S+|(?<=median ms )\S+|(?<=median step )\S+"
+    r"|\S*(runtime|per_second)\S* \S+|\S+it/s|\d:\d\d:\d\d"
+)
+
+
+def saved(folder: Path) -> dict[str, list[torch.Tensor]]:
+    """The tensors of every checkpoint in a folder; files that hold times or paths as well are not equal bytes."""
+    found = {}
+    for path in sorted((folder / "out").rglob("*")):
+        if path.suffix in (".pt", ".ckpt", ".bin"):
+            found[str(path.relative_to(folder))] = list(tensors_in(torch.load(path, weights_only=False)))
+        elif path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found[str(path.relative_to(folder))] = list(load_file(path).values())
+    return found
+
+
+def tensors_in(content: Any) -> Iterator[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        yield content
+    elif isinstance(content, dict | list | tuple):
+        for inner in content.values() if isinstance(content, dict) else content:
+            yield from tensors_in(inner)
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_the_scripts_of_others_end_as_they_do_alone(words: str, tmp_path: Path) -> None:
+    scripts = extra_data("repro") / "everyday"
+    for package in OTHERS[words]:
+        need(package)
+    alone, recorded = tmp_path / "alone", tmp_path / "recorded"
+    for folder in (alone, recorded):
+        shutil.copytree(scripts, folder)
+        (folder / "out").mkdir(exist_ok=True)
+    # Python runs this file as it starts; most of the scripts set no seed.
+    (tmp_path / "seed" / "sitecustomize.py").parent.mkdir()
+    (tmp_path / "seed" / "sitecustomize.py").write_text("import torch\n\ntorch.manual_seed(0)\n", encoding="utf-8")
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONPATH": str(tmp_path / "seed"),
+    }  # fmt: skip
+    options = ["--inference"] if words == "infer.py" else []
+    ends = [
+        subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        for folder, command in (
+            (alone, [sys.executable, *words.split()]),
+            (recorded, [*COLLECT, *options, "-o", "run.json.gz", *words.split()]),
+        )
+    ]
+    assert TIMES.sub("", ends[1].stdout) == TIMES.sub("", ends[0].stdout), ends[1].stderr
+    before, after = saved(alone), saved(recorded)
+    assert after.keys() == before.keys()
+    for name, tensors in before.items():
+        assert len(tensors) == len(after[name])
+        assert all(map(torch.equal, tensors, after[name])), name
+    if words in ("crash.py", "-m pkg.train --steps 7"):  # they end before a recording is whole
+        assert not (recorded / "run.json.gz").exists()
+        assert ends[1].returncode == (ends[0].returncode or 1)
+        return
+    assert ends[1].returncode == ends[0].returncode, ends[1].stderr
+    graph = whatif.read(recorded / "run.json.gz")
+    assert whatif.apply(graph, "scale:factor=0.5").predicted_ms > 0
+
+
 def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *COLLECT, "--stop", "train.py", "--steps", "100")
     assert found.returncode == 0
@@ -90,14 +167,23 @@ def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -
     assert (tmp_path / "run" / "signals.json.gz").exists()
 
 
-@pytest.mark.parametrize("launcher", [["torchrun", "--nproc-per-node", "2", "--master-port", "29713"]])
-def test_each_process_of_a_launcher_is_recorded(tmp_path: Path, launcher: list[str]) -> None:
-    found = run(tmp_path / "run", *COLLECT, *launcher, "ranks.py")
+@pytest.mark.parametrize("script", ["ranks", "accelerated"])
+def test_each_process_of_a_launcher_is_recorded(tmp_path: Path, script: str) -> None:
+    if script == "accelerated":
+        need("accelerate")
+    found = run(tmp_path / "run", *COLLECT, *TORCHRUN, f"{script}.py")
     assert found.returncode == 0, found.stderr
-    assert found.stdout == "ranks trained\n"
-    files = sorted((tmp_path / "run").glob("ranks.rank*.json.gz"))
-    assert [file.name for file in files] == ["ranks.rank0.json.gz", "ranks.rank1.json.gz"]
+    assert found.stdout == "2 ranks trained\n"
+    files = sorted((tmp_path / "run").glob(f"{script}.rank*.json.gz"))
+    assert [file.name for file in files] == [f"{script}.rank{rank}.json.gz" for rank in range(2)]
     assert len(whatif.read_ranks(files).graph.info.ranks) == 2
+
+
+def test_training_in_processes_that_the_script_started_is_named(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *COLLECT, "spawns.py")
+    assert found.stdout.count("trained") == 2
+    assert "in this process, got none: processes that the script started did the work" in found.stderr
+    assert found.returncode == 1
 
 
 def test_accelerate_starts_the_script_under_collect(tmp_path: Path) -> None:

@@ -14,5 +14,5 @@ for _ in range(30):
     optimizer.step()
 if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), "weights.pt")
-    print("ranks trained")
+    print(dist.get_world_size(), "ranks trained")
 dist.destroy_process_group()
