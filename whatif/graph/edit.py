@@ -173,15 +173,20 @@ def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id:
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached)
 
 
-def woven_in(graph: TaskGraph, rows: Mapping[str, npt.ArrayLike], place: Array) -> tuple[TaskGraph, Int32]:
+def woven_in(
+    graph: TaskGraph, rows: Mapping[str, npt.ArrayLike], place: Array, order: Array | None = None
+) -> tuple[TaskGraph, Int32]:
     """Return the graph with new tasks, whose ids will be ``place``, and each old task's new id.
 
-    ``rows`` has a value for each new task in every column; attached columns are 0 there.
+    ``rows`` has a value for each new task in every column; attached columns are 0 there. ``order``, shape (n_tasks,),
+    are the old tasks as they will stand; by default as they do.
     """
     is_old = np.ones(len(graph) + len(place), dtype=np.bool_)
     is_old[place] = False
     moved = np.flatnonzero(is_old).astype(np.int32)
     from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
+    if order is not None:
+        moved[order], from_old = moved.copy(), order.take(from_old, mode="clip")
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
         if column.strides == (0,) and bool(np.all(inserted == column[0])):

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from whatif.graph.columns import COLUMNS, filled, one_table
-from whatif.graph.edit import columns_of, permuted, renumbered, reorder, woven_in
+from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
@@ -75,10 +75,11 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
             own = getattr(block, each.name)
             if each.across_ranks == "table":
                 codes = new_thread if each.codes == "threads" else new_codes[str(each.codes)][i]
-                own = np.append(codes, np.int32(-1))[own]  # -1 is the last entry
-            elif each.across_ranks == "number":
+                if not np.array_equal(codes, np.arange(len(codes))):
+                    own = np.append(codes, np.int32(-1))[own]  # -1 is the last entry
+            elif each.across_ranks == "number" and first_number[each.name][i]:
                 own = np.where(own >= 0, own + first_number[each.name][i], -1)
-            elif each.across_ranks == "time":
+            elif each.across_ranks == "time" and begins_ns[i]:
                 own = np.where(own >= 0, own + begins_ns[i], -1)
             columns[each.name].append(own.astype(each.dtype, copy=False))
         for name, dtype in dtypes.items():
@@ -89,7 +90,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         scope = np.where(block.waits.scope >= 0, block.waits.scope + first_thread[i], block.waits.scope)
         waits.append(Waits(new_id[block.waits.task], scope.astype(np.int32), block.waits.lag_ns))
     graph = TaskGraph(
-        **{name: np.concatenate(column) for name, column in columns.items()},
+        **{name: _joined(column) for name, column in columns.items()},
         dependencies=Dependencies.concatenate(dependencies),
         waits=Waits(*(np.concatenate([getattr(w, c) for w in waits]) for c in Waits.__slots__)),
         names=names,
@@ -104,7 +105,14 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         notes=_notes(blocks),
         declined=(),
     )
-    return _ordered(meet(graph), sizes.tolist())
+    return _met(graph, sizes.tolist())
+
+
+def _joined(columns: list[Array]) -> Array:
+    """The columns one after the other; one value for all tasks stays one."""
+    if all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
+        return np.broadcast_to(columns[0][:1], sum(map(len, columns)))
+    return np.concatenate(columns)
 
 
 def _uses(column: Array, new_thread: Array) -> Array:
@@ -166,60 +174,65 @@ def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
     return woven.replace(threads=threads, names=names, dependencies=Dependencies.concatenate(dependencies))
 
 
-def meet(graph: TaskGraph) -> TaskGraph:
-    """Return a graph with arrivals in which every collective has its hub; the hubs come last.
+def _met(graph: TaskGraph, bounds: Sequence[int]) -> TaskGraph:
+    """The graph with a hub for every collective, in the order of recorded time, every dependency forward.
 
-    Its dependencies may point backward until the tasks are put in order.
+    Part i has the tasks from ``bounds[i]`` on, arrivals included, and keeps their order.
     """
-    collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(len(graph), dtype=np.int64)))
+    n = len(graph)
+    collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(n, dtype=np.int64)))
     taking_part = np.flatnonzero(collective)
     arrives = graph.kind[taking_part] == TaskKind.WAIT
     arrival, transfer = taking_part[arrives], taking_part[~arrives]
     present, first, which = np.unique(collective[arrival], return_index=True, return_inverse=True)
-    if not len(present):
-        return graph
     # Collectives that share a thread on their first rank run one after the other there: so may their hubs.
     lanes, lane = np.unique(graph.thread[arrival[first]], return_inverse=True)
-    threads = tuple(Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
-    names = tuple(dict.fromkeys((*graph.names, HUB_NAME)))
-    n, count = len(graph), len(present)
-    hub = n + np.arange(count)
+    threads = (Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
+    names = tuple(dict.fromkeys((*graph.names, HUB_NAME))) if len(present) else graph.names
     rows = {name: column[arrival[first]] for name, column in columns_of(graph).items()}
-    rows["name"] = np.full(count, names.index(HUB_NAME), dtype=np.int32)
+    rows["name"] = np.full(len(present), names.index(HUB_NAME) if len(present) else 0)
     rows["thread"] = (len(graph.threads) + lane).astype(np.int32)
-    start_ns = np.full(count, -1, dtype=np.int64)
-    np.maximum.at(start_ns, which, graph.start_ns[arrival])
-    rows["start_ns"] = start_ns
-    waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0]
+    rows["start_ns"] = np.full(len(present), -1, dtype=np.int64)
+    np.maximum.at(rows["start_ns"], which, graph.start_ns[arrival])
+    waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0] if len(transfer) else transfer
+    of_waiting = np.searchsorted(present, collective[waiting])
+    key, hub_key = _times(graph.start_ns, rows["start_ns"], bounds, (arrival, which), (waiting, of_waiting))
+    # In the order of time; of those at one time the hubs come last.
+    order = np.argsort(key, kind="stable")
+    hub_order = np.argsort(hub_key, kind="stable")
+    hub = np.empty(len(present), dtype=np.int64)
+    hub[hub_order] = np.searchsorted(key[order], hub_key[hub_order], side="right") + np.arange(len(present))
+    edited, moved = woven_in(graph, rows, hub, order)
     lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[waiting]]
-    meetings = [
-        Dependencies.of(arrival, hub[which], DependencyKind.COMMUNICATION),
-        Dependencies.of(hub[np.searchsorted(present, collective[waiting])], waiting, DependencyKind.COMMUNICATION,
-                        lag_ns),
-    ]  # fmt: skip
-    dependencies = Dependencies.concatenate([graph.dependencies, *meetings])
-    threads = (*graph.threads, *threads)
-    return woven_in(graph, rows, hub)[0].replace(names=names, threads=threads, dependencies=dependencies)
+    dependencies = [
+        edited.dependencies,
+        Dependencies.of(moved[arrival], hub[which], DependencyKind.COMMUNICATION),
+        Dependencies.of(hub[of_waiting], moved[waiting], DependencyKind.COMMUNICATION, lag_ns),
+    ]
+    return reorder(
+        edited.replace(
+            names=names, threads=(*graph.threads, *threads), dependencies=Dependencies.concatenate(dependencies)
+        )
+    )[0]
 
 
-def _ordered(graph: TaskGraph, bounds: Sequence[int]) -> TaskGraph:
-    """The graph with its tasks in the order of recorded time, every dependency forward, each part's order kept.
+def _times(
+    start_ns: Int64, hub_ns: Int64, bounds: Sequence[int], into: tuple[Int64, Int64], out: tuple[Int64, Int64]
+) -> tuple[Int64, Int64]:
+    """Times by which tasks and hubs can be sorted: hubs behind their arrivals, transfers behind their hubs.
 
-    Part i has the tasks from ``bounds[i]`` on; behind the last one stand the hubs.
+    ``into`` pairs arrivals with hubs, ``out`` transfers. Within a part no task stands before one ahead of it.
     """
-    n = bounds[-1]
-    key = graph.start_ns.copy()
+    key, hub_key = start_ns.copy(), hub_ns.copy()
     _never_back(key, bounds)
-    into_hub = graph.dependencies.take(graph.dependencies.target >= n)
-    from_hub = graph.dependencies.take(graph.dependencies.source >= n)
     for _ in range(_ROUNDS):
         before = key.copy()
-        np.maximum.at(key, into_hub.target, key[into_hub.source] + 1)
-        np.maximum.at(key, from_hub.target, key[from_hub.source] + 1)
+        np.maximum.at(hub_key, into[1], key[into[0]] + 1)
+        np.maximum.at(key, out[0], hub_key[out[1]] + 1)
         _never_back(key, bounds)
         if np.array_equal(key, before):
             break
-    return reorder(permuted(graph, np.argsort(key, kind="stable"))[0])[0]
+    return key, hub_key
 
 
 def _never_back(key: Int64, bounds: Sequence[int]) -> None:
