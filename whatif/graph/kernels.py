@@ -161,6 +161,7 @@ _COLLECTIVES = (
 )
 
 
+@cache
 def classify_kernel(name: str) -> tuple[KernelFamily, str]:
     """Return the family of a kernel and the number format of its operands, from its (demangled) name.
 

@@ -467,7 +467,7 @@ class TaskGraph:
                     f"graph: task {dependencies.target[first]} waits for task {dependencies.source[first]}, "
                     "which does not come before it; add it with add_dependencies, which re-orders."
                 )
-        if _longest_ns(self) > 2**62:
+        if float(self.high_ns.sum(dtype=np.float64)) > 2**62 and _longest_ns(self) > 2**62:
             raise WhatifError("graph: the durations add up to more than 146 years; is a factor or a time too large?")
         return self
 

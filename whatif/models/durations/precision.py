@@ -8,7 +8,6 @@ Learning", 2022.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -101,13 +100,8 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
         return graph.dtype
     table = np.zeros(len(graph.names), dtype=np.bool_)
     for code in np.unique(graph.name[doubtful]).tolist():
-        table[code] = _named_dtype(graph.names[code]) != "fp32"
+        table[code] = classify_kernel(graph.names[code])[1] != "fp32"
     return np.where(doubtful & table[graph.name], _TF32, graph.dtype).astype(np.int8)
-
-
-@lru_cache(maxsize=4096)
-def _named_dtype(name: str) -> str:
-    return classify_kernel(name)[1]
 
 
 def switches(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
