@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import html
 import importlib
+import io
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 import whatif
 import whatif.models
-from whatif.cli.main import COMMANDS, parser_of
+from whatif.cli.main import COMMANDS, main, parser_of
 from whatif.prediction.transform import built_in_names, load_transform
+from whatif.questions.advice.effort import Effort
 from whatif.report.transforms_text import describe
 
-# argparse wraps its help to the terminal; the site's is as wide as its code blocks.
+# Help and reports wrap at the terminal's width; the site's are as wide as its code blocks.
 HELP_COLUMNS = "90"
 # What is asked of a graph from Python, one function a question, and what they take: not names of `whatif` itself.
 QUESTIONS = (
@@ -35,15 +41,36 @@ QUESTIONS = (
     "whatif.questions.comparison.regression.check_regression",
     "whatif.questions.validate.validate.validate",
 )
+# Steps for examples; the second where the first has nothing that the what-if changes.
+PREDICTED = tuple(f"traces/predicted/{step}_predicted.json.gz" for step in ("resnet50_a100", "gpt2_h100"))
+# Examples of what-ifs that answer with options, behind others, or for other recordings only.
+_EIGHT = "distributed:workers=8,bandwidth=25Gbps"
+EXAMPLES = {
+    "balance_ranks": ("balance_ranks", ("traces/ranks_cpu/sleeping",)),
+    "bandwidth": (f"{_EIGHT} bandwidth:factor=2", PREDICTED),
+    "batch_size": ("batch_size:factor=2", PREDICTED),
+    "blueconnect": (f"{_EIGHT} blueconnect", PREDICTED),
+    "cpu": ("cpu:speedup=2", ("traces/transformer_cpu.json.gz",)),
+    "data_loading": ("data_loading:workers=2", ("traces/resnet18_cifar_cpu_loader0.json.gz",)),
+    "device": ("device:to=H100-SXM-80", PREDICTED),
+    "dgc": (f"{_EIGHT} dgc", PREDICTED),
+    "distributed": (_EIGHT, PREDICTED),
+    "fused_adam": ("fused_adam", ("traces/transformer_cpu.json.gz",)),
+    "scale": ("scale:kind=gpu,factor=0.5", PREDICTED),
+    "straggler": (f"{_EIGHT} straggler", PREDICTED),
+}
+NEEDS_A_FILE = ("kernels", "metaflow")
 # `whatif.instrumentation`, by the folder in which it lies.
 RECORDING = ("instrumentation.recorder.record", "instrumentation.recorder.Recording", "instrumentation.collect.step")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference that are made from the code."""
+    os.environ["COLUMNS"] = HELP_COLUMNS  # this process builds the site and nothing else
     for path, text in (
         ("reference/commands.md", commands()),
         ("reference/what-ifs.md", what_ifs()),
+        *((f"reference/what-ifs/{name}.md", what_if(name)) for name in built_in_names()),
         ("reference/python.md", api()),
     ):
         files.append(File.generated(config, path, content=text))
@@ -56,18 +83,10 @@ def commands() -> str:
         "# Commands\n",
         "The output of `whatif COMMAND --help`. `whatif` without a command lists the questions and their commands.\n",
     ]
-    kept = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = HELP_COLUMNS
-    try:
-        for name in COMMANDS:
-            parser = parser_of(name, importlib.import_module(f"whatif.cli.{name}"))
-            parts += [f"## {name}\n", _block(parser.format_help())]
-            parts += [part for word, sub in _subcommands(parser) for part in (f"### {name} {word}\n", _block(sub))]
-    finally:
-        if kept is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = kept
+    for name in COMMANDS:
+        parser = parser_of(name, importlib.import_module(f"whatif.cli.{name}"))
+        parts += [f"## {name}\n", _block(parser.format_help())]
+        parts += [part for word, sub in _subcommands(parser) for part in (f"### {name} {word}\n", _block(sub))]
     return "\n".join(parts)
 
 
@@ -79,22 +98,62 @@ def _subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def what_ifs() -> str:
-    """Every built-in what-if: summary, options, source and model, as ``whatif transforms NAME`` has them."""
+    """Every built-in what-if with its summary and its effort, each a link to its own page."""
     parts = [
         "# What-ifs\n",
         "Write options as `NAME:option=value,option=value`. Several names compose from left to right.\n",
+        "| what-if | what it does | effort |",
+        "|---|---|---|",
     ]
     for name in built_in_names():
-        known = describe(load_transform(name))
-        parts += [f"## {name}\n", html.escape(known["summary"]) + "\n"]
-        if known["options"]:
-            parts += ["| option | type | default |", "|---|---|---|"]
-            for option in known["options"]:
-                kind = option["type"].replace("|", "or")
-                parts.append(f"| `{option['name']}` | {kind} | {_default(option['default'])} |")
-            parts.append("")
-        parts += _sections(known["doc"].split("\n", 1)[-1])
+        transform = load_transform(name)
+        effort = Effort.of(transform.doc).size.name.lower()
+        parts.append(f"| [{name}](what-ifs/{name}.md) | {html.escape(transform.summary)} | {effort} |")
     return "\n".join(parts)
+
+
+def what_if(name: str) -> str:
+    """One what-if: summary, a real example, how accurate it was so far, options, source and model."""
+    known = describe(load_transform(name))
+    parts = [f"# {name}\n", html.escape(known["summary"]) + "\n", *_example(name), "## Accuracy so far\n"]
+    rows = [row for row in _scores() if name in re.findall(r"\w+", row.split("|")[1])]
+    if rows:
+        parts += ["| what-if | scored pairs | median error | largest | inside the range | width of the range |"]
+        parts += ["|---|---|---|---|---|---|", *rows, "", "Every pair is in [accuracy](../../accuracy.md).\n"]
+    else:
+        parts.append("Nobody has compared a prediction of this what-if with a measurement yet.\n")
+    if known["options"]:
+        parts += ["## Options\n", "| option | type | default |", "|---|---|---|"]
+        for option in known["options"]:
+            kind = option["type"].replace("|", "or")
+            parts.append(f"| `{option['name']}` | {kind} | {_default(option['default'])} |")
+        parts.append("")
+    return "\n".join([*parts, "## Model\n", *_sections(known["doc"].split("\n", 1)[-1])])
+
+
+def _example(name: str) -> Iterator[str]:
+    """A command that applies it to a recording that ships, with what it prints."""
+    words, traces = EXAMPLES.get(name, (name, PREDICTED))
+    for trace in traces:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            status = main(["apply", *words.split(), trace])
+        if status == 0:
+            yield "## Example\n"
+            yield _block(f"$ whatif apply {words} {trace}\n{out.getvalue()}")
+            if trace in PREDICTED:
+                yield "This step is predicted, not recorded: it shows how to ask, not what a GPU took.\n"
+            return
+    if name not in NEEDS_A_FILE:
+        raise PluginError(f"{name}: expected an example that can be run, got status {status}; add one to EXAMPLES.")
+
+
+@functools.cache
+def _scores() -> list[str]:
+    """The rows of the accuracy page's table of what-ifs."""
+    page = (Path(__file__).parent / "accuracy.md").read_text(encoding="utf-8")
+    table = page.partition("| what-if | scored | median error |")[2].partition("\n\n")[0]
+    return table.splitlines()[2:]
 
 
 def _default(value: object) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -16,10 +17,11 @@ import pytest
 from tests.helpers import need
 from tests.pages.blocks import PAGES, blocks_of
 from whatif.cli.main import COMMANDS
+from whatif.prediction.transform import built_in_names
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
@@ -85,6 +87,30 @@ def test_every_fence_became_a_block(site: Path) -> None:
 def test_the_site_loads_nothing_from_a_network(site: Path) -> None:
     for path in site.rglob("*.html"):
         assert [url for url in _Links(path.read_text(encoding="utf-8")).loaded if re.match(r"(https?:)?//", url)] == []
+
+
+@pytest.mark.parametrize("text", ["gradient accumulation", "zx81"])
+def test_search_works_from_disk(site: Path, browser: Any, text: str) -> None:
+    by = need("selenium.webdriver.common.by").By
+    browser.get((site / "index.html").as_uri())
+    browser.execute_script("document.querySelector('#__search').click()")
+    browser.find_element(by.CSS_SELECTOR, ".md-search__input").send_keys(text)
+    wait = need("selenium.webdriver.support.ui").WebDriverWait(browser, 30, poll_frequency=0.1)
+    shown = ".md-search-result__meta"
+    wait.until(lambda driver: re.search(r"\d|No match", driver.find_element(by.CSS_SELECTOR, shown).text))
+    found = [link.get_attribute("href") for link in browser.find_elements(by.CSS_SELECTOR, ".md-search-result__link")]
+    assert all(link.startswith(site.as_uri()) for link in found)
+    assert any("gradient_accumulation" in link for link in found) == (text != "zx81")
+
+
+def test_each_what_if_has_a_page_with_an_example_and_its_accuracy(site: Path) -> None:
+    index = (site / "reference" / "what-ifs.html").read_text(encoding="utf-8")
+    for name in built_in_names():
+        page = (site / "reference" / "what-ifs" / f"{name}.html").read_text(encoding="utf-8")
+        assert f'href="what-ifs/{name}.html"' in index
+        assert "Accuracy so far" in page
+        assert name in ("kernels", "metaflow") or re.search(rf"\$ whatif apply .*{name}", page)
+    assert "median error" in (site / "reference" / "what-ifs" / "fused_adam.html").read_text(encoding="utf-8")
 
 
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
