@@ -37,15 +37,20 @@ FACTORS = {
     "depthwise 7": (16.0, 3.5),
     "depthwise 7 strided": (31.0, 42.0),
     "depthwise large": (25.0, 84.0),
-    # By the channels of a group. Beside these, the operations at the sustained rate.
-    "grouped": (5.0, 3.5),
-    "grouped, unequal": (6.5, 33.0),  # more outputs than inputs or fewer: no kernel in NHWC
-    "grouped, wide or few": (7.0, 78.0),  # nor for wide groups, and few that are not narrow
+    # By the channels of a group, and by groups. Beside these, the operations at the sustained rate. cuDNN's kernels for
+    # NHWC take 4, 8, 16 or 32 channels of many groups; other shapes run in ever slower ones.
+    "grouped": (4.0, 1.6),
+    "grouped, uneven": (5.3, 7.4),  # groups that are no multiple of eight
+    "grouped, odd": (9.0, 15.0),  # other widths, and eight groups or fewer of them
+    "grouped, unequal": (5.5, 32.0),  # more outputs than inputs or fewer
+    "grouped, few": (5.5, 47.0),
+    "grouped, wide": (6.0, 72.0),
 }
-_NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS = 8, 48, 4
+_KERNEL_WIDTHS = (4, 8, 16, 32)
+_NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS, _EIGHT = 8, 48, 4, 8
 # What has no kernel for NHWC, over its time in NCHW: group norm (it copies), and operators of other libraries (that of
 # in-place activated batch norm strides through the image).
-GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 12.0
+GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 25.0
 # Either way of the estimate, nominal 90 %: dense ones by what models differ by, the others by what their classes do.
 DENSE_SPREAD, OTHER_SPREAD = 1.4, 2.0
 
@@ -85,14 +90,21 @@ def kinds(ops: Operators) -> Int64:
     side, strided = np.maximum(c["kernel_h"], c["kernel_w"]), np.where(c["stride_h"] > 1, " strided", "")
     groups = np.maximum(c["groups"], 1)
     width, outputs = c["in_channels"] // groups, c["out_channels"] // groups
-    wide = (width > _WIDE_GROUP) | ((groups <= _FEW_GROUPS) & (width > _NARROW_GROUP))
+    wide, few = np.maximum(width, outputs) > _WIDE_GROUP, groups <= _FEW_GROUPS
+    odd = ~np.isin(width, _KERNEL_WIDTHS) | ((groups <= _EIGHT) & (width < max(_KERNEL_WIDTHS)))
     sides = np.select([side <= 3, side <= 5, side <= 7], ["3", "5", "7"], "large")
     depthwise = np.char.add(np.char.add("depthwise ", sides), np.where(side <= 7, strided, ""))
     named = np.select(
-        [groups == 1, is_depthwise(ops), width != outputs, wide],
-        [np.where(side == 1, "dense 1x1", "dense"), depthwise, "grouped, unequal", "grouped, wide or few"],
+        [
+            groups == 1, is_depthwise(ops), wide, few & (width > _NARROW_GROUP), width != outputs, odd,
+            groups % _EIGHT > 0,
+        ],
+        [
+            np.where(side == 1, "dense 1x1", "dense"), depthwise, "grouped, wide", "grouped, few", "grouped, unequal",
+            "grouped, odd", "grouped, uneven",
+        ],
         "grouped",
-    )
+    )  # fmt: skip
     return np.array([list(FACTORS).index(name) for name in named.tolist()], dtype=np.int64)
 
 
