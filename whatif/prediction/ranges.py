@@ -12,7 +12,7 @@ import numpy as np
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Float64, Int8, Int64, TaskKind, ThreadKind, among
+from whatif.graph.types import Array, Float64, Int64, TaskKind, ThreadKind, among
 from whatif.models.durations.estimator import Source, sources
 from whatif.models.durations.measured import CONTEXT_SPREAD
 
@@ -55,14 +55,14 @@ def error_sums(graph: TaskGraph) -> Float64:
     Below and then above: the sum of all bounds, what adds up within each source, what each operator and each family of
     kernels has of its own; last the GPU's work.
     """
-    source, on_gpu = sources(graph), graph.on_gpu & (graph.step >= 0)
+    on_gpu = graph.on_gpu & (graph.step >= 0)
     sides = [graph.duration_ns - graph.low_ns, graph.high_ns - graph.duration_ns]
     if graph.info.recorded.predicted is not None:
         columns = [
             c for side, share in zip(sides, PREDICTED_SHARE, strict=True) for c in _by_family(graph, side, share)
         ]
     else:
-        columns = [column for bound_ns in sides for column in _sums(graph, source, bound_ns.astype(np.float64))]
+        columns = _sums(graph, sides)
     return np.concatenate([*columns, [float(graph.duration_ns[on_gpu].sum())]])[None, :]
 
 
@@ -73,26 +73,29 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
     return [np.array([wide_ns.sum()], dtype=np.float64), np.asarray(share * together, dtype=np.float64)]
 
 
-def _sums(graph: TaskGraph, source: Int8, all_wide_ns: Float64) -> list[Float64]:
-    wide = np.flatnonzero(all_wide_ns != 0)
-    wide_ns, source = all_wide_ns[wide], source[wide]
+def _sums(graph: TaskGraph, sides_ns: list[Int64]) -> list[Float64]:
+    source = sources(graph)
     # Waits that may vanish have nothing to do with the CPU's work.
-    group = source + np.int8(len(Source)) * (graph.kind[wide] == TaskKind.WAIT)
-    alone = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
-    # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
-    own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[wide[alone]], 0)
+    group = (source + np.int8(len(Source)) * (graph.kind == TaskKind.WAIT)).astype(np.intp)
+    of_model = graph.on_gpu.mask & among(source, _MODELS)
     rows = int(graph.measured.max(initial=-1)) + 1
-    measured = graph.measured[wide[alone]]
-    operator = np.where(measured >= 0, measured, rows + graph.name[wide[alone]])
-    together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
-    together[Source.MEASURED] -= own_ns.sum()
-    own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-    modelled = np.flatnonzero(graph.on_gpu.mask[wide] & among(source, _MODELS))
-    apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
-    together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
-    # No family is -1.
-    by_family = np.bincount(graph.family[wide[modelled]] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
-    return [np.array([all_wide_ns.sum()]), together, own, by_family]
+    columns = []
+    for side_ns in sides_ns:
+        wide_ns = side_ns.astype(np.float64)
+        alone = np.flatnonzero((source == Source.MEASURED) & (side_ns > 0))
+        # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
+        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
+        operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
+        together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
+        together[Source.MEASURED] -= own_ns.sum()
+        own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
+        modelled = np.flatnonzero(of_model & (side_ns != 0))
+        apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
+        together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
+        # No family is -1.
+        by_family = np.bincount(graph.family[modelled] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
+        columns += [np.array([wide_ns.sum()]), together, own, by_family]
+    return columns
 
 
 def combined_shares(sums: Float64) -> tuple[Float64, Float64]:

@@ -53,11 +53,20 @@ class Threads:
     event_ns: cython.longlong[::1]  # of that task
     winner: cython.int[::1]
     leaves: cython.Py_ssize_t
+    thread: cython.const[cython.int][::1]  # of each task
+    missing: cython.int[::1]  # how much each task waits for
+    device: cython.const[cython.int][::1]  # what each task shares, 0 for nothing
+    link: cython.const[cython.int][::1]
+    at_once: cython.bint  # whether a task that shares nothing runs as soon as what it waits for has run
+    alone: cython.int[::1]  # those of them that are ready
+    n_alone: cython.Py_ssize_t
 
-    def __init__(self, thread: Any, behind: Any, by_urgency: bool, free_order: Any) -> None:
+    def __init__(
+        self, thread: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, device: Any, link: Any,
+        at_once: bool,
+    ) -> None:  # fmt: skip
         n: cython.Py_ssize_t = len(thread)
         n_threads: cython.Py_ssize_t = len(free_order)
-        tasks: cython.const[cython.int][::1] = thread
         task: cython.Py_ssize_t
         t: cython.Py_ssize_t
         self.heap = _small(n)
@@ -66,12 +75,15 @@ class Threads:
         self.behind, self.by_urgency, self.free_order = behind, by_urgency, free_order
         self.ready_ns, self.free_ns = _whole(n), _whole(n_threads)
         self.task_on, self.event_ns = _small(n_threads, -1), _whole(n_threads)
+        self.thread, self.missing, self.device, self.link = thread, missing, device, link
+        self.at_once, self.n_alone = at_once, 0
+        self.alone = _small(n if at_once else 1)
         self.leaves = 1
         while self.leaves < n_threads:
             self.leaves *= 2
         self.winner = _small(2 * self.leaves, -1)
         for task in range(n):
-            self.base[tasks[task] + 1] += 1
+            self.base[self.thread[task] + 1] += 1
         for t in range(n_threads):
             self.base[t + 1] += self.base[t]
             self.winner[self.leaves + t] = t
@@ -274,6 +286,34 @@ class Threads:
         while node >= 1:
             self.winner[node] = self.sooner(self.winner[2 * node], self.winner[2 * node + 1])
             node >>= 1
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.inline
+    @cython.exceptval(check=False)
+    def meet(self, target: cython.int, time_ns: cython.longlong, t: cython.int) -> cython.void:
+        """Count one of the things that a task waits for, there from a time on; behind the last the task is ready."""
+        if time_ns > self.ready_ns[target]:
+            self.ready_ns[target] = time_ns
+        self.missing[target] -= 1
+        if self.missing[target] == 0:
+            self.let(target, t)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.inline
+    @cython.exceptval(check=False)
+    def let(self, task: cython.int, t: cython.int) -> cython.void:
+        """Let a task run that waits for nothing but its thread; the thread ``t`` will climb by itself."""
+        other: cython.int
+        if self.at_once and self.device[task] == 0 and self.link[task] == 0:
+            self.alone[self.n_alone] = task
+            self.n_alone += 1
+            return
+        other = self.thread[task]
+        self.put(other, task)
+        if other != t:
+            self.climb(other)
 
 
 @cython.final
@@ -499,8 +539,6 @@ def simulate(
     row: cython.Py_ssize_t
     done: cython.Py_ssize_t = 0
     t: cython.int
-    other: cython.int
-    target: cython.int
     start_ns: cython.longlong
     end_ns: cython.longlong
     now_ns: cython.longlong
@@ -508,30 +546,24 @@ def simulate(
     clock_ns: cython.longlong = 0
     runs_on: cython.bint
     joins: cython.bint
-    n_alone: cython.Py_ssize_t = 0
     at_once: cython.bint = shares
-    threads: Threads = Threads(thread, behind, by_urgency, free_order)
+    for t in range(len(thread_lag_ns)):
+        at_once = at_once and thread_lag_ns[t] >= 0 and not free_order[t]
+    for row in range(len(lags_ns)):
+        at_once = at_once and lags_ns[row] >= 0
+    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, device, link, at_once)
     sharing: Sharing = Sharing(threads, role, compute, memory, slowed, link_share, least)
-    alone: cython.int[::1] = _small(n if shares else 1)  # tasks that are ready and share nothing
     with cython.nogil:
-        for t in range(len(thread_lag_ns)):
-            at_once = at_once and thread_lag_ns[t] >= 0 and not free_order[t]
-        for row in range(len(lags_ns)):
-            at_once = at_once and lags_ns[row] >= 0
         for task in range(n):
             if missing[task] == 0:
-                if at_once and device[task] == 0 and link[task] == 0:
-                    alone[n_alone] = task
-                    n_alone += 1
-                else:
-                    threads.put(thread[task], task)
+                threads.let(task, thread[task])
         for t in range(threads.leaves - 1, 0, -1):
             threads.winner[t] = threads.sooner(threads.winner[2 * t], threads.winner[2 * t + 1])
         while True:
             runs_on = False
-            if n_alone > 0:
-                n_alone -= 1
-                task = alone[n_alone]
+            if threads.n_alone > 0:
+                threads.n_alone -= 1
+                task = threads.alone[threads.n_alone]
                 t = thread[task]
                 start_ns = threads.start_of(t, task)
                 times[task] = start_ns
@@ -552,18 +584,7 @@ def simulate(
                 if shares and (device[task] > 0 or link[task] > 0) and lead_ns[task] < duration_ns[task]:
                     for row in range(offsets[task], offsets[task + 1]):
                         if anchors[row] == 1:
-                            target = targets[row]
-                            if start_ns + lags_ns[row] > threads.ready_ns[target]:
-                                threads.ready_ns[target] = start_ns + lags_ns[row]
-                            missing[target] -= 1
-                            if missing[target] == 0:
-                                if at_once and device[target] == 0 and link[target] == 0:
-                                    alone[n_alone] = target
-                                    n_alone += 1
-                                    continue
-                                other = thread[target]
-                                threads.put(other, target)
-                                threads.climb(other)
+                            threads.meet(targets[row], start_ns + lags_ns[row], t)
                     threads.task_on[t] = task
                     threads.event_ns[t] = start_ns + lead_ns[task]
                     sharing.leading[t] = 1
@@ -603,34 +624,12 @@ def simulate(
             times[n + task] = end_ns
             threads.free_at(t, end_ns + thread_lag_ns[t])
             done += 1
-            target = following[task]
-            if target >= 0:
-                missing[target] -= 1
-                if missing[target] == 0:
-                    if at_once and device[target] == 0 and link[target] == 0:
-                        alone[n_alone] = target
-                        n_alone += 1
-                    else:
-                        threads.put(t, target)
+            if following[task] >= 0:
+                threads.meet(following[task], 0, t)
             for row in range(offsets[task], offsets[task + 1]):
-                if anchors[row] == 1:
-                    if runs_on:
-                        continue  # its start has been seen
-                    now_ns = start_ns + lags_ns[row]
-                else:
-                    now_ns = end_ns + lags_ns[row]
-                target = targets[row]
-                if now_ns > threads.ready_ns[target]:
-                    threads.ready_ns[target] = now_ns
-                missing[target] -= 1
-                if missing[target] == 0:
-                    if at_once and device[target] == 0 and link[target] == 0:
-                        alone[n_alone] = target
-                        n_alone += 1
-                        continue
-                    other = thread[target]
-                    threads.put(other, target)
-                    if other != t:
-                        threads.climb(other)
+                if anchors[row] == 0:
+                    threads.meet(targets[row], end_ns + lags_ns[row], t)
+                elif not runs_on:  # else its start has been seen
+                    threads.meet(targets[row], start_ns + lags_ns[row], t)
             threads.climb(t)
     return done

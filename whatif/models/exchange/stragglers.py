@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Slowest(NamedTuple):
         return Slowest(self.mean * factor, self.low * factor, self.high * factor)
 
 
+@cache
 def slowest_of(workers: int, jitter_pct: float) -> Slowest:
     """Return how long the slowest of ``workers`` takes whose times are lognormal and independent, mean 1.
 
