@@ -59,7 +59,7 @@ class Collector:
         self.output = output
         self.steps_seen = 0
         self.failure: str | None = None  # why there is no recording
-        self.stopped = False  # whether the program was told to end
+        self.stopped = False  # whether the program was asked to end
         self._stops = 0
         self._stop, self._inference = stop, inference
         self._say = say or (lambda sentence: None)

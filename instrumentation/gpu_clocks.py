@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi tells them; nothing is set."""
+"""Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi reports them; nothing is set."""
 
 from .gpu import GPU
 
@@ -18,7 +18,7 @@ def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:
 
 
 def power_limit_watt() -> float | None:
-    """Return the current GPU's power limit; None where nvidia-smi does not tell it."""
+    """Return the current GPU's power limit; None where nvidia-smi does not report it."""
     return _number(GPU.smi("power.limit").split("\n")[0])
 
 

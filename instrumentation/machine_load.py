@@ -28,7 +28,7 @@ class LoadMeter:
 
 
 def _counters() -> tuple[float, float, int, int] | None:
-    if importlib.util.find_spec("resource") is None:  # not a Unix: nothing is told
+    if importlib.util.find_spec("resource") is None:  # not a Unix: nothing is counted
         return None
     resource = importlib.import_module("resource")
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -3,7 +3,7 @@
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; Daydream (USENIX ATC 2020) §5.1 and Algorithm 3.
 Model:  each operator that autocast's lists change takes the ratio of the op database's answers in half precision and as
         it was recorded, on the recorded GPU, down to the data sheet (whatif/models/durations/forms.py); what is half
-        already, the update and communication stay. Which tensors stay fp32 a predicted step tells of each operator
+        already, the update and communication stay. Which tensors stay fp32 is known of a predicted step's operators
         (instrumentation/trace_module/formats.py); in a recording the names of its kernels do (format_flow.py).
         Given `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter:
         every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and

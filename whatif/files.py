@@ -24,7 +24,7 @@ RECORDING_SUFFIXES = (".json", ".json.gz", ".sqlite")
 NO_STORAGE = (Path("/dev"), Path("/proc"))
 # What Linux follows before it calls a chain of links endless.
 MOST_LINKS = 40
-# By so much every file that this program writes can be told from others.
+# By so much every file that this program writes can be recognized.
 START_BYTES = 4096
 _GZIP_MAGIC = b"\x1f\x8b"
 # What an unfinished file ends in behind the writer's process id; on a shared disk other machines have ids of their own.
@@ -80,7 +80,7 @@ def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool
 
 
 def _start(path: Path) -> bytes | None:
-    """The first bytes of a file; None where it cannot be read: nobody can tell what would be lost."""
+    """The first bytes of a file; None where it cannot be read: what would be lost is unknown."""
     import gzip  # not for `whatif --help`
     import zlib
 

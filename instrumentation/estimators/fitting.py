@@ -146,7 +146,7 @@ def _residual(forest: Forest, sample: Sample, names: Sequence[str], *, across: b
 
 
 def halves_of(miss: Float64, of: npt.NDArray[np.str_], names: Sequence[str]) -> dict[str, float]:
-    """The half-width that holds nine of ten, by name; where too few of a name tell it, that of all."""
+    """The half-width that holds nine of ten, by name; where there are too few of a name, that of all."""
     pooled = conformal(miss)
     counts = {name: int((of == name).sum()) for name in names}
     return {name: conformal(miss[of == name]) if counts[name] >= _FEWEST_THAT_TELL else pooled for name in names}
@@ -190,7 +190,7 @@ def _against_interpolation(
 def facts_of(
     kind: Kind, samples: Sequence[Sample], names: tuple[str, ...], settings: Settings, *, across: bool
 ) -> ModelFacts:
-    """What a model's file tells of the samples that it was learned from; its widths are filled in later."""
+    """What a model's file says of the samples that it was learned from; its widths are filled in later."""
     attributes = FAMILIES[kind.family].attributes
     ops = joined([s.ops for s in samples])
     digest = hashlib.sha256("".join(s.sha256() for s in samples).encode()).hexdigest()

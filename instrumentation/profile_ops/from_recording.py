@@ -81,7 +81,7 @@ def _described(call: RecordedCall) -> Described:
 
 
 def _in_format(recorded: RecordedCall, call: Call, wanted: str) -> RecordedCall:
-    """The call with its floating-point tensors in another format, as autocast would have it."""
+    """The call with its floating-point tensors in another format, as autocast chooses it."""
     types, concrete = list(recorded.types), list(recorded.concrete)
     for place, argument in enumerate(call.arguments):
         if argument.tensors and argument.is_list:

@@ -11,7 +11,7 @@ from torch import nn
 from whatif.errors import WhatifError
 from whatif.from_module.lora import ALL_LINEAR, Lora
 
-# What PEFT adapts where it is not told (peft/utils/constants.py): the first of these that a model has all of.
+# What PEFT adapts by default (peft/utils/constants.py): the first of these that a model has all of.
 _USUAL = (
     ("q_proj", "v_proj"), ("query", "value"), ("c_attn",), ("query_key_value",), ("qkv_proj",), ("q_lin", "v_lin"),
     ("q", "v"),

@@ -85,7 +85,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _cannot_tell(self, name: str) -> None:
         raise WhatifError(
             f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which reads a "
-            "value of a tensor back: without data nobody knows it; record a run with `whatif collect`."
+            "value of a tensor back: without data it is unknown; record a run with `whatif collect`."
         )
 
     def _where(self) -> str:

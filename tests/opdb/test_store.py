@@ -118,7 +118,7 @@ def test_a_shard_that_is_not_what_its_sidecar_says_is_refused(tmp_path: Path) ->
     one.shard.write_bytes(two.shard.read_bytes())
     with pytest.raises(WhatifError) as error:
         one.read()
-    assert "expected the rows that its sidecar tells of" in sentence(error)
+    assert "expected the rows that its sidecar describes" in sentence(error)
     two.read()
 
 

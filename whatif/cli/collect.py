@@ -129,7 +129,7 @@ def _record(args: argparse.Namespace) -> int:
     if ended.stopped:
         say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
     if not reading.quiet():
-        # One rank tells of all files.
+        # One rank reports all files.
         rank, ranks = os.environ.get("RANK", "0"), name.replace(".rank0.", ".rank*.")
         if rank == "0":
             say(f"{name}: recorded; next: whatif explain {ranks}")

@@ -19,7 +19,7 @@ from whatif.opdb.answers import Answers, AnswerSource
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators
 
-# What a kernel that no rule knows takes, told by its bytes, may be wrong by. Our estimate.
+# What a kernel that no rule knows takes, estimated from its bytes, may be wrong by. Our estimate.
 UNKNOWN_FACTOR = 3.0
 
 
@@ -36,7 +36,7 @@ class Asked(Protocol):
 class Durations:
     """Durations of n kernels with a nominal 90 % range, ns, shape (n,); how many each source answered for, by its name.
 
-    ``unknown`` counts the kernels, by their operators' names, that were told by the bytes that they move alone.
+    ``unknown`` counts the kernels, by their operators' names, that were estimated from the bytes that they move alone.
     """
 
     duration_ns: Float64
@@ -47,7 +47,7 @@ class Durations:
 
 
 def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
-    """Ask for every kernel. Raises WhatifError naming the operators that nobody can answer for."""
+    """Ask for every kernel. Raises WhatifError naming the operators that no source can answer for."""
     t, low, high = (np.full(len(kernels), np.nan) for _ in range(3))
     sources: Counter[str] = Counter()
     distinct: dict[Described, list[int]] = {}
@@ -109,7 +109,7 @@ def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
 
 
 def unanswered(estimator: Asked, graph: OperatorGraph) -> list[Operators]:
-    """Return what a CPU's work is asked for and nobody answers, one table a family: stand-ins for whole operators."""
+    """Return what a CPU's work needs and no source answers, one table a family: stand-ins for whole operators."""
     wanted = dict.fromkeys(kernel.what for kernels in work_on_host(estimator, graph) for kernel in kernels)
     asked, found = list(wanted), []
     for places, ops in operators_of(asked):

@@ -1,4 +1,4 @@
-"""Read an ONNX model: the operators of its forward pass, in PyTorch's words. Training is not told by such a file."""
+"""Read an ONNX model: the operators of its forward pass, in PyTorch's words. Such a file does not describe training."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _operation(path: Path, onnx: Any, node: Any, known: dict[str, _Tensor]) -> O
     try:
         made = _RULES[node.op_type](inputs, attributes)
     except (IndexError, KeyError, TypeError, ValueError):
-        # By its own name, lower case: the kernel rules know it, or tell it by its bytes.
+        # By its own name, lower case: the kernel rules know it, or estimate it from its bytes.
         tensors = [tensor for tensor in inputs if tensor is not None]
         name = f"aten::{_NAMES.get(node.op_type, node.op_type.lower())}"
         made = name, [list(s) for s, _ in tensors], [t for _, t in tensors], [""] * len(tensors)

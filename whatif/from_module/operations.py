@@ -1,4 +1,4 @@
-"""The neutral operator graph: what a step calls, in order, whoever told it (a module, Chakra, ONNX)."""
+"""The neutral operator graph: what a step calls, in order, whatever the source (a module, Chakra, ONNX)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """What ``whatif predict`` reports: a prediction whose baseline nobody recorded."""
+    """What ``whatif predict`` reports: a prediction whose baseline was not recorded."""
 
     source: str
     device: str
@@ -67,11 +67,11 @@ class PredictedStep:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that a step takes, bytes; None where nobody knows."""
+        """The most memory that a step takes, bytes; None where it is unknown."""
         memory = self.graph.info.memory
         if memory is not None:
             return peak(memory).total
-        # A forward pass alone: what-ifs change it by what nobody knows.
+        # A forward pass alone: what-ifs change it by an unknown amount.
         return None if self.prediction.transforms else self.taken_bytes
 
     @property
@@ -165,7 +165,7 @@ def predict_step(
 
     ``tf32`` says which products of fp32 numbers may run in TF32 where the device can: a key of ``TF32``; PyTorch's own
     default is "conv". With ``save`` the step is written as a recording that every command reads. Raises WhatifError
-    where nobody can tell how long an operator takes.
+    where it is unknown how long an operator takes.
     """
     kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph)
     if gpu is not None and gpu.fp16_tensor_tflops:

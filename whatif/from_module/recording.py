@@ -1,4 +1,4 @@
-"""Steps that nobody ran, written as a recording: what reads recordings reads them, and every command works on them."""
+"""Steps that were not run, written as a recording: readers take them as any other, and every command works."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What operators are called: families, their attributes, number formats; and a recorded operator in these words.
 
-An operator is told apart by its family, name, phase, number format and layout, and by the integers of its family.
+An operator is identified by its family, name, phase, number format and layout, and by the integers of its family.
 Units stand in the names (`bytes`); what has none counts elements or tensors.
 """
 

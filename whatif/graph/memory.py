@@ -1,6 +1,6 @@
 """What a training step keeps in the memory of its device, and the most of it at one moment.
 
-The step is told layer by layer: the forward pass keeps each layer's activations, the backward pass goes the layers in
+The step is layer by layer: the forward pass keeps each layer's activations, the backward pass goes the layers in
 reverse, needs room for what it computes with, leaves gradients and gives the activations back; then comes the update.
 What optimizations make of it is in ``whatif.models.layers.memory_effects``.
 """
@@ -58,7 +58,7 @@ class Memory:
     source: str = "shapes"
     # Of ``inputs``: what does not grow with the batch.
     buffers: int = 0
-    # What-ifs that were applied and whose effect on memory nobody modelled.
+    # What-ifs that were applied and whose effect on memory is not modelled.
     not_modelled: tuple[str, ...] = ()
 
     @property

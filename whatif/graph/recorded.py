@@ -121,7 +121,7 @@ class ProfilerEstimate:
     """What the profiler cost by an estimate from the trace; tasks hold it in ``profiler_ns``.
 
     ``low`` and ``high`` are the ends of its range over that column. ``operator_us`` is the mean cost of an operator,
-    ``read_from_trace`` whether the trace itself told it; else it is a constant.
+    ``read_from_trace`` whether the trace itself shows it; else it is a constant.
     """
 
     low: float
@@ -186,7 +186,7 @@ AUTOCAST_SHARE, AUTOCAST_CASTS = "share under autocast", "cast by autocast"
 
 @dataclass(frozen=True)
 class PredictedRanges:
-    """Of a step that nobody ran, by its kernels in their order: ranges, ns; and the factor of the host's range."""
+    """Of a step that was not run, by its kernels in their order: ranges, ns; and the factor of the host's range."""
 
     cpu_range_factor: float | None = None
     low_ns: tuple[int, ...] | None = None  # None where what was written are no times
@@ -245,7 +245,7 @@ class Recorded:
     peak_memory_bytes: int | None = None
     operator_times: tuple[MeasuredOperator, ...] = ()
     update_times_ns: Mapping[str, float] = field(default_factory=dict)  # of the update alone, by implementation
-    # A step that nobody ran.
+    # A step that was not run.
     predicted: PredictedRanges | None = None
     simulated: Simulated | None = None
     other: Other = field(default_factory=dict)

@@ -135,7 +135,7 @@ def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
     calls = dependencies.take(source_gone & ~target_gone & launch)
     relaunched = replace(calls, source=previous[calls.source])
 
-    # The lag told how long after the removed task the target came; a zero lag is all that is known now.
+    # The lag was how long after the removed task the target came; a zero lag is all that is known now.
     out = dependencies.take(source_gone & ~target_gone & ~launch)
     backed = replace(
         out, source=previous[out.source], lag_ns=np.minimum(out.lag_ns, 0), anchor=np.full_like(out.anchor, Anchor.END)
@@ -207,7 +207,7 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     """Return the graph without the tasks whose ``fate``, shape (n_tasks,), is not ``STAYS``.
 
     A fate of 0 or more is the task that stands for the one that goes: what waited for that one waits for it, and it
-    waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nobody stands for it:
+    waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nothing stands for it:
     its neighbours on its thread do, as in ``TaskGraph.remove``. Neither a gap behind it nor its launch goes with it:
     that is the caller's choice. Dependencies that would point backward bind the next task on the thread instead. Where
     neither a wait for the GPU nor a full launch queue lies between a launch that goes and the earlier task that
@@ -219,7 +219,7 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     n = len(graph)
     itself = np.arange(n, dtype=np.int64)
     heir = np.where(fate >= 0, fate, -1)
-    # Where tasks of the same thread stand for all that goes, nobody asks for neighbours.
+    # Where tasks of the same thread stand for all that goes, neighbours are not needed.
     none = np.full(n, -1, dtype=np.int32)
     alone = gone & ((heir < 0) | (graph.thread != graph.thread[heir]))
     before, after = _kept_neighbours(graph, gone) if alone.any() else (none, none)
@@ -237,7 +237,7 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     target = np.where(backward, after[old.target[rows]], target)
     sound = (source >= 0) & (target >= 0) & (source < target)
     rows, source, target = rows[sound], source[sound], target[sound]
-    # A lag told how long after the one task the other came; where the tasks are others a zero lag is what is known.
+    # A lag was how long after the one task the other came; where the tasks are others a zero lag is what is known.
     lag_ns = np.where(launch[rows], old.lag_ns[rows], np.minimum(old.lag_ns[rows], 0))
     bridged = Dependencies(source.astype(np.int32), target.astype(np.int32), old.kind[rows], lag_ns, old.anchor[rows])
     untouched = old.take(~gone[old.source] & ~gone[old.target])

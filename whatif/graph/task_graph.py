@@ -63,7 +63,7 @@ class GraphInfo:
     gpu: str | None = None
     gpu_memory_bytes: int | None = None
     n_steps: int = 0
-    step_source: str = "none"  # what told where steps begin: profiler marks, optimizer marks, repetition, none
+    step_source: str = "none"  # what shows where steps begin: profiler marks, optimizer marks, repetition, none
     loop: tuple[int, int] = (0, 0)  # GPU tasks, too few for a step, that repeat so often where no steps were found
     step_option: tuple[str, ...] = ()  # the command line's option with which the user said so, and its value
     # Measured time of each step by each clock, ns; the span has one entry.
@@ -93,7 +93,7 @@ class GraphInfo:
     profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None where nothing tells
 
     def expect_steps(self, name: str) -> None:
-        """Raise WhatifError for the what-if ``name`` where one step cannot be told from several."""
+        """Raise WhatifError for the what-if ``name`` where one step cannot be distinguished from several."""
         tasks, times = self.loop
         if times:
             raise WhatifError(

@@ -95,9 +95,9 @@ class Gpu:
 
     @property
     def tf32_by_default(self) -> bool:
-        """Whether PyTorch computes fp32 convolutions in TF32 here: on NVIDIA's tensor cores, unless it is told not to.
+        """Whether PyTorch computes fp32 convolutions in TF32 here: on NVIDIA's tensor cores, by default.
 
-        On AMD's matrix cores it does so only where it is told to (pytorch/pytorch pull request 190711).
+        On AMD's matrix cores it does so only if asked to (pytorch/pytorch pull request 190711).
         """
         return self.tf32_tensor_tflops is not None and self.vendor == "nvidia"
 

@@ -51,7 +51,7 @@ def cast_gbyte_s(gpu: Gpu) -> float:
 
 
 def over_other_devices(gpu: Gpu, name: str, dtype: str) -> float:
-    """Return what kernels take over what the measurements of other devices say of them, as whole steps tell it.
+    """Return what kernels take over what the measurements of other devices say of them, as whole steps show it.
 
     ``name`` is a family's or an operator's. 1 where no steps of the device are known.
     """
@@ -109,7 +109,7 @@ def graph_gap_ns(gpu: Gpu | None) -> Spread:
 
 
 def _measured_share(gpu: Gpu, dtype: str) -> float | None:
-    """The share of the peak that the best measured products reach, where the GPU's file tells it."""
+    """The share of the peak that the best measured products reach, where the GPU's file has it."""
     if dtype == "fp8" and gpu.fp8_sustained_tflops and gpu.fp8_tensor_tflops:
         return gpu.fp8_sustained_tflops / gpu.fp8_tensor_tflops
     if dtype == "fp32" and gpu.fp32_sustained_tflops:

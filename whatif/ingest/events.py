@@ -127,7 +127,7 @@ class Events:
     python: Stamps = field(default_factory=Stamps.none)  # Python functions, modules included
     by_torch: bool = True  # written by torch's own profiler
     ends_early_at: int | None = None  # the size of a file that was cut, bytes
-    group: Int32 | None = None  # collectives: their process group, into `details`; None where no reader tells it
+    group: Int32 | None = None  # collectives: their process group, into `details`; None where unknown
 
     def __len__(self) -> int:
         return len(self.start_ns)

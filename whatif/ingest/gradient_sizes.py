@@ -16,7 +16,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tuple[int, ...]:
     """Return the bytes of each gradient of a steady step, in the order in which its last backward pass finishes them.
 
-    ``rows`` are of that step; where nothing tells them, the middle one between ``edges_ns`` is taken, and all of a
+    ``rows`` are of that step; where they are unknown, the middle one between ``edges_ns`` is taken, and all of a
     recording without steps. Empty where the shape of one of its gradients was not recorded.
     """
     codes = [code for code, name in enumerate(events.names) if name == ACCUMULATE]

@@ -85,7 +85,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
     graph = graph.replace(info=replace(graph.info, findings=(*findings, *busy), checks=(*checks, BUSY)))
     if any(WORKER_LOADER in name for name in graph.names):
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
-    # A step that nobody ran carries ranges: `whatif predict --save`.
+    # A step that was not run carries ranges: `whatif predict --save`.
     return with_ranges(graph) if info.recorded.predicted is not None else graph
 
 

@@ -447,7 +447,7 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
     remedy = "give the recordings of all ranks"
     if unsized:
         told = _s(unsized, "collective", ("does", "do"))
-        yield Severity.NOTE, unsized, f"{told} not tell the size: waiting for other ranks may count as transfer", remedy
+        yield Severity.NOTE, unsized, f"{told} not name a size: waiting for other ranks may count as transfer", remedy
     if not len(mine):
         return
     duration_ns = graph.duration_ns[mine].astype(np.float64)

@@ -330,7 +330,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether a JSON object is sound as far as it goes, and ends before its last bracket."""
+    """Whether a JSON object is valid up to its end, and stops before its last bracket."""
     try:
         _OBJECT.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

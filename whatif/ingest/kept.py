@@ -103,7 +103,7 @@ def recall(entry: Entry) -> TaskGraph | None:
 
 
 def keep(entry: Entry, graph: TaskGraph) -> None:
-    """Keep a recording's graph, where there is room and it can be told exactly; a failure to do so is no error."""
+    """Keep a recording's graph, where there is room and it can be kept exactly; a failure to do so is no error."""
     columns = {
         f"{group}.{name}": column for group, columns in arrays_of(graph).items() for name, column in columns.items()
     }
@@ -138,7 +138,7 @@ def cache_folder() -> Path | None:
         return None
     try:
         return Path(named).expanduser() if named else cache_home() / "graphs"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # no home folder
         return None
 
 
@@ -175,7 +175,7 @@ def _make_room() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove an entry: renamed first, so that nobody finds half of one."""
+    """Remove an entry: renamed first, so that no reader finds half of one."""
     gone = folder
     if not folder.name.endswith(_PART):
         gone = folder.with_name(f"{folder.name}.{os.getpid()}.{time.monotonic_ns()}{_PART}")

@@ -246,7 +246,7 @@ def _nll_loss(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _rnn(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """One layer in one direction, (input, two weights, two biases, states): its own space is told by its backward."""
+    """One layer in one direction, (input, two weights, two biases, states): its own space comes from its backward."""
     x, hidden = tensors[0], tensors[2].shape[-1]
     out = x.elements // max(x.shape[-1], 1) * hidden * (x.element_bytes or 4)
     states = 4 * x.shape[1] * hidden * (x.element_bytes or 4)

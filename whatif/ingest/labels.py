@@ -185,7 +185,7 @@ class Labeller:
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
         building = self._building[track]
-        # A recording without operators has the layers' forward calls alone to tell it.
+        # A recording without operators has the layers' forward calls alone to show it.
         forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
         phase[update] = Phase.UPDATE

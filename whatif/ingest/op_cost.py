@@ -286,7 +286,7 @@ _CAUSAL_NUMBER = {"_efficient_attention_forward": 9, "_efficient_attention_backw
 
 
 def is_causal(op_name: str, concrete: list[Any]) -> bool:
-    """Whether an attention operator's concrete inputs tell it to leave out the keys behind each query."""
+    """Whether an attention operator's concrete inputs make it leave out the keys behind each query."""
     name = op_name.removeprefix("aten::")
     if name in _CAUSAL_NUMBER:
         return text_of(concrete, _CAUSAL_NUMBER[name]) not in ("", "0")

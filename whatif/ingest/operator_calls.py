@@ -1,4 +1,4 @@
-"""PyTorch's operators in the database's words, from the shapes and types that a recording tells of them."""
+"""PyTorch's operators in the database's words, from the shapes and types that a recording shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANNELS_LAST = "channels_last"
 
 
 class _Call:
-    """One call as a recording tells it; a lookup that finds nothing raises, and the call is none that is known."""
+    """One call as a recording shows it; a lookup that finds nothing raises, and the call is none that is known."""
 
     def __init__(self, dims: Any, types: Any, concrete: Any) -> None:
         self.dims = dims if isinstance(dims, list) else []

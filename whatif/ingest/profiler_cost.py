@@ -135,7 +135,7 @@ def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> Profi
 
 
 def _constant_ns(events: Events, rows: Int64) -> Float64:
-    """The cost of operators whose trace does not tell it, ns, before the range's factors."""
+    """The cost of operators whose trace does not show it, ns, before the range's factors."""
     inputs = np.array([len(dims) if isinstance(dims, list) else 0 for dims, _, _ in events.shapes] + [0])
     return 1e3 * (OPERATOR_US + INPUT_US * inputs[events.shape[rows]])
 

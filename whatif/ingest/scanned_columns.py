@@ -137,7 +137,7 @@ class ScannedColumns:
             self._keep_rows(rows, category.astype(np.int8), args)
 
     def _sort_out(self, rows: Int64, category: Int64) -> Bool:
-        """Tell the old operators' categories, count what nobody knows: returns which rows are kept."""
+        """Tell the old operators' categories, count unknown ones: returns which rows are kept."""
         builder = self._builder
         old = category == Special.OLD_OPERATOR
         if old.any():

@@ -69,7 +69,7 @@ class _Tensors:
         del found[:-SEARCHED_TENSORS]
 
     def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
-        """The nth newest tensor of a size; one that nobody was seen to make came from before.
+        """The nth newest tensor of a size; one whose allocation was not seen came from before.
 
         No network multiplies the product of one layer's weights with another's as it is: queries, keys and values are
         products of one tensor.
@@ -107,7 +107,7 @@ def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[Row
     found = [RowShapes() for _ in rows.names]
     tensors = _Tensors()
     end_ns, cache = -1, dict[tuple[int, int], Kept | None]()
-    unknown: tuple[int, Kept] | None = None  # whose result nobody has told yet
+    unknown: tuple[int, Kept] | None = None  # whose result is not known yet
     for event, row in zip(rows.forward[chosen].tolist(), rows.forward_row[chosen].tolist(), strict=True):
         start_ns = int(events.start_ns[event])
         if start_ns < end_ns:  # inside an operator that was counted
@@ -258,7 +258,7 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
 
 
 def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:
-    """Return the layers' memory as the shapes tell it; ``gradients`` of each row, bytes, shape (n_rows,)."""
+    """Return the layers' memory as the shapes show it; ``gradients`` of each row, bytes, shape (n_rows,)."""
     return tuple(
         LayerMemory(
             name, shapes.activations, gradient, shapes.forward_workspace,

@@ -20,7 +20,7 @@ class StepRows:
     """Rows of one step, and its operators; times in ns.
 
     ``forward`` and ``backward`` are rows of events in the order of their starts, ``forward_row`` and ``backward_row``
-    say which row each belongs to. A step of several passes is told by its last one.
+    say which row each belongs to. A step of several passes is identified by its last one.
     """
 
     names: tuple[str, ...]  # of the layer of each row

@@ -1,7 +1,7 @@
 """A few measurements on a device that was not learned from: how its times compare with what the others' model says.
 
 The log of measured over predicted time is fitted by ridge on [1, log of the law's time]: a level, and a slope that few
-measurements hardly move. From ten on the range is that of the anchors themselves, each told by the others.
+measurements hardly move. From ten on the range is that of the anchors themselves, each predicted from the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FARTHEST = 0.5
 class Anchors:
     """What to add to a prediction's log: ``level`` and ``slope`` times the law's log time less ``middle``.
 
-    ``half`` is the half-width of the 90 % range, log; None where too few anchors tell it.
+    ``half`` is the half-width of the 90 % range, log; None where there are too few anchors.
     """
 
     level: float

@@ -1,4 +1,4 @@
-"""Who answers for a device that nobody measured: sources weighted by how far each misses devices that were left out.
+"""Who answers for an unmeasured device: sources weighted by how far each misses devices that were left out.
 
 ``source_errors.json`` tells the error of each source by operator, number format and device left out (`whatif opdb
 evaluate --unseen-devices --errors FILE` writes it). The logs of the times are averaged, each by the inverse square of
@@ -45,7 +45,7 @@ class Candidate:
 
 
 def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate]) -> None:
-    """Fill in the operators that nobody has answered yet, from candidates in the order of preference.
+    """Fill in the operators that have no answer yet, from candidates in the order of preference.
 
     A source whose errors are not known answers alone, unless one that comes before it does.
     """
@@ -55,7 +55,7 @@ def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate]) -
     sigma = np.stack([_sigma(asked, one) for one in candidates])  # (sources, n); inf: it does not answer
     told = np.isfinite(sigma)
     unknown = told & (sigma == 0)
-    # Of sources whose errors nobody knows, the first that answers does, alone.
+    # Of sources whose errors are unknown, the first that answers does, alone.
     first = np.argmax(told, axis=0)
     alone = unknown.any(axis=0)
     only = np.arange(len(candidates))[:, None] == np.where(alone, first, -1)
@@ -112,7 +112,7 @@ def _kind(gpu: Gpu, facts: ModelFacts) -> Float64:
 
 
 def _sigma(asked: Operators, one: Candidate) -> Float64:
-    """The expected error of a source on each operator, log; 0 where nobody knows, infinite where it has no answer."""
+    """The expected error of a source on each operator, log; 0 where it is unknown, infinite where it has no answer."""
     names, dtypes = asked.texts["name"], asked.texts["dtype"]
     known = [[_expected(one.source, asked.family, name, dtype) for dtype in dtypes.table] for name in names.table]
     sigma = np.array(known or [[0.0]])[names.codes, dtypes.codes]

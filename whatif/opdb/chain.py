@@ -12,7 +12,7 @@
 
 The last three know nothing of the device itself: they answer together, weighted by how far each misses devices that
 were left out (``whatif.opdb.blending``); the one with the most weight is named. Nothing falls back in silence: what
-nobody can answer is NaN, with the source NONE.
+no source can answer is NaN, with the source NONE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives without a measured one: NCCL's own tuner on the links that a device's data sheet tells of.
+"""Collectives without a measured one: NCCL's own tuner on the links that a device's data sheet lists.
 
 Within one machine alone: nothing in a device's facts says what joins two machines. All ranks are joined by NVLink where
 the device has it (two at the most where it is a bridge), else by PCI Express. ``whatif.hardware.cluster.nccl`` has the

@@ -17,7 +17,7 @@ _LARGEST_FILE_BYTES = 50_000_000
 _MEASURED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
 # How nccl-tests calls it.
 _ALIASES = {"send_recv": "send"}
-# Beyond these nobody measured a message, or had a cluster.
+# Larger messages and clusters have not been measured.
 _MOST_BYTES, _MOST_NS, _MOST_WORKERS = 1e15, 1e15, 1_000_000
 
 

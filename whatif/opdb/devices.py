@@ -23,7 +23,7 @@ def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
 def cpu_called(name: str, threads: object) -> Device:
     """Return the device that a CPU is with so many threads: with others the same operator takes another time.
 
-    A number of threads that is none, or that nobody has, is left out.
+    A number of threads that is none, or implausible, is left out.
     """
     count = threads if type(threads) is int and 0 < threads < 10_000 else None
     return device_called(f"{CPU_PREFIX}{name}" + (f" x{count}" if count else ""))

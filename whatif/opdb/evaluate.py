@@ -1,6 +1,6 @@
 """How far the estimators miss: operators that they have not seen, every one of them counted.
 
-Two questions: shapes that nobody measured, and devices that nobody measured. For the first the split follows from an
+Two questions: unmeasured shapes, and unmeasured devices. For the first the split follows from an
 operator's key and a seed alone: a shape is held out on all devices or on none, whoever merged what in which order. For
 the second every device is held out in its turn, and estimated from the others. The estimators see an index of the other
 rows, its quarantine included; held-out rows are never set aside.

@@ -84,7 +84,7 @@ def family_index(
 ) -> tuple[FamilyIndex, list[GroupInfo]]:
     """Index the rows of a family, each part with the number of its contribution, and give its groups.
 
-    What is left out is told in ``wrong``, a sentence for each reason.
+    What is left out is listed in ``wrong``, a sentence for each reason.
     """
     rows = _all_rows([rows for _, rows in parts])
     contribution = np.repeat(np.array([n for n, _ in parts], dtype=np.int32), [len(r) for _, r in parts])

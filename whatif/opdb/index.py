@@ -109,7 +109,7 @@ def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tu
         if progress:
             progress(place, len(contributions))
         said = contribution.provenance
-        # The same measurements, told of twice with different words, count once.
+        # The same measurements, described twice in different words, count once.
         if (said.origin.device.name, said.times_sha256) in seen:
             continue
         try:

@@ -22,7 +22,7 @@ FEWEST = 8
 # How much farther a group's law misses with each doubling outside of what was measured, as a factor, where the group
 # is too small to tell. Our estimate: products and convolutions of NeuSight's data lose 1.2 to 2.
 FACTOR_A_DOUBLING = 1.5
-# A group tells it when its larger operators are estimated from its smaller ones, up to this quantile of each size.
+# Judged in a group whose larger operators are estimated from its smaller ones, up to this quantile of each size.
 _INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
 # However well that went, the next doubling is less certain.
 _LEAST_GROWTH = 0.05

@@ -196,7 +196,7 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
         with file.open("rb") as opened:
             content = opened.read(_LARGEST_ARRAYS_BYTES + 1)
         if len(content) > _LARGEST_ARRAYS_BYTES or hashlib.sha256(content).hexdigest() != sha256:
-            raise ValueError("other content than its .json tells of")
+            raise ValueError("other content than its .json describes")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_ARRAYS_BYTES:
                 raise ValueError("arrays that unfold into more than a model has")

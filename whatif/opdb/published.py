@@ -16,7 +16,7 @@ class Published:
 
 
 # 11,000 random shapes an operation on a V100 (TensorFlow 1.15), a tenth of them held out. Its gradients of convolutions
-# (8.33 and 12.35) have no name of their own here: a phase tells them.
+# (8.33 and 12.35) have no name of their own here: a phase distinguishes them.
 UNSEEN_SHAPES = Published(
     "Tianshu, Table 3 (a V100, its own data)",
     MappingProxyType(

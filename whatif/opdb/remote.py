@@ -96,7 +96,7 @@ class Remote:
         return [listed[name] for name in sorted(listed)], wrong
 
     def read(self, listed: Listed) -> Rows:
-        """Fetch a contribution and read its rows. Raises WhatifError where they are not those its sidecar tells of."""
+        """Fetch a contribution and read its rows. Raises WhatifError where they are not those its sidecar describes."""
         with self._fetched(f"{listed.path}.parquet", LARGEST_SHARD_BYTES) as shard:
             return Contribution(listed.provenance, shard.with_suffix(".json")).read()
 

@@ -167,7 +167,7 @@ class Rows:
     def sound(self) -> Bool:
         """Mask of the rows that can be true, shape (n,): times and sizes a device can have, short texts."""
         good = np.isfinite(self.t_s) & (self.t_s >= SHORTEST_S) & (self.t_s <= LONGEST_S)
-        # A range that does not hold its own time is damage; one that is not told is none.
+        # A range that does not hold its own time is damage; one that is absent is none.
         good &= ~(self.t_low_s > self.t_s) & ~(self.t_high_s < self.t_s) & ~(self.t_low_s < 0)
         good &= ~np.isinf(self.t_high_s) & ~np.isinf(self.t_low_s) & (self.repeats >= 0)
         good &= self.ops.possible()

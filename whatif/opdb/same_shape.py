@@ -102,7 +102,7 @@ def _half(table: Float64) -> float | None:
     halves = []
     for column in range(table.shape[1]):
         others = np.delete(table, column, axis=1)
-        # With two devices one tells of the other; with more, as many have to as for an answer.
+        # With two devices one predicts the other; with more, as many have to as for an answer.
         fewest = min(FEWEST_DEVICES, others.shape[1])
         tells = np.isfinite(table[:, column]) & (np.isfinite(others).sum(axis=1) >= fewest)
         if tells.sum() >= _FEWEST_THAT_TELL:

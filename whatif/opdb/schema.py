@@ -9,9 +9,9 @@ SCHEMA_VERSION = 1
 METHODS = ("event_pair", "graph_replay", "kernel", "chain_difference", "trace", "wall", "unknown")
 CACHE_STATES = ("hot", "cold", "unknown")
 
-# What is told of an operator beside its family's integers.
+# What is stored of an operator beside its family's integers.
 TEXTS = ("name", "phase", "dtype", "layout")
-# What is told of a measurement. The range holds 10 to 90 % of the repeats; NaN and -1 are not known.
+# What is stored of a measurement. The range holds 10 to 90 % of the repeats; NaN and -1 are not known.
 TIMES = ("t_s", "t_low_s", "t_high_s")
 
 

@@ -36,7 +36,7 @@ def columns_of(family: str) -> tuple[str, ...]:
 
 
 def write_shard(path: Path, rows: Rows) -> None:
-    """Write rows as Parquet (zstd). The caller names a file that nobody reads yet."""
+    """Write rows as Parquet (zstd). The caller names a file that is not read yet."""
     file_format = parquet()
     import pyarrow as pa
 

@@ -74,5 +74,5 @@ def stand_ins(
 
 
 def _first(own: str, wanted: Sequence[str], kin: Mapping[str, tuple[str, ...]]) -> str:
-    """The word of ``wanted`` for what is told; "" where there is none."""
+    """The word of ``wanted`` for what is given; "" where there is none."""
     return next((word for word in (own, *kin.get(own, ())) if word in wanted), "")

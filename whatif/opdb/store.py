@@ -65,13 +65,13 @@ class Contribution:
         return self.sidecar.with_suffix(".parquet")
 
     def read(self) -> Rows:
-        """Read the rows. Raises WhatifError, one sentence, where they are not those that the sidecar tells of."""
+        """Read the rows. Raises WhatifError, one sentence, where they are not those that the sidecar describes."""
         if not self.shard.is_file():
             raise WhatifError(f"{self.shard}: expected the shard of a sidecar, got no such file; fetch it again.")
         rows = read_shard(self.shard, self.provenance.family)
         if len(rows) != self.provenance.rows or rows.sha256() != self.provenance.sha256:
             raise WhatifError(
-                f"{self.shard}: expected the rows that its sidecar tells of, got others: one of the two was changed or "
+                f"{self.shard}: expected the rows that its sidecar describes, got others: one was changed or "
                 "damaged; fetch both again."
             )
         return rows

@@ -4,7 +4,7 @@ First the task that holds an event of the profiler gives back what taking it dow
 (colder caches, hooks, another pace of the machine while it recorded) is one factor on all CPU work, found on the
 simulator. GPU tasks and waits keep their times.
 
-Where nobody measured the untraced step, as in a trace of torch's own profiler, what the profiler cost is estimated from
+Where the untraced step was not measured, as in a trace of torch's own profiler, the profiler's cost is estimated from
 the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its range.
 """
 
@@ -113,7 +113,7 @@ class Calibration:
     def _estimated(self) -> str:
         estimate, ms = self.estimate, self.removed_ns / 1e6
         assert estimate is not None
-        source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not tell it"
+        source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not show it"
         where = "a step" if self.graph.info.n_steps else "in all"
         return (
             f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {where} "

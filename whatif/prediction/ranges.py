@@ -29,7 +29,7 @@ GLOO_SLOWED = 0.15
 # pairs of docs/device.md): this share of a kernel's bound is the same error for all of them. Chosen on those pairs.
 SHARED_BY_FAMILIES = 0.25
 _MODELS = (Source.LEARNED, Source.OTHER_DEVICES, Source.ROOFLINE)
-# Of steps that nobody recorded: the share of the ranges of a family's kernels that adds up, below and above (single
+# Of steps that were not recorded: the share of the ranges of a family's kernels that adds up, below and above (single
 # kernels miss upwards further than the sum of many does), and what models of single operators do not tell (other
 # versions of a model, memory taken inside a step). Chosen on timm's training steps under AMP and on NeuSight's
 # end-to-end table (`python -m benchmarks.published`).

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Imported by name at run time: the library never depends on the scripts that use it.
 BUILT_IN_PACKAGE = "whatif.transforms"
-# What people ask for by these names, and nobody here could check an answer to.
+# What people ask for by these names, and no answer of ours could be checked.
 NO_TRUTH = {
     **dict.fromkeys(("expert_parallel", "expert", "ep", "moe"), "expert parallelism"),
     **dict.fromkeys(("context_parallel", "context", "cp", "ring_attention", "ulysses"), "context parallelism"),

@@ -8,7 +8,7 @@ from whatif.graph.types import Array, Bool, Int64
 from whatif.simulation.steps import CLOCK_NOUNS, edge_tasks, edge_times_ns, span_tasks, step_ns
 from whatif.simulation.timeline import Timeline
 
-# Less than this share of a step is told by no warning.
+# Less than this share of a step gets no warning.
 LEAST_SHARE = 0.01
 
 

@@ -42,7 +42,7 @@ LEAST_KNOWN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What kernels of one family, layer or phase do in a step; None where shapes do not tell it."""
+    """What kernels of one family, layer or phase do in a step; None where shapes are unknown."""
 
     name: str
     ms: float

@@ -126,7 +126,7 @@ def memory_summary(
     """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
 
     Without names the what-ifs are those that are about memory, with None there are none. With several names each is
-    told alone, and all of them in their order.
+    reported alone, and all of them in their order.
     ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. The largest batch is that
     under all of ``names`` that apply, where these go together. With ``solve`` all have to: "batch" asks for the largest
     batch, "workers" for the fewest workers. Raises WhatifError where the recording does not show what a step keeps, or
@@ -148,7 +148,7 @@ def memory_summary(
         what_if for what_if, alone in zip(named, tried, strict=False) if isinstance(alone, Trial)
     ]  # fmt: skip
     if not solve and len(applied) > 1 and not isinstance(trier.attempt(applied), Trial):
-        applied = []  # alternatives, each told alone
+        applied = []  # alternatives, each reported alone
     largest = fewest = None
     if solve == "workers":
         fewest = fewest_workers(trier, named, capacity or 0)

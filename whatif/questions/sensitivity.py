@@ -91,7 +91,7 @@ class Sensitivity:
         return 100.0 * ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def note(self, part: Sensitive) -> str:
-        """Say where a part's speed shows far less in the step than its work would have it; else ""."""
+        """Say where a part's speed shows far less in the step than its work suggests; else ""."""
         if self.pct(part.work_ms) < NOTED_WORK_PCT:
             return ""
         if self.pct(max(part.gain_ms)) < NOTHING_PCT:

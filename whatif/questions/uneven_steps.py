@@ -148,7 +148,7 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
     }
     if graph.on_gpu.any():
         found[CLOCK] = by_step(on_gpu & ~transfer, _slower_ms(graph, on_gpu & ~transfer))
-        # What the clock explains is not told twice, and a slower step waits for its GPU longer.
+        # What the clock explains is not reported twice, and a slower step waits for its GPU longer.
         paced = found[CLOCK] > CLOCK_SHARE * np.maximum(found["kernels and copies"], 1e-9)
         found[CLOCK] = np.where(paced, found[CLOCK], 0.0)
         found["kernels and copies"] = found["kernels and copies"] - found[CLOCK]
@@ -161,7 +161,7 @@ def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
     rows = np.flatnonzero(chosen)
     order = rows[np.argsort(graph.name[rows], kind="stable")]
     for group in np.split(order, np.flatnonzero(np.diff(graph.name[order])) + 1) if len(order) else []:
-        # A name that stands for different work says nothing: its calls are told apart by their place in the step.
+        # A name that stands for different work says nothing: its calls are distinguished by their place in the step.
         steps, counts = np.unique(graph.step[group], return_counts=True)
         if len(steps) < 2 or len(set(counts.tolist())) > 1:
             continue

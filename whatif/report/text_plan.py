@@ -119,7 +119,7 @@ def reasons(found: Planned) -> list[str]:
             "update": row.parts.update_ms - best.parts.update_ms,
         }  # fmt: skip
         largest = max(differs, key=lambda part: differs[part])
-        # Where no piece is longer, only the simulation of the whole step tells them apart.
+        # Where no piece is longer, only the simulation of the whole step distinguishes them.
         cause = f": {differs[largest]:,.4g} ms more {largest}" if differs[largest] > 0 else " when simulated"
         told.append(f"{name} is {gain:.1f} % slower{cause}")
     for name, why in found.plain.items():

@@ -37,7 +37,7 @@ class Breakdown:
 def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
     """Return the breakdown of the steady step that is closest to the median, scaled to the reported step.
 
-    Of several ranks' work that of the one whose steps are told counts, or what ``tasks`` (a mask) says.
+    Of several ranks' work that of the one whose steps are reported counts, or what ``tasks`` (a mask) says.
     """
     graph = timeline.graph
     counted = graph.of_clock.mask if tasks is None else tasks

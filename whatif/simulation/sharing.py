@@ -1,6 +1,6 @@
 """What tasks use of the things that they share: a GPU, a CPU core, a link. One attached column that transforms write.
 
-A row tells of a task which device it uses and how much of that, and which link. ``whatif.simulation.rate_sharing`` says
+A row says of a task which device it uses and how much of that, and which link. ``whatif.simulation.rate_sharing`` says
 how fast tasks proceed that use one thing at the same time; a graph without the column is simulated as if nothing were
 shared.
 """
@@ -47,7 +47,7 @@ Uses = npt.NDArray[Any]
 
 
 def uses_of(graph: TaskGraph) -> Uses:
-    """Return a copy of the column, shape (n_tasks,), zeros where no what-if has told anything yet."""
+    """Return a copy of the column, shape (n_tasks,), zeros where no what-if has set anything yet."""
     found = graph.attached.get(USES)
     return np.zeros(len(graph), dtype=COLUMN) if found is None else found.copy()
 

@@ -25,7 +25,7 @@ MIN_STEPS = 4
 MIN_MARKED = 2
 # Our choice: steps that differ by more than this share are looked at by the other clock as well.
 UNEVEN = 0.25
-# What the times are of, by the clock: fewer steps are not told apart.
+# What the times are of, by the clock: fewer steps are not distinguished.
 CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
 RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
 
@@ -112,7 +112,7 @@ def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
 
 
 def default_clock(graph: TaskGraph) -> str:
-    """Name the clock that a report uses unless told otherwise, among those that the recording has.
+    """Name the clock that a report uses by default, among those that the recording has.
 
     The GPU's, or on a CPU the marks', where enough steps are known; of the two the marks' where the steps differ by the
     GPU's clock and much less by the marks' (a GPU that waits for others ends its steps when they let it).

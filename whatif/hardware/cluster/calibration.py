@@ -2,7 +2,7 @@
 
 Within the table times are interpolated between the logarithms of sizes and times; above it the bus bandwidth of its
 largest size goes on; below it the time of its smallest size is latency. By nccl-tests' bus factors (doc/PERFORMANCE.md)
-a table of one operation among n workers also tells of the others, and of other numbers of workers.
+a table of one operation among n workers also covers the others, and of other numbers of workers.
 """
 
 from __future__ import annotations

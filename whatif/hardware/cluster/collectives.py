@@ -122,7 +122,7 @@ def _hierarchical_all_to_all(network: Network) -> Terms:
 
 
 def send_terms(network: Network) -> Terms:
-    """One message between two workers of different members of the outermost level, and nobody else's beside it."""
+    """One message between two workers of different members of the outermost level, and no other beside it."""
     _, level = network.used[-1]
     return level.link.latency_ns, 1e9 / level.link.byte_s
 

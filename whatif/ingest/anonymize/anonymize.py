@@ -48,7 +48,7 @@ _VALUE = r"(?:-?(?:\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|inf|nan)|True|False|N
 _PLAIN_VALUE = re.compile(rf"|{_VALUE}|\[(?:{_VALUE}(?:, ?{_VALUE})*)?\]|[a-z]{{1,6}}(?:,[a-z]{{1,6}})*->[a-z]{{0,6}}")
 _VALUES = "Concrete Inputs"
 DROPPED_VALUES = "values of arguments that are no numbers"
-# Annotations of torch's and our own, and operators of libraries that everybody has: nobody has to look at them.
+# Annotations of torch's and our own, and operators of libraries that everybody has: they need no review.
 _OWN_ANNOTATION = re.compile(
     r"(?:ProfilerStep#\d+|Optimizer\.(?:step|zero_grad)#\w+\.\w+|enumerate\(DataLoader\)#\S+"
     r"|whatif::(?!layer)\w+.*|Torch-Compiled Region.*"

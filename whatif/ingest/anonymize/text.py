@@ -41,7 +41,7 @@ _HOST_NAME = re.compile(
 _HOME = re.compile(rb"(?:/home|/Users|\\\\Users)[/\\]+([^/\\\"\s]+)")
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]+)"')
 
-# Names of users and hosts that are words of every trace: to replace them would damage it and protect nobody.
+# Names of users and hosts that are words of every trace: replacing them would damage it and protect no one.
 _COMMON = frozenset((
     "adam", "admin", "conv", "data", "home", "host", "linear", "local", "localhost", "model", "node", "python", "root",
     "runner", "test", "torch", "train", "ubuntu", "user", "worker",
@@ -69,7 +69,7 @@ _MODULE_MARK = re.compile(r"(nn\.Module: )(.*?)(_\d+)?", re.DOTALL)
 
 
 def dropped_field(key: str) -> str:
-    """Name the kind of thing that goes with a field: what a count of it is told as."""
+    """Name the kind of thing that goes with a field: how a count of it is named."""
     return f"fields named {key[:60]!r}"
 
 

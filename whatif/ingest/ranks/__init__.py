@@ -1,1 +1,1 @@
-"""Several ranks of one run: on one clock, their collectives matched, waiting told from transfer, as one graph."""
+"""Several ranks of one run: on one clock, their collectives matched, waiting separated from transfer, as one graph."""

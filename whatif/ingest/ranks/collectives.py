@@ -1,4 +1,4 @@
-"""The collectives of one rank: which tasks they are, when they ran, and what tells them from one another."""
+"""The collectives of one rank: which tasks they are, when they ran, and what distinguishes them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Collectives:
     task: Int32  # of the rank's graph
     start_ns: Int64  # on the rank's own clock, from the graph's origin
     end_ns: Int64
-    step: Int64  # by the profiler's own count where it tells it; -1 outside all steps
-    size_bytes: Int64  # -1 where it is not told
-    group_size: Int64  # -1 where it is not told
+    step: Int64  # by the profiler's own count where known; -1 outside all steps
+    size_bytes: Int64  # -1 where it is unknown
+    group_size: Int64  # -1 where it is unknown
     operation: tuple[str, ...]  # all_reduce, ...; the kernel's name where neither it nor the trace tells
     group: tuple[str, ...]  # the process group, as the trace calls it; "" where it does not
     first_step: int = 0  # what the profiler calls the graph's step 0
@@ -65,7 +65,7 @@ def first_step_of(events: Events) -> int:
 
 
 def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
-    """Return the communication kernels of a rank's graph with what the trace tells of each.
+    """Return the communication kernels of a rank's graph with what the trace shows of each.
 
     An old trace tells nothing of a kernel: then the annotation around its launch tells operation and size.
     """

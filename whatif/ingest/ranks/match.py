@@ -43,7 +43,7 @@ def match(ranks: Sequence[Collectives]) -> Match:
     """Return the collectives that ranks have in common; it takes O(n log n) for n collectives of all ranks together.
 
     Within a step the k-th one of a kind (group, operation, size) on one rank is the k-th on every other. Where ranks
-    have a different number of a kind nobody can tell which is missing, and all of it stays unmatched.
+    have a different number of a kind, it is unknown which is missing: all of it stays unmatched.
     """
     lengths = [len(c) for c in ranks]
     rank = np.repeat(np.arange(len(ranks)), lengths)
@@ -76,7 +76,7 @@ def match(ranks: Sequence[Collectives]) -> Match:
     group_size = np.concatenate([c.group_size for c in ranks])[order][begins]
     alone = members < 2
     uneven = ~alone & (fewest != most)
-    # A part of the ranks, and nobody tells which of them belong together.
+    # A part of the ranks, and it is unknown which of them belong together.
     nameless = np.array([not name for c in ranks for name in c.group], dtype=np.bool_)[order][begins]
     split = ~alone & ~uneven & nameless & (group_size > 0) & (group_size < members)
     sound = ~(alone | uneven | split)

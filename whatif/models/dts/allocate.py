@@ -19,7 +19,7 @@ Assignment = dict[str, str]  # a role's name -> its processor's
 # The time of a round under an assignment, ns, and the delay that each role causes in it.
 Judge = Callable[[Assignment], tuple[int, Mapping[str, int]]]
 
-# An exhaustive search beyond this is told to be none before it begins.
+# An exhaustive search beyond this is refused before it begins.
 MOST_PATHS = 200_000
 
 

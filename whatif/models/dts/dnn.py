@@ -228,7 +228,7 @@ def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int
 
 
 def _flops(graph: TaskGraph) -> float:
-    """FLOPs of the forward pass of a step, as the recorder told them, else of its own products; 0 where none is.
+    """FLOPs of the forward pass of a step, as the recorder wrote them, else of its own products; 0 where none is.
 
     On a CPU an operator calls others for the same work: of a layer the operator with the most counts.
     """

@@ -102,7 +102,7 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
     """Return what operators ``tasks`` (ids of one layer's) take with other ``sizes``, down to the data sheet.
 
     ``sizes`` are integers of the database's operators, as ``out_channels``. A gradient of a product has its sizes in
-    other places: there the recorded value is looked for. Where nobody answers, as on a CPU that was not measured,
+    other places: there the recorded value is looked for. Where no source answers, as on a CPU that was not measured,
     FLOPs or bytes do, with our estimate of a range.
     """
     used = np.unique(graph.called[tasks][graph.called[tasks] >= 0]).tolist()

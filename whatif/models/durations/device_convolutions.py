@@ -1,7 +1,7 @@
 """How long a convolution takes on a device in a number format, all kernels of its call together.
 
 Between units without and with tensor cores a library uses another algorithm and another layout of the tensors, so that
-what a recording tells of the old one says little: then the law itself answers, and not its ratio.
+what a recording shows of the old one says little: then the law itself answers, and not its ratio.
 
 Sources: a public recording of VGG-13 on an H100 in TF32 (docs/device.md) for what the shapes reach and for what
 changing the layout takes; one of ResNet-50 on a V100 for convolutions without tensor cores.

@@ -1,4 +1,4 @@
-"""What becomes of a kernel on another device, by data sheets and by what the recording tells of it alone.
+"""What becomes of a kernel on another device, by data sheets and by what the recording alone shows of it.
 
 A kernel's time has a part that any device takes (start, first wave, tail) and a part that follows the law max(FLOPs /
 rate, bytes / bandwidth). The recorded time times the ratio of two laws cancels what the law misses on both devices.
@@ -52,7 +52,7 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
     """Return new over recorded time of kernels ``tasks`` (ids), computing in ``dtype`` and then in ``new_dtype``.
 
     Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. What a kernel computes and moves counts where
-    the recording tells it; else its family says what bounds it. What a product takes beyond its floor and ``FAR_ABOVE``
+    the recording shows it; else its family says what bounds it. What a product takes beyond its floor and ``FAR_ABOVE``
     times its law is latency, which another device does not shorten.
     """
     family, recorded = graph.family[tasks], graph.duration_ns[tasks].astype(np.float64)

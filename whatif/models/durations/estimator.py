@@ -1,6 +1,6 @@
 """How long the work takes that a what-if changes or adds: one place, a range with every answer, and who gave it.
 
-A transform never carries a duration of its own. It asks here, and what it is told travels with the tasks: the range
+A transform never carries a duration of its own. It asks here, and the answer travels with the tasks: the range
 into ``low_ns`` and ``high_ns``, the source into the attached column ``ESTIMATED``, which reports count.
 """
 
@@ -168,7 +168,7 @@ def host_copies(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
 
 
 def _link_gbyte_s(graph: TaskGraph) -> tuple[float, Source, float, float]:
-    """Rate, who tells it, and the ends of its range, GB/s."""
+    """Rate, its source, and the ends of its range, GB/s."""
     rates = graph.info.recorded.rates
     told = (rates.h2d_pinned_gbyte_s, rates.d2h_pinned_gbyte_s) if rates is not None else ()
     known = [float(rate) for rate in told if rate is not None]

@@ -147,7 +147,7 @@ def usual(
             ends.append((answer.low.min(), answer.high.max()))
             answered_by.append(int(answer.source.max()))
         found.source[of_code] = max(answered_by)
-        # Of an operator whose shapes nobody knows nobody can say that it gets slower.
+        # An operator of unknown shapes is not assumed to get slower.
         found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
         found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
@@ -211,7 +211,7 @@ def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
 def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
     """Return what ``tasks`` (ids), which move bytes and compute little, take with a share of them left.
 
-    ``left``, shape (3, n): the share and its range. A kernel whose bytes are not recorded is told by its time above
+    ``left``, shape (3, n): the share and its range. A kernel whose bytes are not recorded is known by its time above
     that of the shortest ones.
     """
     side, gpu = side_of(graph), device(graph)

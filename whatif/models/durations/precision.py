@@ -1,7 +1,7 @@
 """How long kernels take in another number format: the estimator's answers for fp16, bf16, TF32 and fp8.
 
 Sources: ``whatif/models/durations/forms.py`` for times; PyTorch, "TensorFloat-32 on Ampere" (CUDA semantics:
-convolutions use TF32 unless told otherwise, matrix products do not); Micikevicius et al., "FP8 Formats for Deep
+convolutions use TF32 by default, matrix products do not); Micikevicius et al., "FP8 Formats for Deep
 Learning", 2022.
 """
 

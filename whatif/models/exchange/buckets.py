@@ -71,7 +71,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
 
 
 def told_by(graph: TaskGraph, gradient_mb: float | None) -> str:
-    """Return what tells the gradients where nobody listed them, and how far off it may be; else ""."""
+    """Return the source of the gradients where they are not listed, and how far off it may be; else ""."""
     if gradient_mb is not None or graph.info.recorded.gradients or bool((gradient_bytes(graph) > 0).any()):
         return ""
     traced = found_gradients(graph)
@@ -180,7 +180,7 @@ def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | Non
 
 
 def _told(graph: TaskGraph, size: Int64) -> Int64 | None:
-    """The bucket of each gradient of the recorder's list, as it tells them; None where one of them is in no bucket."""
+    """The bucket of each gradient of the recorder's list, as it lists them; None where one of them is in no bucket."""
     ddp, gradients = graph.info.recorded.ddp, graph.info.recorded.gradients
     if ddp is None or ddp.buckets is None:
         return None

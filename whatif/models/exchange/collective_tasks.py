@@ -1,4 +1,4 @@
-"""Collectives as tasks: what is told of each one, how certain its time is, and what calling it costs the CPU.
+"""Collectives as tasks: what is known of each one, how certain its time is, and what calling it costs the CPU.
 
 A transfer that a what-if put in or replaced carries two attached columns: ``LATENCY``, the part of its duration that no
 bandwidth shortens, and ``WORKERS``, how many exchange. By them a later what-if knows the model behind the duration.

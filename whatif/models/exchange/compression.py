@@ -35,7 +35,7 @@ TO_HALF_ACCESSES, FROM_HALF_ACCESSES = 2.5, 1.5
 # that byte; clearing u and v: two reads and two writes where masked, and the mask. Rounded up to whole accesses.
 ACCESSES, KERNELS = 11.0, 10
 ENTRY_BYTES = 8
-# Our estimate, for kernels that nobody measured here: fused passes, or twice as many as counted.
+# Our estimate, for kernels that were not measured here: fused passes, or twice as many as counted.
 LOW, HIGH = 0.6, 2.0
 
 

@@ -52,7 +52,7 @@ UNKNOWN_SM_COUNT = 80
 # What a device reads and writes of its memory for each byte that it sends: the byte and, in a reduction, what it is
 # added to, and the sum. Our estimate.
 MEMORY_BYTES_PER_SENT = 2.0
-# Kernels of these families compute; the others are bound by memory where a recording does not tell both. What nobody
+# Kernels of these families compute; the others are bound by memory where a recording does not show both. What nobody
 # knows counts as computing, as all work does in the papers.
 _COMPUTING = (*MATRIX_FAMILIES, KernelFamily.OTHER)
 # Connections that share a link at a time; more are no longer a matter of fair sharing.
@@ -291,7 +291,7 @@ def _kernels(graph: TaskGraph, devices: Int64 | None) -> Bool:
 
 
 def _filled(graph: TaskGraph, kernels: Int64) -> Array:
-    """The share of the device that each kernel asks for: what its blocks fill, or all where nobody knows."""
+    """The share of the device that each kernel asks for: what its blocks fill, or all where that is unknown."""
     return np.minimum(np.nan_to_num(filled(graph, device(graph), kernels), nan=1.0), 1.0)
 
 
@@ -301,7 +301,7 @@ def _kernel_shares(graph: TaskGraph, kernels: Int64, held: float) -> tuple[Array
     By the roofline where operations and bytes are known, else by their family. ``held`` is the share of a collective.
     """
     gpu = device(graph)
-    fills = filled(graph, gpu, kernels)  # NaN where nobody knows, which compares as false
+    fills = filled(graph, gpu, kernels)  # NaN where it is unknown, which compares as false
     size, duration = np.maximum(graph.size_bytes[kernels], 0), np.maximum(graph.duration_ns[kernels], 1)
     moves = ~among(graph.family[kernels], _COMPUTING) & (graph.family[kernels] >= 0)
     memory = np.zeros(len(kernels))

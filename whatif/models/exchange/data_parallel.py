@@ -236,7 +236,7 @@ def _put_in(
     behind = np.concatenate([behind, (end if on_gpu else cpu_end)[gradients.step][:back]])
     calls = np.concatenate([calls, cpu_end[gradients.step][:back]])
     called = np.ones(n + b + back, dtype=np.bool_)
-    called[:n] = called[n + b :] = on_gpu  # on a CPU a copy is an operator, which nobody calls
+    called[:n] = called[n + b :] = on_gpu  # on a CPU a copy is an operator, which no call launches
 
     def column(copy: int, reduce: int) -> Int64:
         return np.repeat([copy, reduce, copy], [n, b, back])

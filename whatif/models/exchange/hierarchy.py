@@ -36,7 +36,7 @@ SCATTER, GATHER = "reduce-scatter", "all-gather"
 def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwidth | None) -> Float64:
     """Return the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
 
-    Raises WhatifError where neither tells it.
+    Raises WhatifError where neither is known.
     """
     transfer_ns = np.maximum(graph.duration_ns[tasks] - latency_of(graph)[tasks], 1)
     size = np.where(graph.size_bytes[tasks] >= 0, np.maximum(graph.size_bytes[tasks], 1), np.nan)

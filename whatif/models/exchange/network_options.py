@@ -15,7 +15,7 @@ from whatif.models.exchange.exchanges import tensor_workers
 from whatif.opdb.collective_table import read_table
 from whatif.units import Bandwidth
 
-# What is assumed where nobody says it: eight machines on 25 Gbit Ethernet.
+# What is assumed where it is not given: eight machines on 25 Gbit Ethernet.
 WORKERS, ETHERNET = 8, Bandwidth("25Gbps")
 MOST_WORKERS, MOST_LATENCY_US, MOST_SPREAD_PCT = 100_000, 1e6, 100.0
 
@@ -32,10 +32,10 @@ def network_of(
     table: str | None = None,
     spread_pct: float | None = None,
 ) -> Network:
-    """Return the network that the options of the transform ``name`` describe; None is an option that nobody gave.
+    """Return the network that the options of the transform ``name`` describe; None is an option that is not given.
 
     ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
-    there are has 8, where nobody tells it. Beside it ``workers`` takes the first so many of the cluster's, and
+    there are has 8, where it is not given. Beside it ``workers`` takes the first so many of the cluster's, and
     ``bandwidth`` and ``latency_us`` are those of its outermost links. Where the blocks of the model are cut across
     neighbours (``tensor_parallel``), a worker is one of each such group. Without a cluster all links are equal, but
     behind a what-if that chose a device: then, unless rates are given, it is that device's usual node and network.
@@ -43,7 +43,7 @@ def network_of(
     costs the CPU is not the network's (`whatif.models.exchange.gloo`).
     ``spread_pct`` is how much the steps of the workers differ.
     ``table`` is a file of measured times (`whatif.hardware.cluster.calibration`), whose number of workers is taken
-    where nobody tells another, and which holds whatever the algorithm is. Raises WhatifError on what makes no sense.
+    unless another is given, and which holds whatever the algorithm is. Raises WhatifError on what makes no sense.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} workers, got {workers}.")

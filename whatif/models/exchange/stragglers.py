@@ -163,7 +163,7 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
     shortest_ns = np.full(int(equal.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest_ns, equal, spent_ns)
     transfer_ns = shortest_ns[equal]
-    # Sizes that nobody told are not equal.
+    # Unknown sizes are not equal.
     transfer_ns = np.where(size >= 0, transfer_ns, spent_ns)
     expected_ns = expected_transfers_ns(graph, tasks)
     known = expected_ns > 0

@@ -68,7 +68,7 @@ def work_at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
 
 
 class _Fixed(NamedTuple):
-    """The part of each task's time that any batch takes, at best and at least, ns; whether the device told it."""
+    """The part of each task's time that any batch takes, at best and at least, ns; whether the device showed it."""
 
     centre_ns: Float64
     least_ns: Float64

@@ -178,7 +178,7 @@ def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
 
 
 def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
-    """The casts of activations and their gradients that the flow of formats tells of a predicted step."""
+    """The casts of activations and their gradients of a predicted step, by its flow of formats."""
     elements = graph.attached[AUTOCAST_CASTS]
     around = np.flatnonzero((elements > 0) & graph.on_gpu.mask)
     if not len(around):

@@ -56,7 +56,7 @@ def fuse_update(
     """Return the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
 
     Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source``
-    tells it: the kernels' own rate and the bytes that are left, where nobody says otherwise. Raises WhatifError where
+    tells it: the kernels' own rate and the bytes that are left, unless specified otherwise. Raises WhatifError where
     the graph has no update to fuse; a fused update is left as it is, with a note.
     """
     update = step_kernels(graph)
@@ -127,6 +127,6 @@ def _with_one_kernel_each(
 
 
 def _renamed(graph: TaskGraph, tasks: Array, new_name: str = FUSED_NAME) -> TaskGraph:
-    """Return the fused tasks a name of their own, so that nobody takes them for the kernels they replace."""
+    """Return the fused tasks a name of their own, so that they are not taken for the kernels they replace."""
     form, optimizer = "fused" if new_name == FUSED_NAME else "foreach", graph.info.optimizer
     return change_memory(named(graph, {new_name: tasks}), lambda memory: updated_as(memory, optimizer, form))

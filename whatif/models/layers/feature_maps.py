@@ -96,7 +96,7 @@ def _from_traffic(graph: TaskGraph, calls: Calls) -> Int64:
 def keeps_input(graph: TaskGraph, calls: Calls) -> Bool:
     """Return a mask of the forward calls that keep their input for their backward work, shape (n_calls,).
 
-    Convolutions, normalizations, pooling and products, and what the recording's memory tells of other layers.
+    Convolutions, normalizations, pooling and products, and what the recording's memory shows of other layers.
     """
     layers = graph.info.memory.layers if graph.info.memory else ()
     told = np.array([layer.kept_input > 0 for layer in layers] + [False], dtype=np.bool_)

@@ -37,7 +37,7 @@ class FoundGradients(NamedTuple):
     size_bytes: Int64  # shape (n,); equal ones, or one, where only their sum is known
     low: float
     high: float
-    source: str  # what tells them, in words
+    source: str  # their source, in words
 
 
 def found_gradients(graph: TaskGraph) -> FoundGradients | None:

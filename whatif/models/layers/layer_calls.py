@@ -119,7 +119,7 @@ class Calls:
     def tasks(self, chosen: Bool) -> Bool:
         """Return a mask, shape (n_tasks,), of the tasks of the ``chosen`` forward calls and of their backward calls.
 
-        Backward calls that cannot be told apart are taken where all forward calls of their layer and step are.
+        Backward calls that cannot be distinguished are taken where all forward calls of their layer and step are.
         """
         taken = chosen & ~self.backward
         rows = np.flatnonzero(self.backward)

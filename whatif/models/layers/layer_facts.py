@@ -20,7 +20,7 @@ def layer_rows(graph: TaskGraph) -> dict[str, Layer]:
 
 
 def layer_types(graph: TaskGraph) -> tuple[str, ...]:
-    """Return the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where nothing tells it."""
+    """Return the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where it is unknown."""
     rows = layer_rows(graph)
 
     def type_of(layer: str) -> str:

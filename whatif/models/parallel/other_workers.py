@@ -105,7 +105,7 @@ def _exchanging(graph: TaskGraph) -> Bool:
 def _of_all(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the collectives of known kinds among all workers."""
     known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
-    group = workers_of(graph)  # 0: not told
+    group = workers_of(graph)  # 0: unknown
     everybody = (group == 0) | (group == recorded_workers(graph))
     return np.asarray(_exchanging(graph) & known[graph.name] & everybody, dtype=np.bool_)
 
@@ -117,9 +117,9 @@ def _collectives(graph: TaskGraph) -> _Collectives:
 
 
 def _sizes(graph: TaskGraph, task: Int64, operation: list[str]) -> Int64:
-    """Bytes of each message; where none is told and each gradient is reduced alone, those of the gradients.
+    """Bytes of each message; where none is known and each gradient is reduced alone, those of the gradients.
 
-    A trace tells of an all-gather what one worker brings.
+    A trace shows of an all-gather what one worker brings.
     """
     size = graph.size_bytes[task].astype(np.int64)
     gathered = np.array(operation) == "all_gather"

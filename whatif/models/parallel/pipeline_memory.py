@@ -26,7 +26,7 @@ def stage_memories(
 ) -> list[Memory]:
     """Return the memory of each stage, whose parts of the model keep what is in flight between their passes.
 
-    ``in_flight`` tells of each stage how many micro-batches of each of its parts those are, of ``count`` a step;
+    ``in_flight`` says of each stage how many micro-batches of each of its parts those are, of ``count`` a step;
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
     parameters. ``micro`` is the memory at a micro-batch of ``factor`` times the recorded batch; the first stage has
     those of all.

@@ -16,7 +16,7 @@ from whatif.models.parallel.passes import Passes, Use, uses
 
 # Where nothing repeats: FSDP1's size_based_auto_wrap_policy wraps from 1e8 parameters on (torch.distributed.fsdp.wrap).
 UNIT_BYTES = 400_000_000
-# More parts than that are nobody's units.
+# More parts than that are not units.
 _MOST_UNITS = 4096
 
 

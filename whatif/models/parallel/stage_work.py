@@ -1,6 +1,6 @@
 """What a stage of a model works on in one go: the forward or backward pass of a micro-batch, the batch, the update.
 
-A piece of work is told by three numbers. Its CPU time is what the thread works to launch it, its GPU time what the
+A piece of work is described by three numbers. Its CPU time is what the thread works to launch it, its GPU time what the
 stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
 launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
 work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's. What the parts
@@ -119,7 +119,7 @@ def one_step(work: Work) -> Work:
 
 
 class Times(NamedTuple):
-    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and who tells them.
+    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and their source.
 
     ``size_bytes`` is what it moves then.
     """

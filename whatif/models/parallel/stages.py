@@ -77,7 +77,7 @@ def model_of(graph: TaskGraph) -> Model:
     rank = np.arange(len(calls)) - first[of_run]
     own = np.where(calls.backward, -1, rank * n // length[of_run])
     at = np.where(calls.forward >= 0, own[calls.forward], -1)
-    # A backward call that cannot be told apart follows the one before it; the first ones belong to the last layer.
+    # A backward call that cannot be distinguished follows the one before it; the first ones belong to the last layer.
     at = _filled(at, calls.run, ahead=False)
     at = np.where(at < 0, np.where(calls.backward, n - 1, 0), at)
 

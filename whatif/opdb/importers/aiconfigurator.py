@@ -155,7 +155,7 @@ def _attention(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
             {
                 "batch": integers(chosen, "batch_size"), "query_length": new,
                 "key_length": np.where((new > 0) & (cached >= 0), new + cached, -1), "heads": heads,
-                # An encoder tells of no others than its heads.
+                # An encoder lists only its heads.
                 "kv_heads": _told(chosen, "num_key_value_heads", 0) if "num_key_value_heads" in chosen else heads,
                 "head_size": integers(chosen, "head_dim"),
                 "causal": (chosen["op_name"] == "context_attention").to_numpy(),

@@ -29,7 +29,7 @@ _PADDED_GEMM = (("m",), 4)
 
 
 def read_deepbench(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
-    """Read the output of a run. Raises WhatifError where it is none, or nobody says what device it ran on."""
+    """Read the output of a run. Raises WhatifError where it is none, or it does not name its device."""
     if device is None:
         raise WhatifError(f"{path}: expected the device that was measured, got none; name it with --device.")
     if path.is_dir():

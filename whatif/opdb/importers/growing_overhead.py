@@ -3,7 +3,7 @@
 NeuSight's convolutions need it. Their rows come in random order of shapes, yet on all five GPUs each takes longer than
 the ones above it by a constant, whatever its shape: 0.28 ms over the 4,958 rows of the V100, 0.7 ms on the P100, where
 the smallest take 0.07 ms in the first rows. So it is time between the two events and not the kernel's. What grows there
-is not known. It can be told apart only where the order of the rows has nothing to do with their sizes.
+is not known. It can be distinguished only where the order of the rows has nothing to do with their sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEWEST_ROWS = 400
 _LEAST_GROWTH = 0.2
 # What is no growth explains no miss of the law: it has to miss less by this share with a growth than without one.
 _LEAST_GAIN = 0.05
-# Rows whose order goes with their FLOPs more than this (rank correlation) cannot be told from larger operators.
+# Rows whose order goes with their FLOPs more than this (rank correlation) are not distinguishable from larger ones.
 _MOST_ORDER = 0.1
 
 

@@ -26,7 +26,7 @@ _Call = tuple[Any, ...]
 class CallDifference:
     """Where the calls of two steps differ: ``phases``, shape (n_phases,), marks the phases.
 
-    Another layout, say, shows in the calls around the operators that it makes faster, so phases are told apart only.
+    Another layout, say, shows in the calls around the operators that it makes faster, so only phases are distinguished.
     ``same``: the two are of one program. It makes the same calls of operators, by name and shapes, as often, and its
     GPU work is in the same number formats; how many kernels an operator takes is the choice of its library.
     """

@@ -99,7 +99,7 @@ class Planned:
     left_out: dict[str, str]
     by: str
     currency: str
-    unit: str  # what a sample is: "samples", or "recorded batches" where nobody tells their size
+    unit: str  # what a sample is: "samples", or "recorded batches" where their size is unknown
 
     @property
     def best(self) -> Row:

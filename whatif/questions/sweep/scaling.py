@@ -240,7 +240,7 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
 def _on(
     count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool, several: bool
 ) -> tuple[Transform, ...]:
-    """The composition for so many workers; one that was recorded as one of ``several`` has to be told of one, too."""
+    """The composition for so many workers; one that was recorded as one of ``several`` has to name one, too."""
     chosen = [
         transform.with_options({OPTION: count}) if spreads else transform
         for transform, spreads in zip(transforms, spreading, strict=True)
