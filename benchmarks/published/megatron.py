@@ -38,7 +38,7 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
     shape = {"width": width, "layers": layers, "heads": heads, "context": sequence}
     gpu = load_gpu(DEVICE)
     wanted = step.Wanted(
-        MODEL, [("", (samples, sequence), "int64")], shape, "fp16", "adamw:fused", "cross_entropy", None, False,
+        MODEL, [("", (samples, sequence), "int64")], shape, "fp16", "adamw:master", "cross_entropy", None, False,
         float(gpu.compute_capability),
     )  # fmt: skip
     graph = step.take_down_step(wanted)

@@ -21,8 +21,9 @@ _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "rmsprop": (torch.optim.RMSprop, {}),
     "adafactor": (torch.optim.Adafactor, {}),
 }
-IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
+IMPLEMENTATIONS = ("foreach", "fused", "for-loop", "master")
 _FUSED = ("adam", "adamw")
+_HALF = (torch.float16, torch.bfloat16)
 # torch loops over the parameters for it unless foreach is asked for: it is chosen where memory is short.
 _LOOPS = ("adafactor",)
 # What an update of meta tensors reads back (Adafactor: norms): none of torch.optim's branches depends on it.
@@ -37,6 +38,7 @@ def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.opt
     """Return the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; "none" updates nothing.
 
     Without an implementation it is torch's own default: lists of tensors (foreach) on a GPU, a loop on a CPU.
+    "adamw:master" is the fused one on fp32 copies of parameters in half precision.
     """
     name, _, how = spelled.partition(":")
     if name == "none":
@@ -46,11 +48,15 @@ def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.opt
             f"predict: expected --optimizer NAME[:HOW] with one of {', '.join([*_CLASSES, 'none'])} and one of "
             f"{', '.join(IMPLEMENTATIONS)}, got {spelled!r}."
         )
-    if how == "fused" and name not in _FUSED:
-        raise WhatifError(f"predict: expected fused with one of {', '.join(_FUSED)}, got {spelled!r}.")
+    if how in ("fused", "master") and name not in _FUSED:
+        raise WhatifError(f"predict: expected {how} with one of {', '.join(_FUSED)}, got {spelled!r}.")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise WhatifError("predict: expected a model with parameters to train, got none; take --inference.")
+    if how == "master":
+        if not any(p.dtype in _HALF for p in parameters):
+            raise WhatifError(f"predict: expected --dtype fp16 or bf16 with --optimizer {spelled}, got neither.")
+        return MasterWeights(parameters, _CLASSES[name][0])
     how = how or ("for-loop" if on_cpu or name in _LOOPS else "foreach")
     made, options = _CLASSES[name]
     flags: dict[str, Any] = {"fused": True} if how == "fused" else {"foreach": how == "foreach"}
@@ -97,6 +103,45 @@ def fused_on_meta() -> Iterator[None]:
     devices = module._get_fused_kernels_supported_devices
     with patch.object(module, "_get_fused_kernels_supported_devices", lambda: [*devices(), "meta"]):
         yield
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """fp32 copies of parameters in half precision, updated and copied back.
+
+    As Megatron-LM's Float16OptimizerWithFloat16Params takes a step: gradients are copied to fp32, unscaled (fp16),
+    clipped by the norm of all, and the copies are updated by a fused optimizer.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], made: type[torch.optim.Optimizer]) -> None:
+        super().__init__(parameters, {"fused": True})
+        self._parameters = parameters
+        self._copies = [p.detach().float() if p.dtype in _HALF else p for p in parameters]
+        self._scaled = any(p.dtype == torch.float16 for p in parameters)
+        with fused_on_meta():
+            flags: dict[str, Any] = {"fused": True}
+            self._inner = made(self._copies, **flags)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter once."""
+        used = [(p, copy) for p, copy in zip(self._parameters, self._copies, strict=True) if p.grad is not None]
+        halves = [(p, copy) for p, copy in used if p is not copy]
+        halved = [p.grad for p, _ in halves if p.grad is not None]
+        wide = [torch.empty_like(copy) for _, copy in halves]
+        torch._foreach_copy_(wide, halved)
+        for (_, copy), gradient in zip(halves, wide, strict=True):
+            copy.grad = gradient
+        gradients = [copy.grad for _, copy in used if copy.grad is not None]
+        if self._scaled:
+            torch._foreach_mul_(gradients, 1.0)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (1.0 / norm).clamp(max=1.0))
+        self._inner.step()
+        torch._foreach_copy_([p for p, _ in halves], [copy for _, copy in halves])
+        for p, copy in used:
+            self.state[p] = {**self._inner.state[copy], **({} if p is copy else {"master": copy})}
+        for _, copy in halves:
+            copy.grad = None
 
 
 class _Nothing(torch.optim.Optimizer):

@@ -126,6 +126,19 @@ def test_optimizers_in_their_implementations(optimizer: str, operators: dict[str
         assert not found
 
 
+@pytest.mark.parametrize(("dtype", "scaled"), [("fp16", 1), ("bf16", 0)])
+def test_fp32_copies_of_half_parameters(dtype: str, scaled: int) -> None:
+    """Gradients are copied, unscaled in fp16 and clipped, the copies updated and copied back: 12 bytes a parameter."""
+    graph = taken("TwoLinear", ("", (4, 8), ""), dtype=dtype, optimizer="adamw:master")
+    found = Counter(o.name.removeprefix("aten::") for o in graph.operations if o.phase == Phase.UPDATE)
+    names = ("_foreach_copy_", "_foreach_mul_", "_foreach_norm", "_fused_adamw_")
+    assert [found[name] for name in names] == [2, 1 + scaled, 1, 1]
+    told = graph.metadata["optimizer"]
+    assert told["state_bytes"] == 12 * told["parameters"] + 4 * told["parameter_tensors"]
+    with pytest.raises(WhatifError, match="expected --dtype fp16 or bf16 with --optimizer adamw:master"):
+        taken("TwoLinear", ("", (4, 8), ""), optimizer="adamw:master")
+
+
 def test_gpus_run_dropout_and_attention_as_one_operator() -> None:
     need("transformers")
     gpt2 = taken("gpt2", ("", (2, 16), "int64"))
@@ -186,7 +199,7 @@ def test_what_cannot_be_is_one_sentence(target: str, inputs: list[Any], said: st
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("optimizer", ["adamm", "adam:fastest", "sgd:fused", ":"])
+@pytest.mark.parametrize("optimizer", ["adamm", "adam:fastest", "sgd:fused", "sgd:master", ":"])
 def test_unknown_optimizers(optimizer: str) -> None:
     with pytest.raises(WhatifError, match="expected"):
         taken("TwoLinear", ("", (4, 8), ""), optimizer=optimizer)

@@ -219,3 +219,23 @@ def test_inputs_that_no_such_call_has_are_told_by_their_bytes(name: str, inputs:
     kernels = kernels_of(operation(name, *inputs, out=(), types=[F if inputs != [None] else ""] * len(inputs)))
     assert kernels
     assert all(kernel.what.integers for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "moved_bytes"),
+    [
+        ("_foreach_copy_", ["TensorList:float", "TensorList:c10::Half"], 2 + 4),  # the first list is written alone
+        ("_foreach_copy_", ["TensorList:c10::Half", "TensorList:float"], 4 + 2),
+        ("_foreach_mul_", ["TensorList:float"], 4 + 4),
+        ("_foreach_add_", ["TensorList:float", "TensorList:float"], 4 + 4 + 4),
+        ("_foreach_norm", ["TensorList:float"], 4),
+        ("_fused_adamw_", ["TensorList:c10::Half"] * 4, 4 * 2 + 3 * 2),
+    ],
+)
+def test_lists_move_their_own_types(name: str, types: list[str], moved_bytes: int) -> None:
+    lists = [[[1000, 1000]]] * len(types)
+    outputs = () if name.endswith("_") else (((), F),)
+    (kernel,) = kernels_of(Operation(f"aten::{name}", lists, types, [""] * len(types), Phase.UPDATE, outputs))
+    told = dict(kernel.what.integers)
+    size = 2 if kernel.what.dtype == "fp16" else 4
+    assert told["elements"] * (told["tensors"] + 1) * size == pytest.approx(1e6 * moved_bytes, rel=1e-5)

@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         default="adam",
         metavar="NAME[:HOW]",
-        help="sgd, momentum, adam, adamw, adafactor, adagrad, rmsprop or none; HOW: foreach, fused or for-loop "
-        "(default: adam)",
+        help="sgd, momentum, adam, adamw, adafactor, adagrad, rmsprop or none; HOW: foreach, fused, for-loop or "
+        "master, fused with fp32 copies of half-precision parameters (default: adam)",
     )
     parser.add_argument(
         "--lora",

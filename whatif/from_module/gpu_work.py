@@ -258,20 +258,19 @@ def _lists(name: str, operation: Operation) -> list[Kernel]:
     lists = [(d, t) for d, t in zip(operation.dims, operation.types, strict=True) if t.startswith("TensorList") and d]
     if not lists:
         return []
-    shapes, spelled = lists[0]
-    kind = spelled.partition(":")[2]
-    fresh = bool(operation.outputs) and not operation.name.endswith("_")
-    depth = len([1 for d, _ in lists if len(d) == len(shapes) and any(d)]) + fresh
-    fused = name.startswith("_fused")
+    shapes = lists[0][0]
+    kinds = [t.partition(":")[2] for d, t in lists if len(d) == len(shapes) and any(d)]
+    # Norms give a number of each tensor.
+    fresh = bool(operation.outputs) and not operation.name.endswith("_") and "norm" not in name
+    size, *others = [ELEMENT_BYTES.get(kind, 4) for kind in kinds] or [4]
     # Fused updates write parameters and both moments; the others their first list or a new one.
-    written = 3 if fused else 1
-    reads = depth - fresh
-    size = ELEMENT_BYTES.get(kind, 4)
+    written = 0 if "norm" in name else 3 * size if name.startswith("_fused") else size
+    read = sum(others) + (0 if name == "_foreach_copy" else size)
     elements = [prod(shape) for shape in shapes]
-    dtype = FORMATS.get(kind, "fp32")
+    dtype = FORMATS.get(kinds[0] if kinds else "", "fp32")
     return [
-        named("multi_tensor_apply", name, traffic(reads * count * size, written * count * size, dtype))
-        for count in launches_of(elements, depth)
+        named("multi_tensor_apply", name, traffic(read * count, written * count, dtype))
+        for count in launches_of(elements, len(kinds) + fresh)
     ]
 
 

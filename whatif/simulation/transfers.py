@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Int64
+from whatif.graph.types import Bool, Float64, Int64, TaskKind
 
 # The part of a duration that no bandwidth shortens, and how many workers exchange.
 LATENCY, WORKERS = "latency ns", "workers"
@@ -26,3 +26,24 @@ def of_activations(graph: TaskGraph) -> Bool:
 def workers_of(graph: TaskGraph) -> Int64:
     """Return how many workers each transfer of a what-if is between, shape (n_tasks,); 0 for all other tasks."""
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
+
+
+def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float64:
+    """Return the GPU's work, ns, between what each of ``transfers`` (ids) waits for and what waits for it, shape (n,).
+
+    ``duration_ns`` (n_tasks,): of each task. 0 where nothing lies between, and on a CPU.
+    """
+    place = np.full(len(graph), -1, dtype=np.int64)
+    place[transfers] = np.arange(len(transfers))
+    edges, work = graph.dependencies, (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask
+    behind, ahead = np.full(len(transfers), -1, dtype=np.int64), np.full(len(transfers), len(graph), dtype=np.int64)
+    into, out = (place[edges.target] >= 0) & work[edges.source], (place[edges.source] >= 0) & work[edges.target]
+    np.maximum.at(behind, place[edges.target[into]], edges.source[into])
+    np.minimum.at(ahead, place[edges.source[out]], edges.target[out])
+    found = np.zeros(len(transfers))
+    between = (behind >= 0) & (ahead < len(graph))
+    for stream in np.unique(graph.thread[behind[between]]):
+        done_ns = np.append(0.0, np.cumsum(np.where(work & (graph.thread == stream), duration_ns, 0.0)))
+        mine = between & (graph.thread[behind] == stream)
+        found[mine] = np.maximum(done_ns[ahead[mine]] - done_ns[behind[mine] + 1], 0.0)
+    return found

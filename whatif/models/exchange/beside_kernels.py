@@ -9,7 +9,7 @@ from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
 from whatif.models.durations.estimator import mark, moving
-from whatif.simulation.transfers import of_activations, workers_of
+from whatif.simulation.transfers import hidden_ns, of_activations, workers_of
 
 BESIDE = "kernels slowed by a collective"
 # Bytes of memory traffic for each byte that an all-reduce sums, beyond DDP's copies; of a reduce-scatter or all-gather
@@ -17,15 +17,19 @@ BESIDE = "kernels slowed by a collective"
 TRAFFIC = 5.0
 
 
-def slow_kernels_beside(graph: TaskGraph) -> TaskGraph:
+def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskGraph:
     """Return the graph whose kernels lose time to every collective of gradients that a what-if put in beside them.
+
+    ``activations``: to those between the parts of a model which have kernels beside them instead.
 
     Each time is a task on the stream of the work, behind what the collective waits for, or ahead of what waits for it.
     It goes by bytes, not by the time of the transfer: behind a slow link NCCL moves as many. What runs behind the
     update has no kernels beside it. On a CPU nothing changes (``gloo`` has the work of its threads).
     """
-    put_in = (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) > 1) & ~of_activations(graph)
+    put_in = (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) > 1) & (of_activations(graph) == activations)
     tasks = np.flatnonzero(put_in & (graph.phase != Phase.UPDATE) & (graph.size_bytes > 0))
+    if activations:
+        tasks = tasks[hidden_ns(graph, tasks, graph.duration_ns.astype(np.float64)) > 0]
     if not graph.on_gpu.any() or not len(tasks) or not TRAFFIC:
         return graph
     work, edges = graph.on_gpu & (graph.kind == TaskKind.KERNEL), graph.dependencies

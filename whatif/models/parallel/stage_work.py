@@ -4,7 +4,8 @@ A piece of work is described by three numbers. Its CPU time is what the thread w
 stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
 launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
 work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's. What the parts
-of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer behind it: the work waits for it.
+of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer behind it: the work waits for it,
+but for what kernels of the piece hide.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.gradients import additions
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import latency_of, of_activations
+from whatif.simulation.transfers import hidden_ns, latency_of, of_activations
 
 
 class Pieces(NamedTuple):
@@ -219,8 +220,10 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     behind_ns = np.full(n_pieces, -np.inf)
     np.maximum.at(behind_ns, piece[tasks], called_ns - ahead_ns)
     behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
-    told = (*bounds, latency_of(graph).astype(np.float64), np.maximum(times.size_bytes, 0))
-    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column[sums]) for column in told)])
+    hidden = hidden_ns(graph, sums, times.duration_ns)
+    waited = [np.maximum(column[sums] - hidden, 0) for column in bounds]
+    told = (*waited, np.minimum(latency_of(graph)[sums], waited[0]), np.maximum(times.size_bytes[sums], 0))
+    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in told)])
 
 
 def _alone(graph: TaskGraph, tasks: Int64) -> Float64:

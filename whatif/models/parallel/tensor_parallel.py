@@ -21,6 +21,7 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import put
 from whatif.models.durations.half_precision import is_half
 from whatif.models.durations.work_done import with_work
+from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import calls_of
@@ -142,8 +143,9 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: 
     """Return the graph of one worker of ``network``, which does its part of each block and sums with the others.
 
     ``sequence``: between the parts it works on its share of the sequence, which is gathered ahead of a part, and a
-    part's sum is scattered (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
-    section 4.2.2 and figure 5).
+    part's sum is scattered. It keeps its share alone of what it gathered, and gathers again for the gradients of
+    weights, beside the product before (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models", 2022, section 4.2.2 and figure 5).
     """
     workers = network.workers
     inside = _inside(graph, split)
@@ -159,7 +161,8 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: 
     graph = graph.replace(info=replace(graph.info.cut_across(workers), recorded=recorded))
     share = _parameter_bytes(graph) / before if before else 1.0
     graph = change_memory(graph, lambda memory: _with_less_memory(memory, split.parts, workers, share))
-    return exchange(update_share(graph, share), exchanges, network, CHANNEL, BUCKET_CALL, activations=True)
+    graph = exchange(update_share(graph, share), exchanges, network, CHANNEL, BUCKET_CALL, activations=True)
+    return slow_kernels_beside(graph, activations=True)
 
 
 def _inside(graph: TaskGraph, split: Split) -> Bool:
@@ -202,6 +205,7 @@ def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
             ahead = int(graph.neighbours[0][call])
             if before >= 0 and ahead >= 0:
                 rows.append(Exchange("all_gather", size, ahead, phase, (before,), (span.first,)))
+            rows += _gathered_again(graph, span, part, size, on_gpu=on_gpu) if span.backward else []
         # What is cut by rows alone (an embedding) is summed forward, what by columns alone (the head) backward.
         if (not part.columns) if span.backward else part.rows is None:
             continue
@@ -211,6 +215,23 @@ def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
         operation = "reduce_scatter" if sequence and part.columns and part.rows else "all_reduce"
         rows.append(Exchange(operation, size, call, phase, (span.last,), waiting))
     return rows
+
+
+def _gathered_again(graph: TaskGraph, span: _Span, part: Part, size_bytes: int, *, on_gpu: bool) -> list[Exchange]:
+    """The input of a part's first products, for the gradients of their weights, beside the product before these."""
+    layers = {layer: number for number, layer in enumerate(graph.layers)}
+    tasks = np.arange(span.first, span.last + 1)
+    own = np.isin(graph.layer[tasks], [layers[column.layer] for column in part.columns])
+    work = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
+    products = tasks[own & work[tasks] & (graph.phase[tasks] == Phase.BACKWARD) & (graph.flops[tasks] > 0)]
+    if len(products) < 2:
+        return []
+    first, last = int(products[0]), int(products[-1])
+    call = int(calls_of(graph, np.array([first]))[0]) if on_gpu else first
+    before, ahead = int(graph.neighbours[0][first]), int(graph.neighbours[0][call])
+    if before < 0 or ahead < 0:
+        return []
+    return [Exchange("all_gather", size_bytes, ahead, Phase.BACKWARD, (before,), (last,))]
 
 
 def _parameter_bytes(graph: TaskGraph) -> int:
