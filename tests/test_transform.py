@@ -100,6 +100,14 @@ def test_an_unknown_name_gets_a_hint(name: str, message: str) -> None:
         load_transform(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("expert_parallel", "expert parallelism"), ("context_parallel", "context parallelism")]
+)
+def test_parallelism_without_measurements_is_refused_by_name(name: str, what: str) -> None:
+    with pytest.raises(WhatifError, match=f"^{name}: {what} is not modelled, since no measurements of it are at hand"):
+        load_transform(f"{name}:workers=8")
+
+
 # -- options -------------------------------------------------------------------------------------------------------
 
 OPTIONS = """

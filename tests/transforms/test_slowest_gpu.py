@@ -42,6 +42,17 @@ def test_the_spread_is_that_of_the_option_or_of_the_recording() -> None:
         apply(graph, f"distributed:{LINK},spread_pct=101")
 
 
+def test_jitter_that_is_named_replaces_the_spread_of_an_exchange() -> None:
+    graph = two_layers(2)
+    plain = apply(graph, f"distributed:{LINK},spread_pct=0")
+    expected = apply(plain, "straggler:count=0,jitter_pct=4")
+    found = apply(apply(graph, f"distributed:{LINK}"), "straggler:count=0,jitter_pct=4")
+    np.testing.assert_allclose(work_ns(found), work_ns(expected), atol=2)
+    # Without jitter the spread stays.
+    slower = apply(apply(graph, f"distributed:{LINK}"), "straggler:slowdown=2")
+    assert work_ns(slower)[0] == work_ns(apply(graph, f"distributed:{LINK}"))[0]
+
+
 def test_steps_of_other_lengths_raise_the_spread() -> None:
     """Seven steps whose work is 0.94 to 1.06 of the usual: quartiles 0.97 and 1.03, median 1."""
     graph = two_layers(7)

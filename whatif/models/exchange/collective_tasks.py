@@ -32,6 +32,8 @@ from whatif.models.durations.estimator import (
 from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, of_activations, workers_of
 
 ALL_REDUCE = "all-reduce"
+# What-ifs that issue the collectives of a recording of several workers again for another number of them.
+FROM_MANY = ("distributed", "zero", "fsdp")
 FAMILY = int(KernelFamily.COMMUNICATION)
 # Daydream §6.5 and figure 9: NCCL's all-reduces took 34 % more than theory on average beside other kernels, and next
 # to theory alone; a synchronisation before each recovered 22.8 % of their time.
@@ -76,11 +78,9 @@ def check_exchanges_nothing(graph: TaskGraph, name: str) -> None:
     """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker."""
     if communicates(graph):
         put_in = bool((workers_of(graph) > 0).any())
-        told = (
-            "name it before the what-if that put that in"
-            if put_in
-            else "record one worker, or say on how many it shall run (workers=8)"
-        )
+        told = "name it before the what-if that put that in" if put_in else "record one worker"
+        if not put_in and name in FROM_MANY:
+            told += ", or say on how many it shall run (workers=8)"
         raise WhatifError(f"{name}: expected steps that exchange no gradients yet, got some that do; {told}.")
 
 

@@ -80,6 +80,8 @@ def worker_classes(workers: int, count: int, slowdown: float, jitter_pct: float)
 # How GPUs of one kind differ in a step, standard deviation in percent of it: fitted to NVIDIA's weak-scaling tables by
 # leaving out each model in turn (benchmarks/published/weak_scaling.py).
 GPU_SPREAD_PCT = 1.5
+# The attached column that holds by how much ``with_slowest`` multiplied a task's time, 0 for not at all.
+SLOWED = "as long as on the slowest"
 # A recording whose steps differ more than that is no measurement of how workers differ.
 _MOST = 1.25
 # So many steps have quartiles.
@@ -121,7 +123,17 @@ def with_slowest(graph: TaskGraph, network: Network) -> TaskGraph:
     on_gpu = bool(graph.on_gpu.any())
     # On a CPU what other what-ifs put in stays: messages, and the work of gloo's threads.
     work = graph.kind != TaskKind.COMMUNICATION if on_gpu else graph.on_cpu & (graph.start_ns >= 0)
-    return graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
+    slowed = graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
+    return slowed.attach(**{SLOWED: np.where(work, factor, 0.0)})
+
+
+def without_slowest(graph: TaskGraph) -> TaskGraph:
+    """Return the graph with the work of this worker again, where ``with_slowest`` let it be that of the slowest."""
+    factor = graph.attached.get(SLOWED)
+    if factor is None:
+        return graph
+    undone = 1 / np.where(factor > 0, factor, 1.0)
+    return graph.scale(factor > 0, undone[factor > 0], low=1.0).attach(**{SLOWED: np.zeros(len(graph))})
 
 
 def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None) -> float:
