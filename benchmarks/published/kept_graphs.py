@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 
 from whatif.files import cache_home
-from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.operations import Operation, OperatorGraph
 
 
 def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGraph | None:
@@ -17,7 +18,9 @@ def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGra
     """
     folder = cache_home().with_name("whatif-published")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    # A pickle of another version's fields is of no use.
+    told = [key, *(field.name for kind in (OperatorGraph, Operation) for field in fields(kind))]
+    path = folder / hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
     if path.exists():
         found = pickle.loads(path.read_bytes())
         return found if isinstance(found, OperatorGraph) else None

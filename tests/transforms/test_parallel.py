@@ -148,6 +148,14 @@ def test_what_is_gathered_again_is_hidden_by_a_product() -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize("factor", [0.5, 4])
+def test_another_batch_is_summed_in_its_own_size(factor: float) -> None:
+    tensor, batch = "tensor_parallel:workers=2,bandwidth=200Mbps", f"batch_size:factor={factor}"
+    before, behind = apply(gpt2(), batch, tensor), apply(gpt2(), tensor, batch)
+    assert sent(before.graph, "sum of activations") == sent(behind.graph, "sum of activations")
+    assert behind.predicted_ms == pytest.approx(before.predicted_ms, rel=0.02)
+
+
 def test_micro_batches_of_any_size() -> None:
     """As many samples in all: the same step; twice as many: twice the work of each pass."""
     size = gpt2().graph.info.batch_size

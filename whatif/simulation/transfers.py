@@ -28,6 +28,11 @@ def workers_of(graph: TaskGraph) -> Int64:
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
+def grown_ns(time_ns: Float64, latency_ns: Int64, factor: float) -> Float64:
+    """Return the times of transfers, ns, of ``factor`` times the bytes: their latency stays."""
+    return np.minimum(latency_ns, time_ns) + np.maximum(time_ns - latency_ns, 0) * factor
+
+
 def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float64:
     """Return the GPU's work, ns, between what each of ``transfers`` (ids) waits for and what waits for it, shape (n,).
 

@@ -49,7 +49,9 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     inserted = graph.insert(
         NewTasks(
             place, BESIDE, TaskKind.KERNEL, times.duration_ns, low_ns=np.zeros(len(place), dtype=np.int64),
-            high_ns=2 * times.duration_ns, size_bytes=moved.astype(np.int64), family=int(KernelFamily.COPY),
+            high_ns=2 * times.duration_ns, size_bytes=moved.astype(np.int64),
+            # Gradients are as large for any batch.
+            family=int(KernelFamily.COPY if activations else KernelFamily.OPTIMIZER),
         )
     )  # fmt: skip
     return mark(inserted.graph, inserted.ids, times.source)

@@ -25,6 +25,7 @@ from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
 from whatif.models.kernels.stored_weights import fixed_share_of_training, stored_weights
 from whatif.models.layers.calls import launches_of
+from whatif.simulation.transfers import grown_ns, latency_of, of_activations
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
@@ -56,7 +57,11 @@ def batch_tasks(graph: TaskGraph) -> Bool:
 
 
 def work_at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
-    """Let ``tasks`` do the work of ``factor`` times the samples; products read their stored weights once."""
+    """Let ``tasks`` do the work of ``factor`` times the samples; products read their stored weights once.
+
+    What passes between the parts of a model grows as well.
+    """
+    graph = _transfers_at_batch(graph, factor)
     weights = stored_weights(graph)
     result = with_work(graph, tasks, factor, wider=True)
     if weights is None:
@@ -65,6 +70,19 @@ def work_at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
     known = weights.tasks & tasks & (moved >= 0)
     moved[known] = np.rint(moved[known] * weights.bytes_ratio(factor)[known[weights.tasks]])
     return result.replace(size_bytes=np.where(known, moved, result.size_bytes))
+
+
+def _transfers_at_batch(graph: TaskGraph, factor: float) -> TaskGraph:
+    sent = of_activations(graph)
+    if not sent.any():
+        return graph
+    latency_ns, size = latency_of(graph)[sent], graph.size_bytes.copy()
+    size[sent] = np.where(size[sent] >= 0, np.rint(size[sent] * factor), size[sent])
+    duration_ns, low_ns, high_ns = (
+        grown_ns(column[sent].astype(np.float64), latency_ns, factor)
+        for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
+    )
+    return graph.with_duration(sent, duration_ns, low_ns=low_ns, high_ns=high_ns).replace(size_bytes=size)
 
 
 class _Fixed(NamedTuple):

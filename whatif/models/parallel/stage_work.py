@@ -31,7 +31,7 @@ from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.gradients import additions
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import hidden_ns, latency_of, of_activations
+from whatif.simulation.transfers import grown_ns, hidden_ns, latency_of, of_activations
 
 
 class Pieces(NamedTuple):
@@ -182,7 +182,7 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
     sent = of_activations(graph)
     latency_ns = latency_of(graph)[sent]
     for column in (duration_ns, low_ns, high_ns):
-        column[sent] = np.minimum(latency_ns, column[sent]) + np.maximum(column[sent] - latency_ns, 0) * factor
+        column[sent] = grown_ns(column[sent], latency_ns, factor)
     size_bytes[sent] *= factor
     return Times(duration_ns, low_ns, high_ns, size_bytes, Source(int(estimates.source.max(initial=0))))
 
