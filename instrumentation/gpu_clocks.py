@@ -10,6 +10,23 @@ _FIELDS = {
     "temperature_c": "temperature.gpu",
     "driver": "driver_version",
 }
+# Why clocks are low (NVML, nvmlClocksEventReasons), where something slows the GPU that a run cannot help; the power cap
+# is not among them: large products reach it on every card. Drivers before 535 have the older name of the field.
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_THROTTLED = {
+    0x08: "hardware slowdown", 0x20: "thermal slowdown by the driver", 0x40: "thermal slowdown by the hardware",
+    0x80: "power brake",
+}  # fmt: skip
+
+
+def throttled() -> tuple[str, ...]:
+    """Return why the current GPU is slowed down now; () where it is not, or nvidia-smi does not tell."""
+    told = next((text for field in _REASONS if (text := GPU.smi(field).split("\n")[0].strip())), "")
+    try:
+        bits = int(told, 16)
+    except ValueError:
+        return ()
+    return tuple(reason for bit, reason in _THROTTLED.items() if bits & bit)
 
 
 def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:

@@ -88,7 +88,11 @@ def reasons(folder: Path) -> dict[str, str]:
         ({"attention": "math"}, {}, ("flash_attention",)),
         ({"attention": "math"}, {"amp": "bf16"}, ("amp:target=bf16", "flash_attention")),
         ({}, {"offload": "stream"}, ("vdnn:layers=all,sync=false",)),
+        ({"precision": "default"}, {"precision": "tf32"}, ("tf32",)),
+        ({"precision": "default"}, {"precision": "default", "amp": "bf16"}, ("amp:target=bf16",)),
         ({}, {"execution": "cuda_graph"}, ("cuda_graph",)),
+        ({}, {"execution": "cuda_graph", "capturable": True}, ("cuda_graph",)),
+        ({"capturable": True}, {"execution": "cuda_graph", "capturable": True}, ("cuda_graph",)),
         ({}, {"execution": "compile", "amp": "bf16"}, ("amp:target=bf16", "compile")),
         ({}, {"execution": "compile with CUDA graphs"}, ("compile:mode=reduce-overhead",)),
         (
@@ -106,6 +110,9 @@ def test_what_ifs_of_options(before: Options, after: Options, expected: tuple[st
     ("before", "after", "missing"),
     [
         ({"precision": "tf32"}, {}, ["precision tf32 → ieee"]),
+        ({}, {"precision": "default"}, ["precision ieee → default"]),
+        ({}, {"capturable": True}, ["capturable false → true"]),
+        ({"capturable": True}, {"execution": "cuda_graph"}, ["capturable true → false"]),
         ({"execution": "cuda_graph"}, {"execution": "compile"}, ["execution cuda_graph → compile"]),
         ({"execution": "compile"}, {}, ["execution compile → eager"]),
         ({"offload": "sync"}, {"offload": "stream"}, ["offload sync → stream"]),
@@ -125,9 +132,11 @@ def test_changes_without_a_what_if_are_named(before: Options, after: Options, mi
 
 
 def test_plain_runs_change_nothing_but_the_optimizer() -> None:
-    plain = ({}, SGD, {"implementation": "fused"}, {"loader_workers": 0}, {"attention": "math"})
+    plain = ({}, SGD, {"implementation": "fused"}, {"loader_workers": 0}, {"attention": "math"}, {"capturable": True},
+             {"precision": "default", **SGD})  # fmt: skip
     assert all(is_plain({**DEFAULT_OPTIONS, **options}, DEFAULT_OPTIONS) for options in plain)
-    others = ({"amp": "bf16"}, {"loader_workers": 2}, {"batch_factor": 2.0}, {"loader_workers": 0, "amp": "bf16"})
+    others = ({"amp": "bf16"}, {"loader_workers": 2}, {"batch_factor": 2.0}, {"loader_workers": 0, "amp": "bf16"},
+              {"precision": "tf32"}, {"precision": "default", "amp": "bf16"})  # fmt: skip
     assert not any(is_plain({**DEFAULT_OPTIONS, **options}, DEFAULT_OPTIONS) for options in others)
 
 

@@ -10,7 +10,8 @@ Model:  the launches of a step and the CPU's work between them become one call t
         another one begins behind it; the prediction says how often. `capture=passes` leaves the update out. The step
         has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says
         so. Start-up work (calls of over 1 ms, in steps that are mostly such) stays and splits the graph as a wait does.
-        Ignored: memory of the graph's own pool, and the optimizer's capturable=True.
+        A captured Adam needs capturable=True: of a for-loop one the recording gets 12 kernels of one element a tensor
+        more (torch/optim/adam.py). Ignored: memory of the graph's own pool.
 Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes and buffers and nothing that waits.
 """
 

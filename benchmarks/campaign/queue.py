@@ -24,7 +24,9 @@ SLACK = 1.3
 # Recordings that what-ifs start from, and whether these need the times of all operators or of the update alone.
 MEASURED = {"baseline": "operators", "adam_for": "operators", "adam_foreach": "update"}
 # What what-ifs start from: without their traces no pair is complete.
-STARTS = frozenset({"baseline", "adam_for", "adam_foreach", "loader_0", "math_attention"})
+STARTS = frozenset(
+    {"baseline", "adam_for", "adam_foreach", "adam_capturable", "default_precision", "loader_0", "math_attention"}
+)
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,15 @@ class Queue:
     def tasks(self) -> Iterator[Task]:
         """All tasks in their order: what a budget that ends early leaves is worth most.
 
-        Times of the first tier and the traces that its what-ifs start from, then those of the others; then all other
-        traces, then operators; a second round only behind all first ones. Later rounds time all runs of a model in
+        Times of a tier and the traces that its what-ifs start from, then those of the next one; then all other traces,
+        then operators; a second round only behind all first ones. Later rounds time all runs of a model in
         turn, because machines that others use as well change their pace from one minute to the next. What this machine
         only emulates begins when all else is done.
         """
         slow = [job for job in self._jobs if job.tier >= EMULATED_TIER]
         for jobs in ([job for job in self._jobs if job not in slow], slow):
-            for part in ([job for job in jobs if job.tier == 0], [job for job in jobs if job.tier > 0]):
+            for tier in sorted({job.tier for job in jobs}):
+                part = [job for job in jobs if job.tier == tier]
                 yield from (Task(job, "time") for job in part)
                 yield from (Task(job, "trace") for job in part if job.variant in STARTS)
             yield from (Task(job, "trace") for job in jobs if job.variant not in STARTS)
@@ -233,4 +236,5 @@ def _describe(task: Task, record: Record) -> str:
     untraced = record.data["untraced"]
     beside = record.data.get("beside")
     told = f", {len(beside['rounds'])} rounds beside {beside['name']}: ± {beside['spread_pct']:.1f} %" if beside else ""
-    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms){told}"
+    slowed = "".join(f", {reason} in {count} blocks" for reason, count in untraced.get("throttled", {}).items())
+    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms){told}{slowed}"

@@ -8,6 +8,7 @@ where something went wrong, `failure`.
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,10 @@ class Record:
 def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Median, quartiles and minimum in ms of the steps of all rounds, and the median of each block.
 
-    `cpu_thread_ms` is each block's median CPU time of the thread that trains.
+    `cpu_thread_ms` is each block's median CPU time of the thread that trains; `throttled` counts, by reason, the blocks
+    in which the GPU was slowed down.
     """
+    reasons = Counter(reason for row in rounds for clocks in row.get("clocks", ()) for reason in clocks["throttled"])
     blocks = [block for row in rounds for block in row["samples_ms"]]
     cpu_blocks = [block for row in rounds for block in row["cpu_samples_ms"]]
     samples = [sample for block in blocks for sample in block]
@@ -144,6 +147,7 @@ def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "block_medians_ms": [round(statistics.median(block), 4) for block in blocks],
         "cpu_thread_ms": [round(statistics.median(block), 4) for block in cpu_blocks],
         "steps": len(samples),
+        **({"throttled": dict(reasons)} if reasons else {}),
     }
 
 

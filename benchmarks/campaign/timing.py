@@ -4,10 +4,11 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from whatif.instrumentation.gpu import GPU
+from whatif.instrumentation.gpu_clocks import describe_clocks, throttled
 from whatif.instrumentation.steptimer import StepTimer
 
 from .records import spread_pct
@@ -48,8 +49,17 @@ FEWEST_ROUNDS = 12
 # The goal is given up after this long.
 MOST_S = 75.0
 
-# Steps of a block: wall time and the thread's CPU time of each, ms, and the machine's load meanwhile.
-Block = tuple[list[float], list[float], dict[str, float] | None]
+# A block in which the GPU was slowed down is timed again this often before it is kept with its reasons.
+MOST_REPEATS = 2
+
+
+class Block(NamedTuple):
+    """Steps: wall time and the thread's CPU time of each, ms, the load, and what the GPU says at both ends."""
+
+    wall_ms: list[float]
+    cpu_ms: list[float]
+    load: dict[str, float] | None
+    clocks: dict[str, Any] | None  # None without a GPU
 
 
 def time_steps(side: Side, device: str) -> dict[str, Any]:
@@ -87,14 +97,24 @@ def time_in_turn(
 def _warm_up(side: Side, device: str) -> tuple[float, int]:
     """The first step's wall time, ms, and how many steps a block has."""
     effort = EFFORT[device]
-    first_ms = _block(side, 1, device)[0][0]
-    warmup_ms = _block(side, effort.warmup_steps, device)[0]
+    first_ms = _timed(side, 1, device).wall_ms[0]
+    warmup_ms = _timed(side, effort.warmup_steps, device).wall_ms
     steps = int(effort.block_s * 1e3 / min(warmup_ms))
     return first_ms, max(effort.fewest_steps, min(effort.most_steps, steps))
 
 
 def _block(side: Side, steps: int, device: str) -> Block:
+    """Time some steps; once more, and once more, where the GPU was slowed down meanwhile."""
+    for _ in range(MOST_REPEATS):
+        block = _timed(side, steps, device)
+        if block.clocks is None or not block.clocks["throttled"]:
+            return block
+    return _timed(side, steps, device)
+
+
+def _timed(side: Side, steps: int, device: str) -> Block:
     side.resume()
+    before = _gpu_state(device)
     if device == "cuda":
         GPU.synchronize()
     timer = StepTimer(torch.device("cuda") if device == "cuda" else None)
@@ -102,10 +122,21 @@ def _block(side: Side, steps: int, device: str) -> Block:
         side.step()
         timer.mark()
     side.pause()
-    wall_ms, cpu_ms = timer.times_ms()
-    return [round(ms, 4) for ms in wall_ms], [round(ms, 4) for ms in cpu_ms], timer.load()
+    wall_ms, cpu_ms = ([round(ms, 4) for ms in times] for times in timer.times_ms())
+    after = _gpu_state(device)
+    clocks = None
+    if before and after:
+        reasons = dict.fromkeys([*before.pop("throttled"), *after.pop("throttled")])
+        clocks = {"before": before, "after": after, "throttled": list(reasons)}
+    return Block(wall_ms, cpu_ms, timer.load(), clocks)
+
+
+def _gpu_state(device: str) -> dict[str, Any]:
+    """The GPU's clocks, power and temperature, and why it is slowed down; nothing on a CPU."""
+    return {**(describe_clocks()[0] or {}), "throttled": throttled()} if device == "cuda" else {}
 
 
 def _round(blocks: list[Block]) -> dict[str, Any]:
-    wall_ms, cpu_ms, loads = zip(*blocks, strict=True)
-    return {"samples_ms": list(wall_ms), "cpu_samples_ms": list(cpu_ms), "loads": list(loads)}
+    wall_ms, cpu_ms, loads, clocks = zip(*blocks, strict=True)
+    found = {"samples_ms": list(wall_ms), "cpu_samples_ms": list(cpu_ms), "loads": list(loads)}
+    return found | ({"clocks": list(clocks)} if all(clocks) else {})

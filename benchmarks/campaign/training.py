@@ -136,7 +136,9 @@ class Training:
         flags: Any = IMPLEMENTATIONS[self._options.implementation]
         if self._options.optimizer == "sgd":
             return torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9, **flags)
-        return torch.optim.Adam(self.model.parameters(), lr=1e-5, capturable=self.captured, **flags)
+        return torch.optim.Adam(
+            self.model.parameters(), lr=1e-5, capturable=self._options.capturable or self.captured, **flags
+        )
 
     def _make_loader(self, host_batch: Batch) -> Iterator[Batch]:
         return load(
@@ -185,10 +187,12 @@ class Training:
 
 
 def set_precision(mode: str, *, old_settings: bool) -> None:
-    """Set how a GPU computes float32 products, convolutions and RNNs alike (ieee | tf32); their defaults differ.
+    """Set how a GPU computes float32 products, convolutions and RNNs alike (ieee | tf32), or leave torch's defaults.
 
     `old_settings` uses the flags that every version of torch's compiler reads: mixing them with the new ones raises.
     """
+    if mode == "default":  # convolutions and RNNs in TF32, products in fp32
+        return
     backends: Any = torch.backends
     holders = [backends.cuda.matmul, *(getattr(backends.cudnn, name, None) for name in ("conv", "rnn"))]
     if old_settings or not all(hasattr(holder, "fp32_precision") for holder in holders):

@@ -26,10 +26,11 @@ class Options:
     """Everything that a variant can change."""
 
     batch_factor: float = 1.0
-    precision: str = "ieee"  # ieee | tf32: how a GPU computes float32 products, convolutions and RNNs
+    precision: str = "ieee"  # ieee | tf32 | default (torch's): a GPU's float32 products, convolutions and RNNs
     amp: str = ""  # "" | fp16 | bf16
     optimizer: str = "adam"  # adam | sgd (with momentum)
     implementation: str = "for"  # for | foreach | fused
+    capturable: bool = False  # whether a CUDA graph could hold Adam's update: its step counters lie on the GPU
     channels_last: bool = False
     execution: str = "eager"  # eager | cuda_graph | compile
     checkpoint: bool = False
@@ -72,6 +73,7 @@ def _gpu_only(tier: int, reason: str, **changes: Any) -> Variant:
 
 _ADAM = {name: {"optimizer": "adam", "implementation": name} for name in ("for", "foreach", "fused")}
 _BF16_FUSED = {"amp": "bf16", **_ADAM["fused"]}
+_TF32_ON_GPUS, _GRAPHS_ON_GPUS = "TF32 exists on GPUs only", "CUDA graphs exist on GPUs only"
 _ONE_SIZE_ON_CPU = "half and twice the batch answer the question on a CPU"
 
 VARIANTS: dict[str, Variant] = {
@@ -85,8 +87,11 @@ VARIANTS: dict[str, Variant] = {
     "amp_bf16_channels_last": Variant(1, {"amp": "bf16", "channels_last": True}),
     "batch_x0.5": Variant(1, {"batch_factor": 0.5}),
     "batch_x2": Variant(1, {"batch_factor": 2.0}),
-    "cuda_graph": _gpu_only(1, "CUDA graphs exist on GPUs only", execution="cuda_graph"),
-    "tf32": _gpu_only(1, "TF32 exists on GPUs only", precision="tf32"),
+    "adam_capturable": _gpu_only(1, _GRAPHS_ON_GPUS, capturable=True),
+    "cuda_graph": _gpu_only(1, _GRAPHS_ON_GPUS, execution="cuda_graph", capturable=True),
+    "tf32": _gpu_only(1, _TF32_ON_GPUS, precision="tf32"),
+    "default_precision": _gpu_only(1, _TF32_ON_GPUS, precision="default"),
+    "default_precision_amp_bf16": _gpu_only(1, _TF32_ON_GPUS, precision="default", amp="bf16"),
     "amp_bf16_adam_fused": Variant(1, _BF16_FUSED),
     "amp_bf16_adam_fused_channels_last": _gpu_only(
         1, "its parts answer the question on a CPU", channels_last=True, **_BF16_FUSED
@@ -126,6 +131,8 @@ def all_jobs(
             continue
         model = specifications[model_name]
         options = replace(baseline_options(model), **variant.changes)
+        # SGD keeps no counter of its steps.
+        options = replace(options, capturable=options.capturable and options.optimizer == "adam")
         reason = variant.elsewhere.get(device) or _reason(model_name, model, variant_name, options, device)
         tier = EMULATED_TIER if emulated and options.amp == "bf16" else variant.tier
         jobs.append(Job(model_name, variant_name, options, tier, reason))
@@ -160,6 +167,8 @@ def _reason(model_name: str, model: Model, variant: str, options: Options, devic
         return "the same as the baseline"
     if options.channels_last and model.family != "cnn":
         return "the model has no images"
+    if options.precision == "default" and model.family == "transformer":
+        return "its products are in float32 by default too"
     if options.bn_eval and not model.batch_norm:
         return "the model has no batch normalisation"
     if options.attention and model.family != "transformer":

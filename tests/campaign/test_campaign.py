@@ -311,7 +311,8 @@ def test_an_hour_that_ends_early_leaves_pairs(measure_operators: bool) -> None:
     found = need("benchmarks.campaign.order").complete_pairs(measure_operators=measure_operators)
     assert [so_far_s for so_far_s, _ in found] == [540, 1080, 1620]
     assert {"resnet50--amp_fp16", "bert-base--amp_bf16", "gpt2-small--adam_fused"} <= set(found[0][1])
-    assert {"resnet50--channels_last", "gpt2-small--cuda_graph"} <= set(found[1][1])
+    assert {"resnet50--channels_last", "resnet50--cuda_graph"} <= set(found[1][1])
+    assert {"gpt2-small--cuda_graph", "resnet50--default_precision_amp_bf16"} <= set(found[2][1])
     assert [len(names) for _, names in found] == sorted({len(names) for _, names in found})
 
 

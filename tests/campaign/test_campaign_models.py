@@ -176,6 +176,12 @@ def test_what_does_not_apply_has_a_reason() -> None:
     on_gpu = jobs_of(full=True, device="cuda")
     assert not any(on_gpu[f"{name}--cuda_graph"].reason or on_gpu[f"{name}--tf32"].reason for name in models.FULL)
     assert on_gpu["resnet50--loader_2"].reason
+    assert on_gpu["gpt2-small--cuda_graph"].options.capturable
+    assert variants.baseline_of(on_gpu["gpt2-small--cuda_graph"], list(on_gpu.values())).variant == "adam_capturable"
+    assert on_gpu["resnet50--adam_capturable"].reason == "the same as the baseline"  # SGD
+    assert on_gpu["bert-base--default_precision"].reason == "its products are in float32 by default too"
+    amp = on_gpu["resnet50--default_precision_amp_bf16"]
+    assert variants.baseline_of(amp, list(on_gpu.values())).variant == "default_precision"
 
 
 def test_the_most_valuable_jobs_come_first_and_emulated_types_last() -> None:

@@ -13,6 +13,7 @@ need("torch")
 timing = need("benchmarks.campaign.timing")
 records = need("benchmarks.campaign.records")
 variants = need("benchmarks.campaign.variants")
+gpu_machine = need("tests.instrumentation.gpu_machine")
 
 CLOCK = "cpu_samples_ms"
 SLOW_AND_FAST_MS = (50.0, 40.0)
@@ -45,9 +46,7 @@ class Side:
         self.running = False
 
 
-def timed_in_turn(monkeypatch: pytest.MonkeyPatch, pace: Callable[[float], float]) -> tuple[Any, Any, Machine]:
-    machine = Machine(pace)
-
+def use_clock(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     class Timer:
         def __init__(self, device: Any) -> None:
             self.ends = [machine.now_ms]
@@ -63,6 +62,11 @@ def timed_in_turn(monkeypatch: pytest.MonkeyPatch, pace: Callable[[float], float
             return {"steps": len(self.ends) - 1, "involuntary_switches": 7}
 
     monkeypatch.setattr(timing, "StepTimer", Timer)
+
+
+def timed_in_turn(monkeypatch: pytest.MonkeyPatch, pace: Callable[[float], float]) -> tuple[Any, Any, Machine]:
+    machine = Machine(pace)
+    use_clock(monkeypatch, machine)
     sides = [Side(machine, name, ms) for name, ms in zip("AB", SLOW_AND_FAST_MS, strict=True)]
     baseline, changed = timing.time_in_turn(*sides, "cpu", clock=CLOCK, goal_pct=3.0)
     return baseline, changed, machine
@@ -91,6 +95,46 @@ def test_a_pace_that_drifts_does_not_reach_the_ratio(monkeypatch: pytest.MonkeyP
     truth = records.paced(step, records.step_time_of(baseline, CLOCK))
     assert truth.step.median_ms / records.step_time_of(baseline, CLOCK).median_ms == pytest.approx(0.8, rel=0.005)
     assert truth.spread_pct < 1.0
+
+
+class Card(gpu_machine.FakeGpu):
+    """A GPU that says at each question whether something slows it down."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__()
+        self.reasons = iter(reasons)
+
+    def smi(self, *fields: str) -> str:
+        return next(self.reasons) if "event_reasons" in fields[0] else super().smi(*fields)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "turns", "kept"),
+    [
+        (["0x0"] * 2, 1, []),
+        (["0x4"] * 2, 1, []),  # the power cap: large products reach it on every card
+        (["0x0", "0x40", "0x0", "0x0"], 2, []),
+        (
+            ["0x60", "0x80"] * 3,
+            3,
+            ["thermal slowdown by the driver", "thermal slowdown by the hardware", "power brake"],
+        ),
+        (["[N/A]"] * 2, 1, []),
+    ],
+)
+def test_a_block_of_a_gpu_that_is_slowed_down_is_repeated_then_marked(
+    reasons: list[str], turns: int, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_machine.install(monkeypatch, Card(reasons), gpu_machine.FakeKineto())
+    machine = Machine(lambda now_ms: 1.0)
+    use_clock(monkeypatch, machine)
+    block = timing._block(Side(machine, "A", 5.0), 3, "cuda")
+    assert len(machine.turns) == turns
+    assert block.wall_ms == [10.0] * 3
+    assert block.clocks["throttled"] == kept
+    assert block.clocks["before"]["sm_mhz"] == block.clocks["after"]["sm_mhz"] == 1980
+    found = records.summarize([timing._round([block])] * 2)
+    assert found.get("throttled", {}) == dict.fromkeys(kept, 2)
 
 
 def test_noise_costs_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,12 @@ from tests.helpers import CPU, STREAM, id_of, names, starts
 from tests.test_edit import reaches, traced
 from tests.transforms.programs import BACKWARD, FORWARD, LATE_STREAM, UPDATE, Program, changed, said, unbounded
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import HANDOFF_NAME
+from whatif.hardware.gpu import find_gpu
+from whatif.hardware.roofline import kernel_floor_ns
 from whatif.models.durations.estimator import Source, sources
+from whatif.models.kernels.capturable import SCALAR_NAME
 from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
 
 
@@ -55,6 +59,57 @@ def test_one_launch_takes_the_place_of_three() -> None:
     assert after.high_ns[after.on_gpu].tolist() == [6_500] * 3
     assert said(after) == "cuda_graph: 3 launches a step become 1"
     assert after.info.execution == ("cuda_graph",)
+
+
+def adam_step(**told: object) -> TaskGraph:
+    """A backward pass and Adam's eight kernels for each of two tensors, 3 us each, in one step."""
+    optimizer = {"type": "AdamW", "foreach": False, "fused": None, "capturable": False, "parameter_tensors": 2, **told}
+    build = Program(CPU, LATE_STREAM, gpu="NVIDIA H100 80GB HBM3", told={"optimizer": optimizer})
+    build.call("bwd", 100_000, BACKWARD)
+    for tensor in "ab":
+        for kernel in range(8):
+            build.call(f"{tensor}{kernel}", 3_000, UPDATE, in_optimizer=True, family=KernelFamily.ELEMENTWISE)
+    return build.graph()
+
+
+def test_a_captured_adam_keeps_its_counters_on_the_gpu() -> None:
+    """Twelve kernels of one element a tensor (torch/optim/adam.py, capturable=True), of the shortest time."""
+    after = changed("cuda_graph", adam_step())
+    new = after.select(name=SCALAR_NAME)
+    assert int(new.sum()) == 2 * 12
+    floor_ns = kernel_floor_ns(find_gpu("H100-SXM-80"))
+    assert after.duration_ns[new].tolist() == [floor_ns] * 24
+    # Half behind each tensor's kernels, launched by the graph that launches these.
+    order = [names(after)[i] for i in after.by_thread[after.on_gpu[after.by_thread]]]
+    assert order[1:3] == ["a0", SCALAR_NAME]
+    assert order.index("b0") < [i for i, name in enumerate(order) if name == SCALAR_NAME][12]
+    assert len(np.unique(after.launch_of[new])) == 1
+    assert "12 kernels of one element for each of 2 tensors" in said(after)
+    assert int(changed("cuda_graph", after).select(name=SCALAR_NAME).sum()) == 24
+
+
+def test_fused_adam_has_none_of_them_in_either_order() -> None:
+    first, last = (
+        changed(two, changed(one, adam_step()))
+        for one, two in (("fused_adam", "cuda_graph"), ("cuda_graph", "fused_adam"))
+    )
+    assert not first.select(name=SCALAR_NAME).any()
+    assert not last.select(name=SCALAR_NAME).any()
+    assert sorted(first.duration_ns[first.on_gpu].tolist()) == sorted(last.duration_ns[last.on_gpu].tolist())
+
+
+@pytest.mark.parametrize(
+    ("told", "what_if"),
+    [
+        ({"capturable": True}, "cuda_graph"), ({"capturable": None}, "cuda_graph"), ({"type": "SGD"}, "cuda_graph"),
+        ({"parameter_tensors": 3_000}, "cuda_graph"), ({"parameter_tensors": None}, "cuda_graph"),
+        ({}, "cuda_graph:capture=passes"),
+    ],
+)  # fmt: skip
+def test_other_updates_keep_their_kernels(told: dict[str, object], what_if: str) -> None:
+    after = changed(what_if, adam_step(**told))
+    assert not after.select(name=SCALAR_NAME).any()
+    assert "capturable" not in said(after)
 
 
 def test_what_is_captured_is_not_captured_again() -> None:

@@ -29,6 +29,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.roofline import graph_gap_ns
 from whatif.models.durations.estimator import Estimates, Source, device, put
+from whatif.models.kernels.capturable import with_capturable_update
 from whatif.models.layers.columns import named, with_values
 from whatif.simulation.steps import MIN_STEPS
 
@@ -156,8 +157,8 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     Between two waits of the CPU for the GPU (or start-up work, which stays) all launches become one (``apart``: one a
     phase), at the place of the first work that they need. With them goes what the same threads do between the first and
     the last of them, and what they do for the model's layers, the backward pass and the optimizer. GPU tasks, their
-    order and their streams stay, and so does every other CPU task. Segments of a single call are left alone; the same
-    graph where there is no other.
+    order and their streams stay, and so does every other CPU task; an Adam in a graph gets
+    capturable=True. Segments of a single call are left alone; the same graph where there is no other.
     """
     launch = graph.launch_of
     outside = stays_outside(graph)
@@ -203,7 +204,8 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
-    return contract(graph, fate), told
+    graph = contract(graph, fate)
+    return with_capturable_update(graph) if Phase.UPDATE in phases else graph, told
 
 
 def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -> tuple[Int64, int]:

@@ -26,6 +26,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "amp": "",
     "optimizer": "adam",
     "implementation": "for",
+    "capturable": False,
     "channels_last": False,
     "execution": "eager",
     "checkpoint": False,

@@ -34,7 +34,7 @@ def _checkpoint(_before: Any, after: Any) -> str | None:
 WHAT_IFS: Mapping[str, Callable[[Any, Any], str | None]] = {
     "batch_factor": lambda old, new: f"batch_size:factor={new / old:g}" if old > 0 and new > 0 else None,
     "channels_last": lambda _, new: "channels_last" if new else None,
-    "precision": lambda old, new: "tf32" if (old, new) == ("ieee", "tf32") else None,
+    "precision": lambda old, new: "tf32" if old in ("ieee", "default") and new == "tf32" else None,
     "amp": lambda old, new: f"amp:target={new}" if not old and new in ("fp16", "bf16") else None,
     # Which fused kernel there is follows from the precision.
     "attention": lambda old, new: "flash_attention" if (old, new) == ("math", "") else None,
@@ -62,6 +62,8 @@ def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], 
     found: dict[str, str] = {}
     missing = []
     for option in changed:
+        if option == "capturable" and after.get(option) and after.get("execution") == "cuda_graph":
+            continue  # the what-if of the graph lets Adam do as a captured one
         rule = WHAT_IFS.get(option)
         try:
             what_if = rule(before.get(option), after.get(option)) if rule else None
@@ -77,11 +79,12 @@ def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], 
 def is_plain(options: Options, defaults: Options) -> bool:
     """Whether a run changes nothing but its optimizer, so that it can be the baseline of others.
 
-    Data loaded in the training process itself is the baseline of loader workers, attention in parts that of fused ones.
+    Data loaded in the training process itself is the baseline of loader workers, attention in parts that of fused ones,
+    torch's own choice of TF32 that of the same with another change.
     """
-    free = ("optimizer", "implementation")
+    free = ("optimizer", "implementation", "capturable")
     changed = {key: options[key] for key in changed_options(defaults, options) if key not in free}
-    return changed in ({}, {"loader_workers": 0}, {"attention": "math"})
+    return changed in ({}, {"loader_workers": 0}, {"attention": "math"}, {"precision": "default"})
 
 
 def _shown(value: Any) -> str:

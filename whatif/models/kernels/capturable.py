@@ -1,0 +1,54 @@
+"""What an optimizer computes more where a CUDA graph has to hold it: its step counters lie on the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whatif.graph.insert import NewTasks
+from whatif.graph.kernels import KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import TaskKind
+from whatif.hardware.roofline import kernel_floor_ns
+from whatif.models.durations.estimator import device
+from whatif.models.layers.columns import with_values
+from whatif.models.layers.update_tasks import implementation, step_kernels
+
+# torch/optim/adam.py of PyTorch 2.13, `_single_tensor_adam` (AdamW's is the same): with capturable=True a tensor's
+# counter is increased (1 kernel), both bias corrections (2 each), the step size (2) and its negative (1), the root of
+# the second correction (1), its product (1) and epsilon's quotient (2) are computed on the GPU, each of one element.
+SCALAR_KERNELS = 12
+SCALAR_NAME = "one element of a capturable step"
+ADAMS = ("Adam", "AdamW")
+
+
+def with_capturable_update(graph: TaskGraph) -> TaskGraph:
+    """Return the graph in which a for-loop Adam does as capturable=True: kernels of one element more, with a note.
+
+    The graph launches that hold the update launch them too, and they are spread over it. The same graph where the
+    recording does not tell such an optimizer, or tells one that can be captured; a fused one, or one on lists of
+    tensors, has too few of them to count.
+    """
+    optimizer = graph.info.recorded.optimizer
+    if optimizer is None or optimizer.type not in ADAMS or optimizer.capturable is not False:
+        return graph
+    update = np.flatnonzero(step_kernels(graph) & graph.on_gpu & (graph.launch_of >= 0))
+    tensors, steps = optimizer.parameter_tensors or 0, len(np.unique(graph.step[update]))
+    if len(update) < tensors * steps or not tensors or implementation(graph) != "for_loop":
+        return graph
+    behind = update[np.arange(tensors * steps) * len(update) // (tensors * steps)]
+    after = np.repeat(behind, SCALAR_KERNELS)
+    told = replace(graph.info.recorded, optimizer=replace(optimizer, capturable=True))
+    new = NewTasks(
+        after, SCALAR_NAME, TaskKind.KERNEL, kernel_floor_ns(device(graph)), launched_by=graph.launch_of[after],
+        family=int(KernelFamily.OPTIMIZER),
+    )  # fmt: skip
+    in_optimizer = graph.in_optimizer[after]
+    added = graph.insert(new)
+    graph = with_values(added.graph, added.ids, in_optimizer=in_optimizer)
+    graph = graph.replace(info=replace(graph.info, recorded=told))
+    return graph.note(
+        f"cuda_graph: {optimizer.type} needs capturable=True, whose step counters lie on the GPU: {SCALAR_KERNELS} "
+        f"kernels of one element for each of {tensors} tensors; fused=True has none of them"
+    )
