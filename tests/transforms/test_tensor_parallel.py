@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.helpers import CPU, STREAM, Build, equal, facts_of, names
 from tests.transforms.sharded_steps import V100, drawn, keeps_the_step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.kernels import KernelFamily
-from whatif.graph.memory import LayerMemory, Memory
+from whatif.graph.memory import LayerMemory, Memory, peak
 from whatif.ingest.recorded import written
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.parallel.passes import Use
@@ -216,6 +217,25 @@ def test_inside_a_part_each_worker_keeps_its_share() -> None:
     assert [row.backward_workspace for row in memory.layers] == [0, 800, 400, 400]
     assert memory.parameters == pytest.approx(2000, rel=0.01)
     assert memory.optimizer_state == pytest.approx(4000, rel=0.01)
+
+
+def test_along_the_sequence_what_lies_between_is_shared_too(own_traces: Path) -> None:
+    """Korthikanti et al., 2022, equation 4: all activations are divided; what is gathered lies beside its share."""
+    whole = whatif.read(own_traces / "campaign_cpu" / "gpt2-small--baseline.trace.json.gz")
+    before = whole.info.memory
+    cut, shared = (apply(whole, f"tensor_parallel:workers=2{option}") for option in ("", ",sequence_parallel=true"))
+    assert before is not None
+    assert cut.info.memory is not None
+    assert shared.info.memory is not None
+    cuts = [number for number, row in enumerate(before.layers) if row.name.endswith(("query_key_value", "down"))]
+    inside = range(cuts[0], cuts[-1] + 1)
+    memories = (before, cut.info.memory, shared.info.memory)
+    kept = [sum(memory.layers[n].activations for n in inside) for memory in memories]
+    assert kept[2] == pytest.approx(kept[0] / 2, abs=len(inside))
+    assert kept[2] < kept[1]
+    one, other = ([memory.layers[n].gradients for n in inside] for memory in memories[1:])
+    assert one == other
+    assert peak(shared.info.memory).total < peak(cut.info.memory).total
 
 
 # -- properties and refusals -----------------------------------------------------------------------------------------

@@ -160,7 +160,9 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: 
     recorded = _smaller(graph.info.recorded, split.parts, workers)
     graph = graph.replace(info=replace(graph.info.cut_across(workers), recorded=recorded))
     share = _parameter_bytes(graph) / before if before else 1.0
-    graph = change_memory(graph, lambda memory: _with_less_memory(memory, split.parts, workers, share))
+    graph = change_memory(
+        graph, lambda memory: _with_less_memory(memory, split.parts, workers, share, sequence=sequence)
+    )
     graph = exchange(update_share(graph, share), exchanges, network, CHANNEL, BUCKET_CALL, activations=True)
     return slow_kernels_beside(graph, activations=True)
 
@@ -276,24 +278,40 @@ def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
     )
 
 
-def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: float) -> Memory:
-    """Inside the parts everything is 1 / ``workers``, but for what flows in and out, which every worker has whole."""
+def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: float, *, sequence: bool) -> Memory:
+    """Inside the parts everything is 1 / ``workers``, but for what flows in and out, which every worker has whole.
+
+    ``sequence``: that exists whole while a part's first and last layers run; kept is 1 / ``workers`` of it, as of all
+    between the parts (Korthikanti et al., 2022, equation 4).
+    """
     rows = list(memory.layers)
     place: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         place.setdefault(row.name, []).append(at)
+    found: list[tuple[set[str], str, range | list[int]]] = []
     for part in parts:
         columns = {product.layer for product in part.columns}
         last = part.rows.layer if part.rows else ""
         here = [number for name in (*columns, last) for number in place.get(name, [])]
-        inside = range(min(here), max(here) + 1) if here and columns else here
-        for number in inside:
+        found.append((columns, last, range(min(here), max(here) + 1) if here and columns else here))
+    inside = {number for _, _, numbers in found for number in numbers}
+    blocks = [number for columns, last, numbers in found if columns and last for number in numbers]
+    if sequence and blocks:
+        for number in set(range(min(blocks), max(blocks) + 1)) - inside:
+            row = rows[number]
+            # Its parameters are whole.
+            rows[number] = _less(row, workers, opens=False, closes=False)._replace(
+                gradients=row.gradients, weights=row.weights, fixed_workspace=row.fixed_workspace,
+                fixed_forward=row.fixed_forward,
+            )  # fmt: skip
+    for columns, last, numbers in found:
+        for number in numbers:
             name = rows[number].name
-            rows[number] = _less(rows[number], workers, opens=name in columns, closes=name == last)
+            rows[number] = _less(rows[number], workers, opens=name in columns, closes=name == last, sequence=sequence)
     return with_share(memory, share).with_layers(rows)
 
 
-def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool) -> LayerMemory:
+def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool, sequence: bool = False) -> LayerMemory:
     def part(size: int, whole: int = 0) -> int:
         """``whole`` of ``size`` stays, and of the rest a part."""
         kept = min(size, whole)
@@ -305,10 +323,16 @@ def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool) -> Layer
         less = less._replace(forward_workspace=row.forward_workspace)
     if not opens:
         return less
+    less = less._replace(backward_workspace=part(row.backward_workspace, row.input))
+    if sequence:
+        # What is gathered lies beside its share.
+        return less._replace(
+            forward_workspace=less.forward_workspace + row.input,
+            backward_workspace=less.backward_workspace + row.input,
+        )
     return less._replace(
         activations=part(row.activations, row.kept_input),
         full_precision=part(row.full_precision, row.kept_input),
-        backward_workspace=part(row.backward_workspace, row.input),
         kept_input=row.kept_input,
         copied=row.copied,
         input=row.input,
