@@ -60,7 +60,6 @@ class Plan:
     def what_ifs(self, cluster: str, recorded_batch: int, passes: int | None = None) -> tuple[str, ...]:
         """Return the plan as what-ifs on a step of ``recorded_batch`` samples, spelled as on a command line."""
         count = self.passes if passes is None else passes
-        # Ahead of sums of activations, which it does not shrink.
         alone = self.pipeline == 1 and self.micro_batch != recorded_batch
         found = [f"batch_size:factor={self.micro_batch / recorded_batch!r}"] if alone else []
         found += self.inner(cluster)
