@@ -33,6 +33,25 @@ def test_loading_comes_before_what_the_path_only_runs_through_now() -> None:
     assert markdown(found).splitlines()[2].startswith("Cause: data loading, 0.00 → 9.00 ms")
 
 
+def test_a_comparison_for_a_pull_request(capsys: pytest.CaptureFixture[str], own_traces: Path) -> None:
+    """It holds the change, what describes it, the cause, both tables with ``--top`` rows each, and the warnings."""
+    paths = [str(own_traces / f"resnet18_cifar_cpu_loader{n}.json.gz") for n in (2, 0)]
+    assert main(["compare", *paths, "--markdown", "--top", "2"]) == 0
+    shown = capsys.readouterr()
+    sections = shown.out.strip().split("\n\n")
+    assert sections[0].startswith("**")
+    assert sections[1].startswith("data_loading undone describes the change")
+    assert sections[2].startswith("Cause: data loading, ")
+    assert [section.split(" ms a step |")[0] for section in sections[3:6]] == [
+        "| critical path,",
+        "| layers that changed most,",
+        "| operators that changed most,",
+    ]
+    assert [len(section.splitlines()) for section in sections[4:6]] == [4, 4]
+    assert sections[6].startswith("> ")
+    assert shown.err == ""
+
+
 def test_a_path_that_changed_its_way_is_no_cause() -> None:
     rerouted = Cause("Python and the framework", 0.0, 40.0, work_ms=1.0)
     loading = Cause("data loading", 0.0, 30.0, work_ms=30.0)
@@ -67,6 +86,11 @@ def test_the_loader_pairs_of_others(version: str, shared_traces: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["causes"][0]["change_ms"] != 0
     assert main(["check", "--baseline", *files, "--markdown"]) == 1
     assert "| data loading |" in capsys.readouterr().out
+    assert main(["compare", *files, "--markdown", "--top", "2"]) == 0
+    shown = capsys.readouterr()
+    assert "\nCause: data loading, " in shown.out
+    assert "| critical path, ms a step | A | B | change | most in |" in shown.out
+    assert "warning" not in shown.err
 
 
 def test_noise_of_steps_that_wait_for_other_ranks(shared_traces: Path) -> None:

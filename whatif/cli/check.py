@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_analysis, number
+from whatif.cli.options import add_analysis, add_markdown, number
 from whatif.cli.reading import patience, read_trace, show
 from whatif.cli.trusted import weigh
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PCT",
         help="allowed increase of the step time, in percent: 3%% or 3 (default: 3%%)",
     )
-    parser.add_argument("--markdown", action="store_true", help="print the report in Markdown, for a pull request")
+    add_markdown(parser)
     add_analysis(parser)
     parser.epilog = (
         "exit status: 0 passed; 1 slower, or not comparable (different work, unreadable file); 2 usage error"

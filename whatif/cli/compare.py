@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_analysis, add_plot, add_top, check_plots
+from whatif.cli.options import add_analysis, add_markdown, add_plot, add_top, check_plots
 from whatif.cli.reading import progress_bar, read_trace, show
 from whatif.cli.trusted import weigh
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", metavar="B", help="the recording after it")
     add_top(parser)
     add_plot(parser, "plot both steps and the parts that changed most")
+    add_markdown(parser)
     add_analysis(parser)
 
 
@@ -30,12 +31,13 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("trying what-ifs") as progress:
         found = compare(two, progress=progress)
     from whatif.report.plot_compare import comparison_figure
-    from whatif.report.text_compare import print_comparison
+    from whatif.report.text_compare import markdown, print_comparison
 
     return show(
         args,
         found.to_dict,
-        lambda: print_comparison(found, args.top),
+        lambda: print(markdown(found, args.top)) if args.markdown else print_comparison(found, args.top),
         figure=lambda: comparison_figure(found, args.top),
-        warnings=found.warnings,
+        # A pull request shows what is on stdout: the warnings are in it.
+        warnings=() if args.markdown else found.warnings,
     )

@@ -135,6 +135,11 @@ def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
 
 
+def add_markdown(parser: argparse.ArgumentParser) -> None:
+    """Add --markdown, for what a pull request shows."""
+    parser.add_argument("--markdown", action="store_true", help="print the report in Markdown, for a pull request")
+
+
 def check_plots(plot: str | None, paths: Sequence[str]) -> None:
     """Raise an error if --plot names a file that cannot be written, or one that is an input."""
     if plot is None:

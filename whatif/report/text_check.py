@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from whatif.questions.comparison.part_changes import work_ms
 from whatif.questions.comparison.regression import Regression, Status
-from whatif.report.layout import markdown_table, ms_format, report, sentence_case
-from whatif.report.printable import printable
-from whatif.report.text_compare import change_row, print_causes
+from whatif.report.layout import ms_format, report
+from whatif.report.text_compare import change_row, markdown_report, print_causes
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
 
@@ -27,21 +26,9 @@ def print_regression(found: Regression) -> None:
 
 def markdown(found: Regression) -> str:
     """Return the verdict for a pull request: the sentence, the critical paths and the parts that grew most."""
-    ms = ms_format(found.two.measured[0].ms)
     verdict, _, cause = found.verdict.partition("; cause: ")
-    sections = [f"**{printable(sentence_case(verdict))}**"]
-    if cause:
-        sections.append(f"Cause: {printable(cause)}.")
-    if found.causes:
-        rows = [
-            (each.name, ms(each.before_ms), ms(each.after_ms), f"{each.change_ms:+,.2f}", each.where)
-            for each in found.causes
-        ]
-        sections.append(markdown_table(("critical path, ms a step", "baseline", "now", "change", "most in"), rows))
-    if found.grown:
-        grown = [change_row(change, work_ms, ms) for change in found.grown]
-        headers = (f"{found.parts_are} that grew most, ms", "baseline", "now", "change", "count")
-        sections.append(markdown_table(headers, grown))
-    sections += [f"- differs in {printable(str(item))}" for item in found.two.differences if not item.blocks]
-    sections += [f"> {printable(sentence_case(warning))}." for warning in found.warnings]
-    return "\n\n".join(sections)
+    grown = (f"{found.parts_are} that grew most", found.grown, work_ms)
+    differs = [str(item) for item in found.two.differences if not item.blocks]
+    return markdown_report(
+        verdict, cause, found.causes, [grown], differs, found.warnings, found.two, ("baseline", "now")
+    )

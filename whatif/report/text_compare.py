@@ -8,6 +8,7 @@ from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison
 from whatif.questions.comparison.measured_step import MeasuredStep
 from whatif.questions.comparison.part_changes import PartChange
+from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.explain import Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
@@ -15,11 +16,14 @@ from whatif.report.layout import (
     UNTRACED_LABELS,
     Report,
     count,
+    markdown_table,
     ms_format,
     report,
+    sentence_case,
     signed,
     told_apart,
 )
+from whatif.report.printable import printable
 from whatif.report.text_explain import short_name
 
 Value = Callable[[Part], float]
@@ -67,6 +71,61 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         _print_changes(out, f"{families} families", found.kernels, work, ms, top)
         _print_changes(out, operations, found.operations, work, ms, top)
         _print_names(out, "Layers", found.layers)
+
+
+def markdown(found: Comparison, top: int = 10) -> str:
+    """Return the comparison for a pull request: the change, its cause, then the critical paths and ``top`` parts."""
+    two = found.two
+    work = _gpu_ms if two.on_gpu else _cpu_ms
+    operations = "kernels and copies" if two.on_gpu else "operators"
+    changed = [
+        (f"{what} that changed most", sorted(parts, key=lambda part: -abs(part.change(work)))[:top], work)
+        for what, parts in (("layers", found.layers), (operations, found.operations))
+    ]
+    differs = [f"{item.what}: {item.before} → {item.after}" for item in two.differences]
+    described = "" if found.description is None else found.description.sentence
+    return markdown_report(
+        found.headline,
+        str(found.cause or ""),
+        found.causes,
+        changed,
+        differs,
+        found.warnings,
+        two,
+        ("A", "B"),
+        described,
+    )
+
+
+def markdown_report(
+    headline: str,
+    cause: str,
+    causes: Sequence[Cause],
+    changed: Sequence[tuple[str, Sequence[PartChange], Value]],
+    differs: Sequence[str],
+    warnings: Sequence[str],
+    two: TwoRecordings,
+    sides: tuple[str, str],
+    described: str = "",
+) -> str:
+    """Return two recordings set side by side in Markdown: sentences first, then tables, differences and warnings."""
+    ms = ms_format(max(step.ms for step in two.measured))
+    sections = [f"**{printable(sentence_case(headline))}**"]
+    if described:
+        sections.append(f"{printable(described)}.")
+    if cause:
+        sections.append(f"Cause: {printable(cause)}.")
+    if causes:
+        rows = [(each.name, *_cells(each.before_ms, each.after_ms, ms), each.where) for each in causes]
+        sections.append(markdown_table(("critical path, ms a step", *sides, "change", "most in"), rows))
+    for what, parts, value in changed:
+        if parts:
+            cells = [change_row(part, value, ms) for part in parts]
+            sections.append(markdown_table((f"{what}, ms a step", *sides, "change", "count"), cells))
+    if differs:
+        sections.append("\n".join(f"- differs in {printable(text)}" for text in differs))
+    sections += [f"> {printable(sentence_case(warning))}." for warning in warnings]
+    return "\n\n".join(sections)
 
 
 def _gpu_ms(part: Part) -> float:
