@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_force, add_json, add_steps
-from whatif.cli.reading import print_plot, progress_bar, read_trace, show, warn
+from whatif.cli.reading import patience, print_plot, read_trace, show, warn
 from whatif.cli.trusted import baseline_of
 
 
@@ -86,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
     graph = read_trace(args.trace, args)
     dnn = dnn_of(baseline_of(args, graph).graph)
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
-    with progress_bar("trying architectures") as progress:
+    with patience("trying assignments of roles"):
         ranking = rank(
             architectures, dnn, machines_of(cluster, tcp=not graph.on_gpu.any()), training, epoch_batches=args.batches,
-            max_paths=args.max_paths or None, samples=args.samples, seed=args.seed, progress=progress,
+            max_paths=args.max_paths or None, samples=args.samples, seed=args.seed,
         )  # fmt: skip
     if not ranking.possible:
         raise WhatifError(ranking.rows[0].reason)

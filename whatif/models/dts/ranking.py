@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,12 +84,10 @@ def rank(
     max_paths: int | None = 100,
     samples: int = 1000,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Ranking:
     """Rank architectures by the time of an epoch: of the same data, which clients share where there are several.
 
     ``training`` has what the user chose; its one cut is that between client and server, and not of pipeline learning.
-    ``progress(done, total)`` counts the architectures.
     """
     if not 1 <= epoch_batches <= 100_000:
         raise WhatifError(f"dts: expected from 1 to 100,000 batches in an epoch, got {epoch_batches}.")
@@ -105,8 +103,6 @@ def rank(
             rows.append(Ranked(architecture.name, architecture.summary, found, batch, epoch, batches))
         except WhatifError as error:
             rows.append(Ranked(architecture.name, architecture.summary, reason=str(error)))
-        if progress is not None:
-            progress(len(rows), len(architectures))
     order = sorted(rows, key=lambda row: (row.epoch is None, row.epoch.median_ns if row.epoch else 0.0))
     return Ranking(dnn, machines, training, epoch_batches, tuple(order))
 
