@@ -1,7 +1,7 @@
 """Measure what ``docs/performance.md`` reports: ``python benchmarks/run.py [--quick] [--large] [--only NAME]``.
 
-Prints a table and writes ``results.json`` beside this file. Needs Linux and the package installed. A rival that cannot
-be installed shows as not measured.
+Prints a table and writes ``results.json`` beside this file; ``--page`` writes that into the page. Needs Linux and the
+package installed. A rival that cannot be installed shows as not measured.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ AREAS: dict[str, Callable[[int, bool, bool], Iterator[Row]]] = {
     "sweep": scenarios,
 }
 RESULTS = HERE / "results.json"
+PAGE = HERE.parent / "docs" / "performance.md"
+# Of the table in the page: its first line and the blank one behind it.
+_HEAD = "| area | what | budget | stretch | reached | verdict |\n|---|---|---|---|---|---|\n"
 PACKAGES = ("numpy", "msgspec", "networkx", "isal")
 
 
@@ -42,7 +45,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three rounds and the smaller sizes")
     parser.add_argument("--large", action="store_true", help="also read a trace of 1 GB, once")
     parser.add_argument("--only", choices=AREAS, action="append", help="an area; may be given several times")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the last results into the page")
     args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(with_figures(PAGE.read_text()))
+        return
     console = Console(stderr=True)
     rows: list[Row] = []
     for name in args.only or AREAS:
@@ -50,6 +57,24 @@ def main() -> None:
             rows += AREAS[name](3 if args.quick else 5, args.quick, args.large)
     Console().print(_table(rows))
     RESULTS.write_text(json.dumps({"machine": _machine(), "rows": [_plain(row) for row in rows]}, indent=1) + "\n")
+
+
+def with_figures(page: str) -> str:
+    """Return the page with the rows of ``results.json`` as its table of figures."""
+    before, _, rest = page.partition(_HEAD)
+    told = [
+        Row(**{key: row[key] for key in row.keys() - {"verdict"}}) for row in json.loads(RESULTS.read_text())["rows"]
+    ]
+    lines = (
+        f"| {row.area} | {row.what} | {_limit(row, row.budget)} | {_limit(row, row.stretch)} | "
+        f"{f'{_text(row.value)} {row.unit}'.rstrip()} | {_VERDICTS.get(row.verdict, row.verdict)}"
+        f"{row.note and ': '}{row.note} |\n"
+        for row in told
+    )
+    return f"{before}{_HEAD}{''.join(lines)}\n{rest.partition(chr(10) * 2)[2]}"
+
+
+_VERDICTS = {"stretch": "met, stretch too", "missed": "**missed**"}
 
 
 def _table(rows: list[Row]) -> Table:
