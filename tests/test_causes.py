@@ -17,6 +17,7 @@ from whatif.questions.comparison.compare import compare
 from whatif.questions.comparison.regression import Status, check_regression
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.report.text_check import markdown
+from whatif.report.text_compare import markdown as comparison_markdown
 from whatif.simulation.simulator import simulate
 
 
@@ -50,6 +51,17 @@ def test_a_comparison_for_a_pull_request(capsys: pytest.CaptureFixture[str], own
     assert [len(section.splitlines()) for section in sections[4:6]] == [4, 4]
     assert sections[6].startswith("> ")
     assert shown.err == ""
+
+
+def test_a_recording_puts_no_tag_into_markdown() -> None:
+    """A layer called ``<b>g`` stays text, in the sentence of the cause as in the tables."""
+    same, slower = (
+        run([(name, ns, "<b>g" if layer == "g" else layer, family) for name, ns, layer, family in side])
+        for side in (BEFORE, AFTER)
+    )
+    shown = comparison_markdown(compare(TwoRecordings.of(same, slower), describe=False))
+    assert "most in layer &lt;b>g (+2.50 ms)." in shown
+    assert "<b>" not in shown
 
 
 def test_a_path_that_changed_its_way_is_no_cause() -> None:

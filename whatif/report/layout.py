@@ -148,11 +148,11 @@ def plain(text: str, style: str = "") -> Text:
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; text of a record or a trace is no markup and stays in its cell."""
     lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines)
 
 
-def _markdown_cell(text: str) -> str:
-    """Text as one cell: no end of line, no further column, no markup of its own."""
+def markdown_text(text: str) -> str:
+    """Return text for a sentence or a cell in Markdown: no end of line, no further column, no tag of its own."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 

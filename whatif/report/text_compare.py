@@ -17,13 +17,13 @@ from whatif.report.layout import (
     Report,
     count,
     markdown_table,
+    markdown_text,
     ms_format,
     report,
     sentence_case,
     signed,
     told_apart,
 )
-from whatif.report.printable import printable
 from whatif.report.text_explain import short_name
 
 Value = Callable[[Part], float]
@@ -110,11 +110,11 @@ def markdown_report(
 ) -> str:
     """Return two recordings set side by side in Markdown: sentences first, then tables, differences and warnings."""
     ms = ms_format(max(step.ms for step in two.measured))
-    sections = [f"**{printable(sentence_case(headline))}**"]
+    sections = [f"**{markdown_text(sentence_case(headline))}**"]
     if described:
-        sections.append(f"{printable(described)}.")
+        sections.append(f"{markdown_text(described)}.")
     if cause:
-        sections.append(f"Cause: {printable(cause)}.")
+        sections.append(f"Cause: {markdown_text(cause)}.")
     if causes:
         rows = [(each.name, *_cells(each.before_ms, each.after_ms, ms), each.where) for each in causes]
         sections.append(markdown_table(("critical path, ms a step", *sides, "change", "most in"), rows))
@@ -123,8 +123,8 @@ def markdown_report(
             cells = [change_row(part, value, ms) for part in parts]
             sections.append(markdown_table((f"{what}, ms a step", *sides, "change", "count"), cells))
     if differs:
-        sections.append("\n".join(f"- differs in {printable(text)}" for text in differs))
-    sections += [f"> {printable(sentence_case(warning))}." for warning in warnings]
+        sections.append("\n".join(f"- differs in {markdown_text(text)}" for text in differs))
+    sections += [f"> {markdown_text(sentence_case(warning))}." for warning in warnings]
     return "\n\n".join(sections)
 
 
