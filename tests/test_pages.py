@@ -43,6 +43,7 @@ NOT_RUN = [
     ("docs/predict.md", "it needs models in the local cache, and timm"),
     ("docs/profile.md", "it measures for minutes to hours"),
     ("docs/tutorial.md", NETWORK),
+    ("docs/tutorial.md", NETWORK),
     ("docs/validate.md", "it measures for hours"),
     ("docs/why.md", "it records a script of yours"),
 ]
