@@ -247,6 +247,17 @@ def test_a_zoom_draws_no_more_boxes_than_pixels_and_takes_milliseconds(opened: A
         press(driver, "Zoom in")
 
 
+def test_a_timeline_of_a_cpu_is_coloured_by_phase_and_explains_no_colour_that_it_lacks(
+    opened: Any, real: Path, hostile: Path
+) -> None:
+    shown = texts(opened(real), "#timeline-legend li")
+    assert {f"{phase}: operators on the CPU" for phase in ("forward", "backward", "update")} <= set(shown)
+    assert not {"communication", "CUDA and HIP calls", "copies and memsets"} & set(shown)
+    shown = texts(opened(hostile), "#timeline-legend li")
+    assert "CUDA and HIP calls" in shown
+    assert not [name for name in shown if name.startswith("forward") or name == "data loading"]
+
+
 def test_the_timeline_is_used_with_the_keyboard(opened: Any, real: Path) -> None:
     driver = opened(real)
     keys = need("selenium.webdriver.common.keys").Keys

@@ -13,7 +13,7 @@ from whatif.report.text_memory import capacity_sentences, size
 
 # The number of workers that the fifth tile is about: one machine of the usual kind.
 WORKERS = 8
-WHY_BELOW = "this recording does not tell; the reason is below"
+WHY_BELOW = "this recording does not show it; the reason is below"
 # Units of the picture's width.
 WIDE = 1000.0
 

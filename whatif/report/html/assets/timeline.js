@@ -19,17 +19,24 @@
     ["data loading", ["data_loading"]],
     ["waits", ["wait"]],
   ];
+  // Without kernels their colours are free: operators on the CPU take them by their phase.
+  const PHASES = { forward: 0, backward: 1, update: 3 };
   const classOf = (word) => CLASSES.findIndex(([, words]) => words.includes(word));
-  const kernel = data.kinds.indexOf("kernel");
+  const [kernel, operator] = ["kernel", "cpu_op"].map((kind) => data.kinds.indexOf(kind));
   const ofKind = data.kinds.map(classOf);
   const ofFamily = data.families.map((family) => (classOf(family) < 0 ? 2 : classOf(family)));
-  const classes = {
-    names: CLASSES.map(([name]) => name),
-    of: (code) => {
+  const ofPhase = data.phases.map((phase) => PHASES[phase] ?? classOf("cpu_op"));
+  const classesOf = (sides) => {
+    const onCpu = !sides.some((side) => side.what.some((code) => (code & 15) === kernel));
+    const names = CLASSES.map(([name]) => name);
+    if (onCpu) Object.entries(PHASES).forEach(([phase, at]) => (names[at] = `${phase}: ${names[classOf("cpu_op")]}`));
+    const of = (code) => {
       const kind = code & 15;
       const family = ((code >> 4) & 63) - 1;
-      return kind === kernel ? (family < 0 ? 2 : ofFamily[family]) : ofKind[kind];
-    },
+      if (kind === kernel) return family < 0 ? 2 : ofFamily[family];
+      return onCpu && kind === operator ? ofPhase[(code >> 10) & 7] : ofKind[kind];
+    };
+    return { names, of, used: new Set(sides.flatMap((side) => [...new Set(side.what)].map(of))) };
   };
 
   const words = (name) => name.replaceAll("_", " ");
@@ -53,9 +60,10 @@
 
   const run = async () => {
     const sides = await Promise.all(data.sides.map((side) => report.unpack(side, data.unit_ns)));
+    const classes = classesOf(sides);
     const view = new report.TimelineView(canvas, sides, classes);
     report.timeline = view;
-    legend();
+    legend(classes);
     buttons(view);
     pointer(view);
     keyboard(view);
@@ -65,9 +73,11 @@
     canvas.dataset.ready = "yes";
   };
 
-  const legend = () => {
+  const legend = ({ names, used }) => {
     const list = document.getElementById("timeline-legend");
-    CLASSES.forEach(([name], at) => list.append(report.element("li", {}, report.element("span", { class: `swatch s${at}` }), name)));
+    names.forEach((name, at) => {
+      if (used.has(at)) list.append(report.element("li", {}, report.element("span", { class: `swatch s${at}` }), name));
+    });
   };
 
   const buttons = (view) => {
