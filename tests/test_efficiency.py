@@ -75,7 +75,9 @@ def test_without_shapes_nothing_is_guessed(tmp_path: Path, capsys: pytest.Captur
     (use,) = used(trace, calibrated=False).families
     assert (use.tflops, use.gbyte_s, use.compute_pct, use.bound) == (None, None, None, "")
     assert main(["explain", "--efficiency", str(trace)]) == 0
-    assert "MFU –: the recording holds no shapes" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "MFU –: the recording holds no shapes" in told
+    assert "Families" not in told
 
 
 def test_the_command(shared_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

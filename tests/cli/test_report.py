@@ -65,6 +65,8 @@ def transformer(tmp_path_factory: pytest.TempPathFactory, own_traces: Path) -> t
 COMMANDS = {
     "info": ["info"],
     "explain": ["explain", "--top", "400"],
+    "efficiency": ["explain", "--efficiency"],
+    "steps": ["explain", "--by", "step"],
     "sensitivity": ["explain", "--sensitivity"],
     "advise": ["advise"],
     "apply": ["apply", "amp:target=bf16", "compile"],
@@ -121,7 +123,15 @@ def test_the_tables_show_the_data(transformer: tuple[Page, str]) -> None:
 def test_what_is_drawn_is_what_the_tables_say(transformer: tuple[Page, str]) -> None:
     held, _ = transformer
     charts = held.data("charts")
-    assert charts.keys() == {"c-breakdown", "c-gains", "c-memory", "c-scaling", "c-bandwidth", "c-sensitivity"}
+    assert charts.keys() == {
+        "c-breakdown",
+        "c-gains",
+        "c-memory",
+        "c-scaling",
+        "c-bandwidth",
+        "c-sensitivity",
+        "c-steps",
+    }
     breakdown = charts["c-breakdown"]["series"]
     assert [part["values"][0] for part in breakdown] == [row[1].value for row in held.tables["t-breakdown"].rows]
     gains = charts["c-gains"]["series"][0]
@@ -142,6 +152,26 @@ def test_ranges_and_sources_of_every_prediction_are_told(transformer: tuple[Page
     assert "by" in told["amp:target=bf16"].text or "alone" in told["amp:target=bf16"].text
     assert "Gain of each what-if" in held.text
     assert "Alone they add up to" in held.text
+
+
+def test_a_gpu_has_a_roofline_and_slack(tmp_path: Path, own_traces: Path) -> None:
+    """Each family is one point at its rate, below the roofs."""
+    held = written(tmp_path, own_traces / "predicted" / "gpt2_h100_predicted.json.gz")
+    facts, chart = held.data("facts"), held.data("charts")["c-roofline"]
+    shown = held.tables["t-efficiency"]
+    told = [family["tflops"] for family in facts["efficiency"]["families"]]
+    assert [row[3].value for row in shown.rows] == [
+        None if rate is None else pytest.approx(rate, abs=1e-4) for rate in told
+    ]
+    points = [series for series in chart["series"] if not series["dashed"]]
+    roof = [max(ends) for ends in zip(*(s["values"] for s in chart["series"] if s["dashed"]), strict=True)]
+    rates = {family["family"]: family for family in facts["efficiency"]["families"]}
+    for series in points:
+        ((place, rate),) = [(at, y) for at, y in enumerate(series["values"]) if y is not None]
+        assert rate == pytest.approx(rates[series["name"]]["tflops"], abs=1e-4)
+        assert chart["x"][place] == pytest.approx(rates[series["name"]]["intensity"], abs=1e-4)
+        assert rate < roof[place]
+    assert facts["explain"]["slack"][1:] in held.text
 
 
 def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,14 +51,15 @@ def words(command: str, folder: Path) -> list[str]:
 def answers(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What each command of a page answers, by its name; ``explain --sensitivity`` as sensitivity."""
+    """What each command of a page answers, by its name; ``explain`` by its option where it has one."""
     monkeypatch.chdir(folder)
     found = {}
     for command in commands_of(page):
         arguments = words(command, folder)
         capsys.readouterr()
         assert main([*arguments, "--json", "--quiet"]) == 0, command
-        name = "sensitivity" if "--sensitivity" in arguments else arguments[0]
+        options = {"--sensitivity": "sensitivity", "--efficiency": "efficiency", "--by": "steps"}
+        name = next((options[word] for word in arguments if word in options), arguments[0])
         found[name] = json.loads(capsys.readouterr().out)
     return found
 
@@ -100,7 +101,7 @@ def test_the_clock_and_the_calibration_are_told(
     assert main(["report", str(trace), "amp:target=bf16", *given, "-o", str(page), "--quiet"]) == 0
     assert all(command.endswith("--clock span --as-recorded") for command in commands_of(page))
     found = answers(page, tmp_path, capsys, monkeypatch)
-    assert {"info", "explain", "advise", "apply", "sensitivity", "memory", "scaling", "sweep"} == found.keys()
+    assert {"info", "explain", "advise", "apply", "sensitivity", "memory", "scaling", "sweep", "steps"} == found.keys()
     check(page, found)
     assert main(["report", str(trace), "amp:target=bf16", "-o", str(page), "--quiet"]) == 0
     assert not any("--clock" in command or "--no-cal" in command for command in commands_of(page))

@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.html.page import write_page
 
     graph, ranks = read_traces(paths, args)
-    baseline = baseline_of(args, without_folders(graph))
+    graph = without_folders(graph)
+    baseline = baseline_of(args, graph)
     with progress_bar("trying") as progress:
-        facts = gather(baseline, asked, ranks=ranks, progress=progress)
+        facts = gather(baseline, asked, recorded=graph, ranks=ranks, progress=progress)
     write_page(args.output, facts)
     for sentence in facts.advice.verdict:
         print(printable(sentence))

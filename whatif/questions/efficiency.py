@@ -85,6 +85,24 @@ class Efficiency:
     notes: tuple[str, ...]
 
     @property
+    def has_rates(self) -> bool:
+        """Whether shapes tell the rate of any family."""
+        return any(use.tflops is not None or use.gbyte_s is not None for use in self.families)
+
+    @property
+    def points(self) -> list[tuple[Use, float, float]]:
+        """The families of a roofline plot, with their FLOPs a byte and TFLOP/s."""
+        return [(use, use.intensity, use.tflops) for use in self.families if use.intensity and use.tflops]
+
+    @property
+    def roofs(self) -> list[tuple[str, float]]:
+        """The device's formats and their peaks, TFLOP/s, the lowest first; of equal peaks one."""
+        if self.gpu is None:
+            return []
+        names = {self.gpu.matrix_tflops(name): name for name in reversed(MATRIX_DTYPES)}
+        return [(names[peak], peak) for peak in sorted(names)]
+
+    @property
     def headline(self) -> str:
         """Give MFU and HFU in one sentence, or say why not."""
         what, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ns / 1e6

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.hardware.gpu import MATRIX_DTYPES
 from whatif.questions.efficiency import Efficiency
 from whatif.report.plots import COLORS, MARKERS, new_figure, title, unboxed
 
@@ -18,21 +17,16 @@ def roofline_figure(found: Efficiency) -> Figure:
     """Return FLOP/s against FLOPs a byte, both logarithmic, with the peaks of the device's formats."""
     figure = new_figure(9, 5)
     axes = figure.subplots()
-    points = [
-        (use.intensity, use.tflops, f"{use.name}, {use.ms:,.2f} ms")
-        for use in found.families
-        if use.tflops and use.intensity
-    ]
-    low = min([0.5, *(intensity / 2 for intensity, _, _ in points)])
-    high = max([1000.0, *(intensity * 2 for intensity, _, _ in points)])
+    points = found.points
+    low = min([0.5, *(intensity / 2 for _, intensity, _ in points)])
+    high = max([1000.0, *(intensity * 2 for _, intensity, _ in points)])
     across = np.geomspace(low, high, 200)
     if found.gpu is not None:
-        roofs = {found.gpu.matrix_tflops(name): name for name in reversed(MATRIX_DTYPES)}
-        for peak, name in sorted(roofs.items()):
+        for name, peak in found.roofs:
             axes.plot(across, np.minimum(across * found.gpu.memory_gbyte_s / 1e3, peak), color="0.6", linewidth=1)
             axes.annotate(name, (high, peak), fontsize=7, ha="right", va="bottom", parse_math=False)
-    for place, (intensity, tflops, label) in enumerate(points):
-        color = COLORS[place % len(COLORS)]
+    for place, (use, intensity, tflops) in enumerate(points):
+        color, label = COLORS[place % len(COLORS)], f"{use.name}, {use.ms:,.2f} ms"
         axes.plot([intensity], [tflops], MARKERS[place % len(MARKERS)], color=color, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -15,6 +15,8 @@ def print_efficiency(found: Efficiency) -> None:
     with report() as out:
         out.say(found.headline, "bold")
         out.step(found.baseline)
+        if not found.has_rates:
+            return
         for title, rows in (
             ("Families of kernels", found.families),
             ("Layers", found.layers),

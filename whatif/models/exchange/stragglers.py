@@ -149,8 +149,9 @@ def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None
 # A collective is late that takes more than this many times what its link and algorithm should, and a kernel's start:
 # our choice. What it needs then is that, beside other kernels (Daydream, §6.5: 34 % more than theory).
 LATE, START_NS = 2.0, 10_000
-# ROCm's validation guide asks for 304 GB/s of the 448 that eight MI300X have among each other.
-FABRIC_SHARE = 304 / 448
+# AMD, "Understanding RCCL Bandwidth and xGMI Performance on AMD Instinct MI300X", March 2025: of the 64 GB/s of a link
+# about 48 are usable.
+FABRIC_SHARE = 48 / 64
 # How many GPUs one machine joins by a fabric of its own.
 FABRIC_WORKERS = 8
 # Operations by the name of their kernels, as networks know them.

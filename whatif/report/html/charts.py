@@ -9,6 +9,8 @@ from typing import Any
 from whatif.report.html.markup import Html, tag
 from whatif.report.printable import drawn
 
+# Colors of the page's palette.
+N_COLORS = 8
 # A label on an axis longer than this takes the room of what it labels.
 LONGEST_LABEL = 42
 
@@ -35,6 +37,7 @@ class Chart:
     x_title: str
     y_title: str = ""
     x: tuple[float, ...] = ()
+    ticks: tuple[float, ...] = ()  # of the x axis; some of ``x`` where none are given
     logarithmic: bool = False
     both_logarithmic: bool = False
 

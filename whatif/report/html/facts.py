@@ -15,6 +15,7 @@ from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.advise import Advice, advise
 from whatif.questions.advice.trial import Trial, Trier
+from whatif.questions.efficiency import Efficiency, efficiency
 from whatif.questions.explain import Explanation, explain
 from whatif.questions.memory_summary import MemorySummary, memory_summary
 from whatif.questions.progress import Progress
@@ -24,6 +25,7 @@ from whatif.questions.summary import Summary, summarize
 from whatif.questions.sweep.defaults import bandwidths_of, spread_of
 from whatif.questions.sweep.scaling import Scaling, scaling
 from whatif.questions.sweep.sweep import Sweep, sweep
+from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
 from whatif.simulation.steps import RECORDED
 
 # Rows of a table of layers or kernels; what is left out is the smallest, and the page shows how many.
@@ -44,6 +46,7 @@ class Facts:
     asked: tuple[Transform, ...]  # what the user wants to see beside the recording; empty: what to do first is shown
     summary: Summary
     explanation: Explanation
+    efficiency: Efficiency
     advice: Advice
     prediction: Prediction | None  # of ``asked``, else of what to do first; None where nothing gains
     sensitivity: Sensitivity
@@ -52,6 +55,7 @@ class Facts:
     bandwidth: Sweep | str
     assumed: tuple[str, ...]  # for the last two
     trial: Trial | None = None  # the prediction for the samples of a recorded step, which may be of another batch
+    steps: UnevenSteps | None = None  # where the graph as it was read is at hand
     ranks: RankReport | None = None  # where the recordings of several ranks were read
 
     @property
@@ -79,13 +83,14 @@ def gather(
     baseline: Baseline,
     asked: Sequence[Transform] = (),
     *,
+    recorded: TaskGraph | None = None,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Facts:
     """Ask everything that the page shows. Raises WhatifError where what was asked for does not apply.
 
-    ``ranks`` is what was found about the recordings of several ranks; ``progress(done, total)`` counts the what-ifs
-    that were tried.
+    ``recorded`` is the graph as it was read, whose steps are compared; ``ranks`` is what was found about the recordings
+    of several ranks; ``progress(done, total)`` counts the what-ifs that were tried.
     """
     prediction = apply(baseline, *asked) if asked else None
     advice = advise(baseline, top=RANGED, progress=progress)
@@ -101,6 +106,7 @@ def gather(
         asked=tuple(asked),
         summary=summarize(baseline),
         explanation=explain(baseline, top=MOST_ROWS),
+        efficiency=efficiency(baseline, PARTS),
         advice=advice,
         prediction=prediction,
         sensitivity=sensitivity(baseline, top=PARTS),
@@ -109,6 +115,7 @@ def gather(
         bandwidth=_or_why_not(lambda: sweep(baseline, faster, [varied])),
         assumed=tuple(dict.fromkeys((*assumed, *assumed_faster))),
         trial=trial if isinstance(trial, Trial) else None,
+        steps=None if recorded is None else uneven_steps(recorded, baseline),
         ranks=None if ranks is None else _ranks(ranks, baseline),
     )
 

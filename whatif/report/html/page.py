@@ -41,6 +41,8 @@ def page(facts: Facts) -> str:
         step.breakdown(facts, charts),
         step.layers(facts),
         step.kernels(facts),
+        step.efficiency(facts, charts),
+        step.steps(facts, charts),
         ranks.ranks(facts),
         what_ifs.what_ifs(facts, charts),
         what_ifs.prediction(facts),
@@ -149,6 +151,8 @@ def _facts(facts: Facts) -> dict[str, Any]:
     return {
         "info": facts.summary.to_dict(),
         "explain": {**facts.explanation.to_dict(), **({"ranks": facts.ranks.to_dict()} if facts.ranks else {})},
+        "efficiency": facts.efficiency.to_dict(),
+        "steps": facts.steps.to_dict() if facts.steps else None,
         "advise": facts.advice.to_dict(),
         "apply": facts.prediction.to_dict() if facts.prediction else None,
         "sensitivity": as_dict(facts.sensitivity, facts.explanation),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from whatif.prediction.composition import spelled
+from whatif.questions.efficiency import CONVENTION, Efficiency
 from whatif.questions.explain import Part
-from whatif.report.html.charts import Chart, Charts, Series, figure
+from whatif.report.html.charts import N_COLORS, Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Html, paragraph, prose, section
+from whatif.report.html.markup import Content, Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct, sentence_case
+from whatif.report.text_efficiency import HEADERS as USE_HEADERS
+from whatif.report.text_efficiency import use_rows
 from whatif.report.text_explain import ONE_RANK, short_name
+from whatif.report.text_steps import reasons
 from whatif.simulation.steps import CLOCK_NOUNS
 
 
@@ -54,6 +59,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         [KIND_LABELS[kind], Cell(ms(part), part, part / step_ms if step_ms else 0.0), pct(part, step_ms)]
         for kind, part in path.items()
     ]
+    slack = facts.explanation.slack
     return section(
         "step",
         f"Where the {noun} goes",
@@ -67,6 +73,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
             made=Made.SIMULATED,
             note=f"Shortening anything else shortens nothing; the parts add up to {subject}.",
         ),
+        *([paragraph(f"{sentence_case(slack)}.")] if slack else []),
         _parts("t-phases", "Phases", facts.explanation.phases, facts),
         _parts("t-threads", "Execution threads", facts.explanation.threads, facts),
         *([paragraph(ONE_RANK, class_="note")] if facts.ranks else []),
@@ -100,6 +107,101 @@ def kernels(facts: Facts) -> Html:
         _parts("t-families", family, found.kernels, facts),
         _parts("t-kernels", names, found.operations, facts, note=cut),
         command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
+    )
+
+
+def efficiency(facts: Facts, charts: Charts) -> Html | None:
+    """Return what families of kernels reach of the GPU's peaks, with a roofline; None where that is not known."""
+    found = facts.efficiency
+    if found.gpu is None or not found.has_rates:
+        return None
+    drawn: list[Content] = []
+    if found.points:
+        charts["c-roofline"] = _roofline(found)
+        reached = ", ".join(f"{use.name} {tflops:,.1f} TFLOP/s at {x:,.1f} FLOP/B" for use, x, tflops in found.points)
+        drawn = [figure("c-roofline", f"Roofline of {found.gpu.name}", f"{sentence_case(reached)}.")]
+    rows: list[Row] = []
+    for use, cells in zip(found.families, use_rows(found, found.families), strict=True):
+        values = (use.kernels, use.ms, use.tflops, use.compute_pct, use.gbyte_s, use.memory_pct, use.intensity, None,
+                  use.usual_saves_ms)  # fmt: skip
+        rows.append([cells[0], *map(Cell, cells[1:], values)])
+    names = ("family", *USE_HEADERS[1:])
+    return section(
+        "efficiency",
+        "How well the GPU is used",
+        paragraph(found.headline, class_="lead"),
+        *drawn,
+        table(
+            "t-efficiency",
+            "Families of kernels, a step",
+            [Column(header, header not in ("family", "bound")) for header in names],
+            rows,
+            made=Made.SIMULATED,
+            note=f"{sentence_case(CONVENTION)}. Peaks are the data sheet's. – is not known.",
+        ),
+        command(facts.baseline, "explain", TRACE, "--efficiency"),
+    )
+
+
+def _roofline(found: Efficiency) -> Chart:
+    """TFLOP/s against FLOPs a byte: a roof for each format, a point for each family."""
+    assert found.gpu is not None
+    rate = found.gpu.memory_gbyte_s / 1e3
+    reached = [x for _, x, _ in found.points]
+    low, high = min(0.5, *reached), max(1000.0, *reached)
+    powers = tuple(10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1))
+    across = tuple(sorted({*powers, *reached, *(peak / rate for _, peak in found.roofs)}))
+    roofs = [
+        Series(name, tuple(min(x * rate, peak) for x in across), color, dashed=True)
+        for color, (name, peak) in enumerate(found.roofs)
+    ]
+    points = [
+        Series(use.name, tuple(tflops if x == mine else None for x in across), (len(roofs) + place) % N_COLORS)
+        for place, (use, mine, tflops) in enumerate(found.points)
+    ]
+    return Chart(
+        "lines", (), (*roofs, *points), "FLOPs a byte", "TFLOP/s", x=across, ticks=powers, logarithmic=True,
+        both_logarithmic=True,
+    )  # fmt: skip
+
+
+def steps(facts: Facts, charts: Charts) -> Html | None:
+    """Return the recorded steps side by side, with what slow ones had more of; None where there is one at most."""
+    found = facts.steps
+    if found is None or len(found.steps) < 2:
+        return None
+    ms = ms_format(found.median_ms)
+    numbers = tuple(float(each.step) for each in found.steps)
+    strips = [
+        Series(label, tuple(each.ms if each.slow == slow else None for each in found.steps), color)
+        for color, (slow, label) in enumerate(((False, "others"), (True, "slow")))
+        if any(each.slow == slow for each in found.steps)
+    ]
+    median = Series("median", (found.median_ms,) * len(numbers), 2, dashed=True)
+    charts["c-steps"] = Chart("lines", (), (*strips, median), "step", "ms", x=numbers)
+    says = sentence_case(found.headline)
+    rows: list[Row] = [
+        [
+            str(each.step),
+            Cell(ms(each.ms), each.ms),
+            Cell(f"{100 * (each.ms / found.median_ms - 1):+.1f} %" if found.median_ms else "–", each.ms),
+            reasons(each, ms),
+        ]
+        for each in found.steps
+    ]
+    return section(
+        "steps",
+        "How the steps differ",
+        paragraph(says, class_="lead"),
+        figure("c-steps", "The time of each step", says),
+        table(
+            "t-steps",
+            f"Steps as {facts.baseline.graph.info.made}",
+            ["step", "ms", "to the median", Column("more of, ms", numbers=False)],
+            rows,
+            made=Made.PREDICTED if facts.baseline.graph.info.is_predicted else Made.MEASURED,
+        ),
+        command(facts.baseline, "explain", TRACE, "--by", "step"),
     )
 
 

@@ -116,12 +116,13 @@
       });
     }
     const plain = (value) => report.number(value, Number.isInteger(value) ? 0 : 2);
-    const ticks = { callback: (value) => (spec.x.some((x) => Math.abs(x / value - 1) < 0.01) ? plain(value) : "") };
+    const marks = spec.ticks.length ? spec.ticks : thinned(spec.x);
+    const ticks = { callback: (value) => (marks.some((x) => Math.abs(x / value - 1) < 0.01) ? plain(value) : "") };
     const x = spec.logarithmic
       ? axis(spec.x_title, palette, { type: "logarithmic", bounds: { min: spec.x[0], max: spec.x.at(-1) } })
       : axis(spec.x_title, palette, { type: "linear" });
     x.afterBuildTicks = (scale) => {
-      scale.ticks = thinned(spec.x).map((value) => ({ value }));
+      scale.ticks = marks.map((value) => ({ value }));
     };
     x.ticks.callback = ticks.callback;
     return {
