@@ -72,7 +72,7 @@ def test_it_opens_without_errors_and_asks_for_nothing(opened: Any, real: Path) -
     drawn = driver.execute_script(
         "return [...document.querySelectorAll('figure canvas')].map(c => Boolean(Chart.getChart(c)) && c.width > 100)"
     )
-    assert len(drawn) == 6
+    assert len(drawn) == 7
     assert all(drawn)
 
 
