@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.operator_calls import with_layouts
 
 CATEGORY = {
     "cpu_op": "CPU_OP",
@@ -79,7 +80,9 @@ def expected_row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         _warps(args) if category == "KERNEL" else -1,
         args.get("registers per thread", -1) if category == "KERNEL" else -1,
         args.get("Group size", -1) if "Collective name" in args else -1,
-        (dims, args.get("Input type"), args.get("Concrete Inputs")) if has_shape else None,
+        (dims, args.get("Input type"), with_layouts(dims, args.get("Concrete Inputs"), args.get("Input Strides")))
+        if has_shape
+        else None,
         args.get("Collective name", args.get("cuda_sync_kind")),
         -1 if args.get("wait_on_stream") == NO_STREAM else args.get("wait_on_stream", -1),
         args.get("wait_on_cuda_event_record_corr_id", -1),

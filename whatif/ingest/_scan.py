@@ -628,7 +628,7 @@ def scan(
     place: cython.Py_ssize_t
     seen: cython.ulonglong
     one: cython.ulonglong = 1
-    rare: cython.ulonglong = 0xFFFFFFFF80000000  # the keys from 31 on
+    rare: cython.ulonglong = 0xFFFFFFFF00000000  # the keys from 32 on
     untold: cython.ulonglong = 0xFFFFFFFF84FFFE00  # all keys of args but bytes, Bytes and 27 to 30
     large: cython.longlong = 17592186044416  # 2 ** 44
     level: cython.int
@@ -784,7 +784,10 @@ def scan(
                     if seen >> i & 1:
                         number = _text(buf, begin[i], end[i], table, texts, arena, state)
                     begin[40 + i] = number
-                for i in range(1, 23):
+                begin[63] = 0
+                if seen >> 31 & 1:
+                    begin[63] = _text(buf, begin[31], end[31], table, texts, arena, state)
+                for i in range(1, 24):
                     if (i < 5 or i > 16) and begin[40 + i] < 0:
                         status = 1
                 if status == 1:
@@ -825,6 +828,8 @@ def scan(
                     other = begin[59] + 1 if seen >> 19 & 1 else 0
                     number = _pair(number, other, pair_table, pairs, state)
                     other = begin[60] + 1 if seen >> 20 & 1 else 0
+                    number = _pair(number, other, pair_table, pairs, state)
+                    other = begin[63] + 1 if seen >> 31 & 1 else 0
                     other = _pair(number, other, pair_table, pairs, state) + 1
                 rows[13 * most_rows + n_rows] = other
                 number = begin[61] + 1 if seen >> 21 & 1 else 0

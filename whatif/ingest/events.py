@@ -118,7 +118,7 @@ class Events:
 
     names: list[str]
     tracks: list[tuple[str, str]]  # (pid, tid) as the trace spells them; a GPU stream is a track as well
-    shapes: list[tuple[Any, Any, Any]]  # ("Input Dims", "Input type", "Concrete Inputs") as decoded JSON
+    shapes: list[tuple[Any, Any, Any]]  # ("Input Dims", "Input type", "Concrete Inputs"), decoded, layouts in the last
     details: list[str]
     flows: Flows
     header: dict[str, Any]  # every top-level field but traceEvents

@@ -32,6 +32,7 @@ from whatif.ingest.kineto_fields import (
     as_text,
     dtype_bytes,
 )
+from whatif.ingest.operator_calls import with_layouts
 
 DROPPED_TIMESTAMP = {
     TimeStatus.ABSENT: "no timestamp",
@@ -206,7 +207,8 @@ class ColumnBuilder:
             if dims is NOTHING and a.input_type is NOTHING:
                 codes.append(MISSING)
             else:
-                codes.append(shapes[bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs)])
+                said = bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs), bytes(a.input_strides)
+                codes.append(shapes[said])
         return np.array(codes, np.int64)
 
     def rare_columns(
@@ -371,15 +373,19 @@ class _TrackCodes(dict[tuple[Any, Any], int]):
         return code
 
 
-class _ShapeCodes(dict[tuple[bytes, bytes, bytes], int]):
-    """Codes of raw (dims, types, concrete inputs), which are decoded once; spellings of one value share a code."""
+class _ShapeCodes(dict[tuple[bytes, bytes, bytes, bytes], int]):
+    """Codes of raw (dims, types, concrete inputs, strides), which are decoded once; one value's spellings share a code.
+
+    Of the strides only the layout is kept, in the places of the concrete inputs that tensors leave empty.
+    """
 
     def __init__(self) -> None:
         self.table: list[tuple[Any, Any, Any]] = []
         self._canonical = _Codes()
 
-    def __missing__(self, key: tuple[bytes, bytes, bytes]) -> int:
-        shape = _decode_or_none(key[0]), _decode_or_none(key[1]), _decode_or_none(key[2])
+    def __missing__(self, key: tuple[bytes, bytes, bytes, bytes]) -> int:
+        dims, types, concrete, strides = (_decode_or_none(raw) for raw in key)
+        shape = dims, types, with_layouts(dims, concrete, strides)
         code = self[key] = self._canonical[repr(shape)]
         if code == len(self.table):
             self.table.append(shape)

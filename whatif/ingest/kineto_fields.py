@@ -26,6 +26,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     input_dims_2: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
     input_type: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    input_strides: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Strides")
     call_stack: msgspec.Raw = msgspec.field(default=NOTHING, name="Call stack")
     device: Any = None
     stream: Any = None

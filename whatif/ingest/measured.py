@@ -10,6 +10,7 @@ import numpy as np
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import Array, Int32, Int64
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.operator_calls import without_layouts
 from whatif.simulation.intervals import interval_of
 
 
@@ -46,7 +47,7 @@ def _row_of_signature(recorded: Recorded) -> dict[bytes, int]:
 
 
 def _signature(op: Any, dims: Any, types: Any, concrete: Any) -> bytes:
-    return msgspec.json.encode([op, dims, types, concrete])
+    return msgspec.json.encode([op, dims, types, without_layouts(concrete)])
 
 
 def _outermost(events: Events) -> Int64:

@@ -18,8 +18,39 @@ _TYPES = {
     "c10::float8_e5m2": "fp8", "signed char": "int8", "long int": "int", "long": "int", "int": "int",
 }  # fmt: skip
 
-# What a predicted step says in the place of a tensor's value where its channels lie innermost; profilers say nothing.
+# What stands in the place of a tensor's value where its channels lie innermost.
 CHANNELS_LAST = "channels_last"
+
+
+def with_layouts(dims: Any, concrete: Any, strides: Any) -> Any:
+    """Return "Concrete Inputs" with `CHANNELS_LAST` for each image that "Input Strides" says to lie so.
+
+    One channel or one pixel lies in both ways: no layout. Anything may stand in the arguments.
+    """
+    if not all(isinstance(said, list) for said in (dims, concrete, strides)) or len(dims) != len(strides):
+        return concrete
+    images = [
+        place
+        for place, (shape, steps, text) in enumerate(zip(dims, strides, concrete, strict=False))
+        if text == "" and _channels_innermost(shape, steps)
+    ]
+    return [CHANNELS_LAST if place in images else text for place, text in enumerate(concrete)] if images else concrete
+
+
+def without_layouts(concrete: Any) -> Any:
+    """Return "Concrete Inputs" as the profiler wrote them."""
+    return ["" if said == CHANNELS_LAST else said for said in concrete] if isinstance(concrete, list) else concrete
+
+
+def _channels_innermost(shape: Any, strides: Any) -> bool:
+    if not all(
+        isinstance(row, list) and len(row) == 4 and all(type(n) is int for n in row) for row in (shape, strides)
+    ):
+        return False
+    _, channels, height, width = shape
+    if channels < 2 or height * width < 2:
+        return False
+    return bool(strides[1:] == [1, width * channels, channels])
 
 
 class _Call:
@@ -73,7 +104,7 @@ def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | 
 def describe_other(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
     """Return any other operator, identified by all recorded inputs; None where there are too many."""
     try:
-        said = msgspec.json.encode([dims, types, concrete]).decode()
+        said = msgspec.json.encode([dims, types, without_layouts(concrete)]).decode()
     except (TypeError, ValueError, RecursionError):
         return None
     if not isinstance(op_name, str) or not 0 < len(op_name) <= 200 or len(said) > LONGEST_TEXT:
@@ -135,7 +166,7 @@ def _convolution(name: str, call: _Call) -> Described | None:
         ("padding_h", padding[0]), ("padding_w", padding[1]), ("dilation_h", dilation[0]), ("dilation_w", dilation[1]),
         ("groups", x[1] // weight[1]),
     )  # fmt: skip
-    # Profilers do not tell a layout, predicted steps do.
+    # cuDNN and PyTorch follow image and weight; a gradient is brought into their layout.
     images = (1, 2) if backward else (0, 1)
     layout = "nhwc" if any(call.text(place) == CHANNELS_LAST for place in images) else ""
     return Described("conv", "conv2d", call.dtype(1 if backward else 0), integers, phase, layout)

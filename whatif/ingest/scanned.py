@@ -15,14 +15,14 @@ from whatif.loops import Loops
 
 LOOPS = Loops("whatif.ingest._scan")
 
-# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those from 31 on only tell
+# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those from 32 on only tell
 # that an event is decoded as well.
 _KEYS = (
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args",
     b"correlation", b"Correlation ID", b"External id", b"external id", b"stream", b"device",
     b"Sequence number", b"Fwd thread id", b"Input Dims", b"Input dims", b"Input type", b"Concrete Inputs", b"grid",
     b"block", b"registers per thread", b"bytes", b"Bytes", b"Call stack",
-    b"Addr", b"Total Allocated", b"Device Type", b"Device Id",
+    b"Addr", b"Total Allocated", b"Device Type", b"Device Id", b"Input Strides",
     b"Collective name", b"In msg nelems", b"dtype", b"Group size", b"Process Group Name", b"Process Group Ranks",
     b"cuda_sync_kind", b"wait_on_stream", b"wait_on_cuda_event_record_corr_id",
 )  # fmt: skip

@@ -112,9 +112,10 @@ class ScannedColumns:
         return self._scanner.text(code - 1) if code else b""
 
     def _shape_of(self, code: int) -> int:
-        both, concrete = self._scanner.pair(code)
+        said, strides = self._scanner.pair(code)
+        both, concrete = self._scanner.pair(said)
         dims, types = self._scanner.pair(both)
-        return self._builder.shapes[self._raw(dims), self._raw(types), self._raw(concrete)]
+        return self._builder.shapes[self._raw(dims), self._raw(types), self._raw(concrete), self._raw(strides)]
 
     def _keep(self, scan: Scan) -> None:
         builder = self._builder

@@ -17,6 +17,7 @@ from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import compute_share, memory_gbyte_s, on_tensor_cores, sustained_tflops
 from whatif.opdb.rows import Operators, Texts
+from whatif.opdb.tensor_convolutions import NHWC
 from whatif.opdb.work import output_size, work
 
 # With 64 channels about half of what 128 reach (forward 0.39 and 0.43, gradients 0.27 and 0.37).
@@ -31,7 +32,8 @@ _TILE = 128
 def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool | bool = False) -> Float64:
     """Return the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
 
-    ``dtype`` counts, and not the format that the operators were recorded in.
+    ``dtype`` counts, and not the format that the operators were recorded in. Those under ``channels_last``, or recorded
+    so, need no change of the layout.
     """
     flops, moved = work(replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}))
     memory = moved / memory_gbyte_s(gpu)
@@ -46,7 +48,8 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool 
     share = np.where(forward, *(compute_share(gpu, dtype, what).centre for what in ("conv", "conv_backward")))
     share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
     product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
-    changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & ~np.asarray(channels_last, dtype=np.bool_)
+    recorded = np.array([layout == NHWC for layout in ops.texts["layout"].table] or [False])[ops.texts["layout"].codes]
+    changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & ~recorded & ~np.asarray(channels_last, dtype=np.bool_)
     return np.asarray(np.maximum(product, memory) + np.where(changes, 2 * memory, 0.0), dtype=np.float64)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,13 +91,15 @@ def _calls(graph: TaskGraph, clock: str) -> dict[_Call, float]:
     step = np.unique(np.zeros_like(tasks) if clock == "span" else graph.step[tasks], return_inverse=True)[1]
     n_steps = int(step.max(initial=0)) + 1
     times = np.bincount(row.ravel() * n_steps + step, minlength=kinds.shape[1] * n_steps).reshape(-1, n_steps)
+    # A convolution in another layout is the same call.
+    operators = [replace(what, layout="") if what.family == "conv" else what for what in graph.info.operators]
     found: dict[_Call, float] = {}
     for (phase, name, kind, dtype, called, warps), count in zip(
         kinds.T.tolist(), np.median(times, axis=1).tolist(), strict=True
     ):
         call = (
             phase, graph.names[name] if name >= 0 else "", kind, dtype,
-            graph.info.operators[called] if called >= 0 else None, warps,
+            operators[called] if called >= 0 else None, warps,
         )  # fmt: skip
         found[call] = found.get(call, 0.0) + count
     return found
