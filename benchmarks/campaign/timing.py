@@ -121,9 +121,10 @@ def _timed(side: Side, steps: int, device: str) -> Block:
     for _ in range(steps):
         side.step()
         timer.mark()
+    # All steps are launched and the GPU still works on the last ones: once it rests, its clocks say little.
+    after = _gpu_state(device)
     side.pause()
     wall_ms, cpu_ms = ([round(ms, 4) for ms in times] for times in timer.times_ms())
-    after = _gpu_state(device)
     clocks = None
     if before and after:
         reasons = dict.fromkeys([*before.pop("throttled"), *after.pop("throttled")])
