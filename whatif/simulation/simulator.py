@@ -167,8 +167,20 @@ def _prepared(graph: TaskGraph) -> tuple[Int32, Int32, Int64, Int64]:
 
 
 def _swept(graph: TaskGraph) -> Int64:
-    times = np.zeros(2 * len(graph), dtype=np.int64)
-    sweeps.sweep(graph.thread, graph.duration_ns, *_prepared(graph), times)
+    return swept(graph.thread, graph.duration_ns, *_prepared(graph))
+
+
+def swept(
+    thread: Int32, duration_ns: Int64, offsets: Int32, points: Int32, lags_ns: Int64, thread_lag_ns: Int64 | None = None
+) -> Int64:
+    """Return starts, then ends, ns, shape (2 n_tasks,): the longest path in id order, each thread in that order too.
+
+    Dependencies are grouped by target as ``TaskGraph.incoming`` has them; threads have by default no lag.
+    """
+    times = np.zeros(2 * len(thread), dtype=np.int64)
+    if thread_lag_ns is None:
+        thread_lag_ns = np.zeros(int(thread.max(initial=-1)) + 1, dtype=np.int64)
+    sweeps.sweep(thread, duration_ns, offsets, points, lags_ns, thread_lag_ns, times)
     return times
 
 

@@ -136,14 +136,15 @@ def plans(
     ]
     cuts = {tuple(balanced(busy_ns, model.part, n_parts, crossing / rate).tolist()) for rate in _RATES}
     return [
-        _planned(graph, model, np.array(begins, dtype=np.int64), crossing, times, micro_batches, recompute=recompute)
+        planned_at(np.array(begins, dtype=np.int64), graph, model, crossing, times, micro_batches, recompute=recompute)
         for begins in sorted(cuts)
     ]
 
 
-def _planned(
-    graph: TaskGraph, model: Model, begins: Int64, crossing: Int64, times: Times, micro_batches: int, *, recompute: bool
+def planned_at(
+    begins: Int64, graph: TaskGraph, model: Model, crossing: Int64, times: Times, micro_batches: int, *, recompute: bool
 ) -> Plan:
+    """Return the model cut before the calls ``begins``, (n_parts - 1,); see ``plans`` for the rest."""
     n_parts = len(begins) + 1
     work = work_of(graph, model, stage_of(model, begins), n_parts, times)
     part = np.searchsorted(begins, np.arange(len(model.part)), side="right")

@@ -1,8 +1,8 @@
 """What a plan takes, composed of pieces: what one device computes by layer, messages between stages, exchanges.
 
-Thousands of plans share few pieces: one graph for each way of cutting blocks and recomputing. Sources: the time of a
-pipeline with a flush, Narayanan et al., SC 2021, section 2.2 (bubble (p - 1) / (v m)) with unequal stages; what leaves
-a copy, Rajbhandari et al., SC 2020, section 7. The best plans are simulated as what-ifs by ``search``.
+Thousands of plans share few pieces: one graph for each way of cutting blocks and recomputing, and the passes of a
+pipeline's stages, which are simulated. Source of what leaves a copy: Rajbhandari et al., SC 2020, section 7. The best
+plans are simulated as what-ifs by ``search``.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from whatif.hardware.cluster.network import Network
 from whatif.models import accumulated, gradients, with_batch
 from whatif.models.durations.estimator import shortest_kernel_ns
 from whatif.models.exchange.buckets import step_gradients
-from whatif.models.exchange.collective_tasks import CALL_NS
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.stragglers import slowest_factor
 from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.gradients import adding_ns
 from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import passes
+from whatif.models.parallel.pipeline import stage_updates, steady_step_ns
 from whatif.models.parallel.pipeline_memory import stage_memories
-from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, row_parts
+from whatif.models.parallel.pipeline_plan import Plan as Cut
+from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, planned_at, row_parts
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
 from whatif.models.parallel.sharding import UNIT_CALL, units_in_memory
-from whatif.models.parallel.stage_work import Pieces, at_micro_batch, one_step, work_of
+from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
 from whatif.models.parallel.stages import Model, balanced, model_of
 from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
 from whatif.units import Size
@@ -66,7 +67,7 @@ class Estimate:
     plan: Plan
     parts: Parts
     peak_bytes: int | None
-    pass_ms: float  # what one pass more adds
+    pass_ms: float  # what one pass more adds, without stages
 
 
 class _Sides(NamedTuple):
@@ -120,6 +121,8 @@ class Composer:
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
+        self._at_micro: dict[int, Times] = {}
+        self._parts: dict[tuple[int, int, int], Cut] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
         floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
         self._start_up = float(np.minimum(update_ns, floor_ns).sum() / max(update_ns.sum(), 1))
@@ -143,7 +146,8 @@ class Composer:
         for parts, plan in sorted(found, key=lambda one: one[0].step_ms):
             most = self.peak_bytes(plan)
             if most is None or memory_bytes is None or most <= memory_bytes:
-                fewer = self.parts(replace(plan, passes=plan.passes - 1)).step_ms if plan.passes > 1 else 0.0
+                alone = plan.pipeline == 1 and plan.passes > 1
+                fewer = self.parts(replace(plan, passes=plan.passes - 1)).step_ms if alone else 0.0
                 yield Estimate(plan, parts, most, parts.step_ms - fewer)
 
     def parts(self, plan: Plan) -> Parts:
@@ -177,9 +181,8 @@ class Composer:
         each = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
         shares = each / each.sum() if each.sum() else np.full(len(begins), 1 / len(begins))
         most = int(by_stage(each, plan.pipeline).max())
-        schedule = "interleaved" if plan.chunks > 1 else "1f1b"
         flights = [
-            in_flight_at_most(schedule, stage, plan.pipeline, plan.passes, plan.chunks)
+            in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
             for stage in range(plan.pipeline)
         ]
         found = stage_memories(
@@ -229,11 +232,17 @@ class Composer:
     def _pass(self, plan: Plan) -> _Pass:
         found = self._passes.get(plan.micro_batch)
         if found is None:
-            times = at_micro_batch(self.graph, self.model, plan.micro_batch / self.batch)
-            work = one_step(work_of(self.graph, self.model, self.model.position, len(self.model.part), times))
+            work = one_step(
+                work_of(self.graph, self.model, self.model.position, len(self.model.part), self._times(plan))
+            )
             found = _Pass(*map(_Sides.of, (work.forward, work.backward, work.batch, work.update)))
             self._passes[plan.micro_batch] = found
         return found
+
+    def _times(self, plan: Plan) -> Times:
+        if plan.micro_batch not in self._at_micro:
+            self._at_micro[plan.micro_batch] = at_micro_batch(self.graph, self.model, plan.micro_batch / self.batch)
+        return self._at_micro[plan.micro_batch]
 
     def _network(self, name: str, workers: int) -> Network:
         key = (name, workers)
@@ -304,56 +313,59 @@ class Composer:
 
     def _pipeline(self, plan: Plan) -> Parts:
         one, begins = self._pass(plan), self._begins(plan)
-        stages, chunks, count = plan.pipeline, plan.chunks, plan.passes
-        forward, backward = one.forward.by(begins), one.backward.by(begins)
+        stages, count, cut = plan.pipeline, plan.passes, self._cut(plan, begins)
         network = self._network("pipeline", stages)
-        crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)[begins[1:]]
-        sends = network.cost("send", crossing).total_ns
+        exchange = self._exchange_of_stages(plan, cut.stage_gradients(stages))
+        update = stage_updates(cut, cut.work, stages)
+        if plan.level:
+            update = update._replace(gpu_ns=update.gpu_ns / plan.data)
+        # Nothing of a stage runs beside its exchange, so that the two are one piece.
+        side = "gpu_ns" if self.graph.on_gpu.any() else "cpu_ns"
+        behind = update._replace(**{side: getattr(update, side) + exchange})
 
-        def of_stages(values: Float64) -> Float64:
-            return by_stage(values, stages)
+        def step_ns(passes: int) -> int:
+            return steady_step_ns(self.graph, cut, plan.order, stages, passes, plan.chunks, network, behind)
 
-        part_bytes = np.add.reduceat(self.model.gradient_bytes.astype(np.float64), begins)
-        stage_bytes = of_stages(part_bytes)
-        share = stage_bytes / stage_bytes.sum() if stage_bytes.sum() else np.full(stages, 1 / stages)
-        added = float(self.added.busy) * share * (count > 1) * (count - 1) / count
-        # A part calls once for what it gets and once for what it sends, in either direction.
-        calls = np.full(len(begins), 4.0)
-        calls[[0, -1]] = 2
-        both = _Sides(*(one + more for one, more in zip(forward, backward, strict=True)))
-        each = both._replace(cpu=both.cpu + calls * CALL_NS)
-        turns = each.busy.reshape(chunks, stages)
-        steady = turns.sum(axis=0) + added
-        # Stages take turns with their chunks: the slowest of each sets the pace, unless others are ahead by then. What
-        # simulations give lies midway.
-        pace = (float(turns.max(axis=1).sum()) + float(steady.max())) / 2
-        steady = np.maximum(steady, max(2 * chunks * float(sends.max(initial=0)), pace))
-        through = of_stages(forward.busy + backward.busy) + added
-        slowest = int((turns.sum(axis=0) + added).argmax())
-        fill = (through.sum() - through[slowest]) / chunks + 2 * float(sends[: stages - 1].sum())
-        exchange, update = np.zeros(stages), float(np.maximum(one.update.cpu, one.update.gpu).sum()) * share
-        if plan.data > 1:
-            among = self._network("zero" if plan.level else "distributed", plan.data)
-            if plan.level:
-                exchange = among.cost("reduce_scatter", stage_bytes).total_ns
-                exchange = exchange + among.cost("all_gather", stage_bytes).total_ns
-                update = update * self._shared_update(plan.data)
-            else:
-                exchange = among.cost("all_reduce", stage_bytes).total_ns
-        # A stage ends before those ahead of it, and begins behind them: so much later its update may be over.
-        slack = (np.cumsum(through) - through) / chunks
-        ends = exchange + update - slack
-        last = int(ends.argmax())
-        sums = count * float(of_stages(each.busy - np.maximum(each.cpu, each.gpu))[slowest])
-        return Parts(
-            *(
-                float(ns) / 1e6
-                for ns in (
-                    count * steady[slowest] - sums,
-                    sums,
-                    fill - (slack[last]),
-                    exchange[last],
-                    update[last] + float(one.batch.busy.sum()),
-                )
+        few, more = steady_passes(plan)
+        step = float(step_ns(min(count, few if count > more else count)))
+        if count > more:
+            step += (count - few) * (step_ns(more) - step) / (more - few)
+        each = one.forward.plus(one.backward).by(begins)
+        added = float(self.added.busy) * by_stage(cut.shares, stages) * (count - 1) / count
+        turns = by_stage(each.busy, stages) + added
+        # All of the slowest stage: what is no work is waiting for others.
+        slowest = int(turns.argmax())
+        sums = count * by_stage(each.busy - np.maximum(each.cpu, each.gpu), stages)[slowest]
+        work = count * turns[slowest] - sums + float(one.batch.busy.sum())
+        updated, left = float(update.busy_ns[0, slowest]), step - work - sums
+        shown = min(float(exchange[slowest]), max(left - updated, 0.0))
+        told = work, sums, left - updated - shown, shown, updated
+        return Parts(*(float(ns) / 1e6 for ns in told))
+
+    def _exchange_of_stages(self, plan: Plan, stage_bytes: Int64) -> Float64:
+        """What each stage takes to exchange its gradients with its like in the other copies, ns."""
+        if plan.data == 1:
+            return np.zeros(plan.pipeline)
+        among = self._network("zero" if plan.level else "distributed", plan.data)
+        operations = ("reduce_scatter", "all_gather") if plan.level else ("all_reduce",)
+        costs = [among.cost(name, stage_bytes).total_ns for name in operations]
+        return np.asarray(np.sum(costs, axis=0), dtype=np.float64)
+
+    def _cut(self, plan: Plan, begins: Int64) -> Cut:
+        """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
+        key = (plan.micro_batch, len(begins), plan.passes)
+        if key not in self._parts:
+            crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)
+            cut = planned_at(
+                begins[1:], self.graph, self.model, crossing, self._times(plan), plan.passes, recompute=False
             )
-        )
+            cpu, gpu, _ = self.added.times(plan.passes - 1)
+            added = cut.work.added.times(0.0)._replace(cpu_ns=cpu.reshape(1, 1), gpu_ns=gpu.reshape(1, 1))
+            work = with_added(replace(one_step(cut.work), added=added), cut.shares, plan.passes)
+            self._parts[key] = replace(cut, work=work)
+        return self._parts[key]
+
+
+def steady_passes(plan: Plan) -> tuple[int, int]:
+    """Return two numbers of passes between which, and beyond, each one more adds the same time."""
+    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (1, 1)

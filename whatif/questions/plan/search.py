@@ -17,7 +17,7 @@ from whatif.prediction.composition import compose
 from whatif.prediction.predict import apply
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.plan.estimate import Composer, Estimate, Parts
+from whatif.questions.plan.estimate import Composer, Estimate, Parts, steady_passes
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
@@ -244,7 +244,7 @@ def simulated(baseline: Baseline, row: Row) -> Row:
     def predicted(passes: int) -> Any:
         return apply(baseline, *asked.what_ifs, *plan.what_ifs(asked.cluster, recorded, passes))
 
-    few, more = (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (1, 1)
+    few, more = steady_passes(plan)
     long = plan.passes > more
     first = predicted(few if long else plan.passes)
     step_ms, low_ms, high_ms = first.predicted_ms, first.low_ms, first.high_ms

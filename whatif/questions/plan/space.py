@@ -39,9 +39,15 @@ class Plan:
         return self.data * self.micro_batch * self.passes
 
     @property
+    def order(self) -> str:
+        """The order of the passes, as ``pipeline`` calls it."""
+        return "interleaved" if self.chunks > 1 else "1f1b"
+
+    @property
     def schedule(self) -> str:
         """What people call the order of the passes; "" without a pipeline."""
-        return "" if self.pipeline == 1 else "1f1b" if self.chunks == 1 else f"interleaved, {self.chunks} chunks"
+        many = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        return f"{self.order}{many}" if self.pipeline > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
