@@ -66,6 +66,9 @@ def test_a_run_that_waits_for_peers(shared_traces: Path, capsys: pytest.CaptureF
     assert found["verdict"].startswith("waits for peers: ")
     assert {row["kind"] for row in found["collectives"]} >= {"all_reduce", "broadcast"}
     reduced = [row for row in found["collectives"] if row["kind"] == "all_reduce"]
+    assert all(0 <= row["exposed_ms"] <= row["ms"] + 1e-6 for row in found["collectives"])
+    # All-reduces run beside the backward pass.
+    assert 0 < sum(row["exposed_ms"] for row in reduced) < sum(row["ms"] for row in reduced)
     assert all(row["waits_ms"] > 0.9 * row["ms"] for row in reduced)
     assert all(row["bus_gbyte_s"] == pytest.approx(1.75 * row["algorithm_gbyte_s"]) for row in reduced)
     graph = whatif.read(trace)

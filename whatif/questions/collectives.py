@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from whatif.graph.kernels import collective_of
-from whatif.graph.types import Float64, TaskKind
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import GPU_KINDS, Float64, Int64, TaskKind, among
 from whatif.hardware.cluster.collectives import OPERATIONS, bus_factor
 from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for_peers
 from whatif.prediction.baseline import Baseline
+from whatif.simulation.intervals import union
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Collective:
     size_bytes: int | None
     count: float
     ms: float
+    exposed_ms: float | None  # while this rank's GPU does nothing else, as recorded; the rest is hidden
     waits_ms: float  # for other ranks
     expected_ms: float | None  # each, on this GPU's usual links
     algorithm_gbyte_s: float | None  # size over time
@@ -45,6 +48,7 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
         return ()
     kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])
     waits_ns, expected_ns = waiting_for_peers(graph)[tasks], expected_transfers_ns(graph, tasks)
+    exposed_ns = _exposed_ns(graph, tasks)
     size, workers = graph.size_bytes[tasks], graph.info.workers or 0
     found = []
     for kind, bytes_ in sorted({*zip(kinds.tolist(), size.tolist(), strict=True)}):
@@ -59,8 +63,25 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
         found.append(
             Collective(
                 kind, bytes_ if bytes_ >= 0 else None, count / n_steps, spent_ns / n_steps / 1e6,
+                float(exposed_ns[mine].sum()) / n_steps / 1e6 if graph.on_gpu.any() else None,
                 float(waits_ns[mine].sum()) / n_steps / 1e6, expected or None, rate, bus,
                 float(critical_ms[tasks[mine]].sum()),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda row: -row.ms))
+
+
+def _exposed_ns(graph: TaskGraph, tasks: Int64) -> Float64:
+    """The recorded time of each of these ``tasks`` in which no kernel and no copy of the rank runs beside it, ns."""
+    other = np.flatnonzero(among(graph.kind, GPU_KINDS) & (graph.kind != TaskKind.COMMUNICATION) & graph.of_clock.mask)
+    other = other[np.argsort(graph.start_ns[other], kind="stable")]
+    begins_ns, ends_ns = union(graph.start_ns[other], graph.start_ns[other] + graph.duration_ns[other])
+    before_ns = np.concatenate(([0], np.cumsum(ends_ns - begins_ns)))
+
+    def busy_ns(until_ns: Int64) -> Int64:
+        started = np.searchsorted(begins_ns, until_ns)
+        over_ns = np.maximum(ends_ns[np.maximum(started - 1, 0)] - until_ns, 0) if len(ends_ns) else 0
+        return np.asarray(before_ns[started] - np.where(started > 0, over_ns, 0))
+
+    start_ns, spent_ns = graph.start_ns[tasks], graph.duration_ns[tasks]
+    return np.asarray(spent_ns - (busy_ns(start_ns + spent_ns) - busy_ns(start_ns)), dtype=np.float64)

@@ -69,19 +69,30 @@ def print_explanation(explanation: Explanation) -> None:
 
 def _print_collectives(out: Report, explanation: Explanation) -> None:
     """The largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
-    ms = ms_format(explanation.baseline_ms)
+    ms, on_gpu = ms_format(explanation.baseline_ms), bool(explanation.baseline.graph.on_gpu.any())
 
     def rate(value: float | None) -> str:
         return "–" if value is None else f"{value:,.1f}"
 
     rows = [
         (row.kind.replace("_", "-"), "–" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.3f}",
-         count(row.count), ms(row.ms), ms(row.waits_ms), ms(row.critical_ms),
+         count(row.count), ms(row.ms), *([ms(row.exposed_ms)] if on_gpu else []), ms(row.waits_ms), ms(row.critical_ms),
          rate(row.algorithm_gbyte_s), rate(row.bus_gbyte_s),
          ms(row.expected_ms))
         for row in explanation.collectives[:MOST_COLLECTIVES]
     ]  # fmt: skip
-    headers = ["", "MB", "count", "ms", "waits for peers", "critical ms", "GB/s", "bus GB/s", "each should take ms"]
+    headers = [
+        "",
+        "MB",
+        "count",
+        "ms",
+        *(["exposed"] if on_gpu else []),
+        "waits for peers",
+        "critical ms",
+        "GB/s",
+        "bus GB/s",
+        "each should take ms",
+    ]
     out.table("Collectives", headers, rows)
 
 
