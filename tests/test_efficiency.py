@@ -70,6 +70,78 @@ def test_by_hand(tmp_path: Path) -> None:
     assert found.mfu_pct == pytest.approx(100 * flops / 1e12 / 312 / (found.baseline.step_ns / 1e9))
 
 
+def a_checkpointed_step(folder: Path, *, built_again: int) -> Path:
+    """A forward product of 500 us, and in its backward node four, of which ``built_again`` build the graph once more.
+
+    ::
+
+        us          0            1000         2000     2500     3000     3500     4000
+        thread 1    |mm|
+        thread 2                 |MmBackward0: mm, mm, mm, mm|
+        stream      |mm-----|                 |mm-----|mm-----|mm-----|mm-----|
+    """
+    m, k, n = 8192, 4096, 2048
+    shapes = {"Input Dims": [[m, k], [k, n]], "Input type": ["c10::BFloat16"] * 2}
+    name, events = "ampere_bf16_s16816gemm_bf16_128x128", []
+    for step in range(6):
+        at, number = 5000 * step, 10 * step
+        events.append(mark(f"ProfilerStep#{step}", at, 4999))
+        events.append(op("aten::mm", at + 5, 40, **shapes, **{"Sequence number": number, "Fwd thread id": 0}))
+        events += launched(name, at + 10, 5, at + 30, 500, number + 1)
+        of_node = {"Sequence number": number, "Fwd thread id": 1}
+        node = "autograd::engine::evaluate_function: MmBackward0"
+        events.append(op(node, at + 1000, 500, 2, **of_node))
+        for place in range(4):
+            builds = {"Sequence number": number + 1 + place, "Fwd thread id": 0} if place < built_again else {}
+            events.append(op("aten::mm", at + 1010 + 100 * place, 40, 2, **shapes, **builds))
+            events += launched(
+                name, at + 1015 + 100 * place, 5, at + 2000 + 500 * place, 500, number + 2 + place, tid=2
+            )
+    header = {"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_000_000_000}]}
+    return write_trace(folder / "checkpoint.json", events, **header)
+
+
+def test_recomputation_counts_for_hfu_alone(tmp_path: Path) -> None:
+    """Four products of the model and one again: HFU is 5 / 4 of MFU."""
+    found = used(a_checkpointed_step(tmp_path, built_again=1), calibrated=False)
+    product = 2 * 8192 * 4096 * 2048 / 1e12
+    assert found.step_tflop == pytest.approx(4 * product)
+    assert found.recomputed_tflop == pytest.approx(product)
+    assert found.mfu_pct is not None
+    assert found.hfu_pct == pytest.approx(5 / 4 * found.mfu_pct)
+    assert f"HFU {found.hfu_pct:.1f} % with recomputation" in found.headline
+
+
+def test_gradients_of_gradients_are_no_recomputation(tmp_path: Path) -> None:
+    """Where the backward pass builds more than the forward pass did, it is not repeated."""
+    found = used(a_checkpointed_step(tmp_path, built_again=4), calibrated=False)
+    assert found.recomputed_tflop == 0
+    assert found.hfu_pct == found.mfu_pct
+    assert any("gradients of gradients" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("model", ["bert-base", "bert-large", "densenet121", "gpt2-small", "resnet50"])
+def test_a_checkpointed_model_has_the_flops_of_the_plain_one(model: str, own_traces: Path) -> None:
+    """Recorded with and without activation checkpointing: what is left without recomputation is the same."""
+    plain, again = (
+        used(own_traces / "campaign_cpu" / f"{model}--{name}.trace.json.gz", calibrated=False)
+        for name in ("baseline", "checkpoint")
+    )
+    assert plain.recomputed_tflop == 0
+    assert again.step_tflop == pytest.approx(plain.step_tflop, rel=1e-6)
+    # A forward pass is a third of the work; what is not checkpointed does not run again.
+    assert 0.6 < again.recomputed_tflop / (plain.step_tflop / 3) <= 1.001
+
+
+def test_a_recorded_checkpoint_on_a_gpu(shared_traces: Path) -> None:
+    """Of 63 convolutions of the forward passes 57 run again."""
+    found = used(shared_traces / "tracelens-h100-mi300/mi300.resnet_act_checkpoint_ddp_train.json.gz")
+    assert found.mfu_pct is not None
+    assert found.hfu_pct is not None
+    assert found.mfu_pct < found.hfu_pct
+    assert found.recomputed_tflop == pytest.approx(0.1017, rel=1e-3)
+
+
 def test_without_shapes_nothing_is_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = a_product(tmp_path, {})
     (use,) = used(trace, calibrated=False).families

@@ -57,6 +57,7 @@ COLUMNS = (
     Column("registers", np.int32),
     Column("operator", np.int32, across_ranks="number"),
     Column("in_optimizer", np.bool_, 0),
+    Column("recomputed", np.bool_, 0),
     Column("measured", np.int32),
     Column("called", np.int32, codes="operators", across_ranks="table"),
     Column("profiler_ns", np.int32, 0, divides=True),

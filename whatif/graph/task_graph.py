@@ -160,6 +160,7 @@ class TaskGraph:
     registers: Int32  # of each thread of a kernel; -1 where the recording does not tell
     operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
     in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
+    recomputed: Bool  # forward work that the backward pass runs again (activation checkpointing)
     measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 where there is none
     called: Int32  # row of its operator in `info.operators`; -1 where none is known
     profiler_ns: Int32  # estimated cost of the profiler that the duration still holds

@@ -83,7 +83,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     )  # fmt: skip
     launch_time_ns = _step_time(columns, cpu, gpu, order)
     given = {
-        **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer")},
+        **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": parts.steps.of(launch_time_ns),
@@ -100,7 +100,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
 
 def _no_rows() -> Rows:
     names = ("key_ns", "start_ns", "duration_ns", "thread", "name", "kind", "layer", "phase", "landmark", "call",
-             "operator", "event", "role", "sequence", "in_optimizer", "profiler_events", "profiler_ns")  # fmt: skip
+             "operator", "event", "role", "sequence", "in_optimizer", "recomputed", "profiler_events",
+             "profiler_ns")  # fmt: skip
     return Rows({name: np.empty(0, dtype=np.int64) for name in names})
 
 

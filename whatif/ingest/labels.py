@@ -35,6 +35,7 @@ class Labels:
     loading: Bool
     landmark: Bool  # tells the phase of what lies around it
     in_optimizer: Bool  # inside an optimizer's own mark
+    recomputed: Bool  # what builds the autograd graph while the backward pass runs
     pause: Int64  # row of the pause of the program that it lies in (garbage collection); -1 where it runs
 
 
@@ -198,7 +199,10 @@ class Labeller:
         pauses = self._pausing[track]
         pause = self._nest(pauses).innermost(time_ns)
         pause = np.where(pause >= 0, pauses[np.maximum(pause, 0)], -1) if len(pauses) else pause
-        return Labels(layer, phase, operator.astype(np.int64), loading, landmark, stepping, pause.astype(np.int64))
+        recomputed = forward & (backward | worker) & bool(len(building))
+        return Labels(
+            layer, phase, operator.astype(np.int64), loading, landmark, stepping, recomputed, pause.astype(np.int64)
+        )
 
 
 def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:

@@ -38,6 +38,8 @@ SHORT = 2.0
 IDLE_SHARE = 0.1
 # A row of which less time than this is known tells no rates: our choice.
 LEAST_KNOWN = 0.5
+# Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
+MOST_AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
     work = _Work(graph, gpu, *_counted(baseline))
     step_s = baseline.step_ns / 1e9
-    recomputed = recomputing(graph)
+    recomputed, twice = graph.recomputed, False
+    if work.flops[recomputed].sum() > MOST_AGAIN * work.flops[graph.phase == Phase.FORWARD].sum():
+        recomputed, twice = np.zeros(len(graph), dtype=np.bool_), True
     mfu_pct = hfu_pct = None
     if gpu is not None and step_s > 0 and graph.on_gpu.any() and work.flops.sum() > 0:
         own, again = (float(work.at_peak_ns[which].sum()) / work.n_steps / 1e9 for which in (~recomputed, recomputed))
@@ -159,6 +163,11 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         notes.append(
             f"{int(work.faster.sum()) / work.n_steps:,.0f} kernels a step do fewer multiplications than the formula "
             "says (Winograd, FFT) or run in another format than their name tells: their shares are not counted"
+        )
+    if twice:
+        notes.append(
+            "the backward pass builds a graph of its own of more work than the forward pass (gradients of gradients): "
+            "nothing of it counts as recomputation"
         )
     if work.cached.any():
         notes.append(
@@ -181,12 +190,6 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         phases=tuple(phases),
         notes=tuple(notes),
     )
-
-
-def recomputing(graph: TaskGraph) -> Bool:
-    """Return the tasks of forward passes that the backward pass repeats: launched by a thread of autograd."""
-    launch = np.maximum(graph.launch_of, 0)
-    return np.asarray((graph.launch_of >= 0) & (graph.phase == Phase.FORWARD) & (graph.thread[launch] != 0))
 
 
 def _counted(baseline: Baseline) -> tuple[Bool, int]:

@@ -182,7 +182,7 @@ def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **l
     for name, column in attached.items():
         column[inserted.ids] = graph.attached[name][originals]
     facts = {name: getattr(graph, name)[originals] for name in ("measured", "called")}
-    changed = with_values(inserted.graph, inserted.ids, **facts).replace(attached=attached)
+    changed = with_values(inserted.graph, inserted.ids, recomputed=True, **facts).replace(attached=attached)
     return _Put(changed.with_change(Change.RECOMPUTES), inserted.ids, inserted.moved)
 
 
