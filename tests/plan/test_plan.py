@@ -127,6 +127,7 @@ def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.Captur
         (["--gpus", "8", "--memory", "much"], "--memory"),
         (["--gpus", "8", "--by", "cost"], "--prices"),
         (["--gpus", "8", "nothing"], "nothing"),
+        (["--gpus", "8", "distributed", "--cluster", "dgx-h100"], "got distributed, which adds devices"),
     ],
 )
 def test_what_is_wrong_is_said(

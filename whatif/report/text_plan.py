@@ -43,8 +43,9 @@ def print_plan(found: Planned, top: int) -> None:
         out.say()
         for sentence in reasons(found):
             out.say(f"  {sentence}")
-        for name, why in found.left_out.items():
-            out.say(f"  left out {name}: {why}", "dim")
+        for why in dict.fromkeys(found.left_out.values()):
+            names = "; ".join(name for name, other in found.left_out.items() if other == why)
+            out.say(f"  left out {names}: {why}", "dim")
         out.say()
         out.say("As what-ifs:", "bold")
         out.say("  " + " ".join(found.best.what_ifs))

@@ -133,8 +133,14 @@ def asked_of(
     """Return what is asked, with what the cluster and the recording tell of it.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or GPU.
+    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or
+    GPU, and on a what-if that adds devices itself.
     """
+    adding = next((transform.name for transform in what_ifs if transform.axis >= 0), None)
+    if adding is not None:
+        raise WhatifError(
+            f"plan: expected what-ifs of one device, got {adding}, which adds devices; the search does that."
+        )
     info = baseline.graph.info
     found = load_cluster(cluster)
     own = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
