@@ -29,7 +29,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
 KEYS = {
     "trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "peak_memory_bytes",
     "memory_capacity_bytes", "verdict", "warm_up", "advice", "combinations", "no_gain", "too_large", "not_applicable",
-    "done_in_part", "elsewhere", "failed", "not_tried", "warnings",
+    "done_in_part", "elsewhere", "failed", "not_tried", "usual_rates", "warnings",
 }  # fmt: skip
 ENTRY_KEYS = {
     "what_ifs", "gain_pct", "gain_low_pct", "gain_high_pct", "predicted_ms", "low_ms", "high_ms", "batch_factor",
@@ -68,6 +68,20 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert reasons["channels_last"] == "the recording has no convolution or pooling; nothing changes"
     assert found["peak_memory_bytes"] is None
     assert found["memory_capacity_bytes"] == V100[0]["totalGlobalMem"]
+
+
+def test_savings_at_usual_rates_are_those_of_explain(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest first; a family that saves less than a hundredth of the step is left out, and so is a CPU."""
+    path = str(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
+    found, explained = report(capsys, "advise", path), report(capsys, "explain", "--efficiency", path)
+    saves_ms = {row["family"]: row["usual_saves_ms"] or 0.0 for row in explained["families"]}
+    least_ms = 0.01 * explained["baseline_ms"]
+    named = [row["family"] for row in found["usual_rates"]]
+    assert named == sorted((name for name, ms in saves_ms.items() if ms >= least_ms), key=lambda name: -saves_ms[name])
+    assert len(named) >= 2
+    shown = output(capsys, "advise", path, "--all").partition("What usual rates would save")[2]
+    assert f"- {named[0]}: {saves_ms[named[0]]:,.2f} ms less GPU time" in shown
+    assert report(capsys, "advise", str(own_traces / "transformer_cpu.json.gz"))["usual_rates"] == []
 
 
 def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,8 @@ SHORT = 2.0
 IDLE_SHARE = 0.1
 # A row of which less time than this is known tells no rates: our choice.
 LEAST_KNOWN = 0.5
+# A saving of a smaller share of the step is not named: our choice.
+WORTH_SHARE = 0.01
 # Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
 MOST_AGAIN = 1.5
 
@@ -103,6 +105,13 @@ class Efficiency:
             return []
         names = {self.gpu.matrix_tflops(name): name for name in reversed(MATRIX_DTYPES)}
         return [(names[peak], peak) for peak in sorted(names)]
+
+    @property
+    def savings(self) -> tuple[Use, ...]:
+        """Families that would save a hundredth of the step or more at usual rates, the largest saving first."""
+        least_ms = WORTH_SHARE * self.baseline.step_ns / 1e6
+        found = [use for use in self.families if (use.usual_saves_ms or 0.0) >= max(least_ms, 1e-9)]
+        return tuple(sorted(found, key=lambda use: -(use.usual_saves_ms or 0.0)))
 
     @property
     def headline(self) -> str:

@@ -10,6 +10,7 @@ from whatif.questions.advice.advise import Advice, Ranked
 from whatif.questions.advice.reasons import peak_told
 from whatif.questions.advice.trial import Refusal, Refused
 from whatif.report.layout import Report, ms_format, report
+from whatif.report.text_efficiency import print_savings
 from whatif.simulation.steps import RECORDED
 
 REFUSED = (
@@ -55,6 +56,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, why in REFUSED:
             print_refused(out, title, [r for r in advice.refused if r.why == why], baseline)
+        print_savings(out, advice.savings)
         if advice.hypothetical:
             out.say()
             names = ", ".join(advice.hypothetical)

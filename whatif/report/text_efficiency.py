@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whatif.questions.efficiency import CONVENTION, Efficiency, Use
-from whatif.report.layout import count, ms_format, report
+from whatif.report.layout import Report, count, ms_format, report
 
 HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "at usual rates")
 
@@ -23,16 +23,19 @@ def print_efficiency(found: Efficiency) -> None:
             ("Phases", found.phases),
         ):
             out.table(f"{title}, a step", HEADERS, use_rows(found, rows))
-        saving = sorted(found.families, key=lambda use: -(use.usual_saves_ms or 0.0))
-        points = [
-            f"{use.name}: {use.usual_saves_ms:,.2f} ms less GPU time at the rates that large kernels reach"
-            for use in saving
-            if use.usual_saves_ms and use.usual_saves_ms >= 0.01 * found.baseline.step_ns / 1e6
-        ]
-        out.points("What usual rates would save", points)
+        print_savings(out, found.savings)
         out.say()
         for note in (f"FLOPs: {CONVENTION}", *found.notes):
             out.say(note, "dim")
+
+
+def print_savings(out: Report, savings: Sequence[Use]) -> None:
+    """Print what families of kernels would save at the rates that are usual on this GPU."""
+    points = [
+        f"{use.name}: {use.usual_saves_ms:,.2f} ms less GPU time at the rates that large kernels reach"
+        for use in savings
+    ]
+    out.points("What usual rates would save", points)
 
 
 def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:

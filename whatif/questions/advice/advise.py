@@ -20,6 +20,7 @@ from whatif.questions.advice.trial import (
     Work,
 )
 from whatif.questions.advice.warm_up import warm_up
+from whatif.questions.efficiency import Use, efficiency
 from whatif.questions.explain import step_facts
 from whatif.questions.progress import Progress, reported
 from whatif.questions.verdict import NAMED_FROM
@@ -100,6 +101,11 @@ class Advice:
             return None
         small = next((entry for entry in same if entry.trial.effort.size == EffortSize.SMALL), same[0])
         return small if small.trial.gain_pct * WORTH_MORE_EFFORT >= same[0].trial.gain_pct else same[0]
+
+    @property
+    def savings(self) -> tuple[Use, ...]:
+        """Kernel families below the rates that are usual on this GPU, the largest saving first."""
+        return efficiency(self.baseline).savings
 
     @property
     def _waited_for(self) -> str:
@@ -185,6 +191,7 @@ class Advice:
             "done_in_part": reasons(Refusal.IN_PART),
             "failed": reasons(Refusal.FAILED),
             "not_tried": list(self.hypothetical),
+            "usual_rates": [use.to_dict("family") for use in self.savings],
         }
 
 
