@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,9 @@ from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.types import DependencyKind
 from whatif.hardware import roofline
 from whatif.hardware.gpu import MATRIX_DTYPES, gpu_names, load_gpu
+from whatif.models.durations.database import _opened
 from whatif.models.durations.estimator import moving
+from whatif.models.durations.forms import _usual_prices
 from whatif.opdb.data_sheet import analytic_s
 from whatif.opdb.default import estimator
 from whatif.opdb.rows import Operators, operators
@@ -34,7 +36,7 @@ def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def halved(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Halve one number of the table."""
 
     def change(table: str, name: str) -> None:
@@ -42,8 +44,13 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
         told = tables[table][name]
         tables[table][name] = [value / 2 for value in told] if isinstance(told, list) else told / 2
         monkeypatch.setattr(roofline, "_architectures", lambda: tables)
+        # What a process keeps of answers knows the shipped table only.
+        _opened.cache_clear()
+        _usual_prices.cache_clear()
 
-    return change
+    yield change
+    _opened.cache_clear()
+    _usual_prices.cache_clear()
 
 
 def product(dtype: str) -> Operators:
@@ -144,7 +151,7 @@ def test_no_share_of_a_peak_stands_anywhere_else() -> None:
         "whatif/opdb/blending.py",  # how far two devices are apart
         "whatif/opdb/instruction_queue.py",  # Pei et al.'s model, with parameters of its own
         "whatif/from_module/predict_step.py",  # model FLOPs utilisation
-        "whatif/questions/efficiency.py", "whatif/report/plot_efficiency.py",  # shares of the peak are what they show
+        "whatif/questions/efficiency.py",  # shares of the peak are what it shows
         "whatif/models/durations/computing.py",  # the share that the recorded kernels reach
         "whatif/models/durations/half_precision.py",  # the same
         "whatif/models/durations/device_convolutions.py",  # smaller by narrow channels and waves

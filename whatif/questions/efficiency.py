@@ -99,6 +99,11 @@ class Efficiency:
         return [(use, use.intensity, use.tflops) for use in self.families if use.intensity and use.tflops]
 
     @property
+    def memory_tbyte_s(self) -> float:
+        """The peak rate of the device's memory, TB/s: the slope of the roofline; 0 where the device is not known."""
+        return self.gpu.memory_gbyte_s / 1e3 if self.gpu is not None else 0.0
+
+    @property
     def roofs(self) -> list[tuple[str, float]]:
         """The device's formats and their peaks, TFLOP/s, the lowest first; of equal peaks one."""
         if self.gpu is None:

@@ -23,7 +23,7 @@ def roofline_figure(found: Efficiency) -> Figure:
     across = np.geomspace(low, high, 200)
     if found.gpu is not None:
         for name, peak in found.roofs:
-            axes.plot(across, np.minimum(across * found.gpu.memory_gbyte_s / 1e3, peak), color="0.6", linewidth=1)
+            axes.plot(across, np.minimum(across * found.memory_tbyte_s, peak), color="0.6", linewidth=1)
             axes.annotate(name, (high, peak), fontsize=7, ha="right", va="bottom", parse_math=False)
     for place, (use, intensity, tflops) in enumerate(points):
         color, label = COLORS[place % len(COLORS)], f"{use.name}, {use.ms:,.2f} ms"

@@ -145,8 +145,7 @@ def efficiency(facts: Facts, charts: Charts) -> Html | None:
 
 def _roofline(found: Efficiency) -> Chart:
     """TFLOP/s against FLOPs a byte: a roof for each format, a point for each family."""
-    assert found.gpu is not None
-    rate = found.gpu.memory_gbyte_s / 1e3
+    rate = found.memory_tbyte_s
     reached = [x for _, x, _ in found.points]
     low, high = min(0.5, *reached), max(1000.0, *reached)
     powers = tuple(10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1))
