@@ -78,6 +78,7 @@ class Collector:
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._detach: list[Callable[[], None]] = []
+        self._children_s = 0.0
         self._explicit = False
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
@@ -87,6 +88,7 @@ class Collector:
     def __enter__(self) -> Self:
         global _active
         _active = self
+        self._children_s = os.times().children_user  # of whatever this process started before
         if self._inference:
             self._modules = OutermostModules(self._after_outermost)
         else:
@@ -129,7 +131,7 @@ class Collector:
     def _too_few(self) -> str:
         if self.steps_seen == 0 and self._inference:
             return "expected forward calls of a model with parameters, got none."
-        if self.steps_seen == 0 and os.times().children_user > _CHILDREN_S:
+        if self.steps_seen == 0 and os.times().children_user - self._children_s > _CHILDREN_S:
             return (
                 "expected calls of a torch optimizer's step() in this process, got none: processes that the script "
                 "started did the work; call whatif.instrumentation.record() in the function that they run, or start "
