@@ -1,5 +1,7 @@
 """Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi reports them; nothing is set."""
 
+from typing import Any
+
 from .gpu import GPU
 
 # Units as nvidia-smi prints them without units: MHz, MHz, W, °C.
@@ -19,19 +21,21 @@ _THROTTLED = {
 }  # fmt: skip
 
 
-def throttled() -> tuple[str, ...]:
-    """Return why the current GPU is slowed down now; () where it is not, or nvidia-smi does not tell."""
-    told = next((text for field in _REASONS if (text := GPU.smi(field).split("\n")[0].strip())), "")
-    try:
-        bits = int(told, 16)
-    except ValueError:
-        return ()
-    return tuple(reason for bit, reason in _THROTTLED.items() if bits & bit)
-
-
 def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:
     """Return the current GPU's clocks and its driver's version; None for what nvidia-smi does not tell."""
     return parse_clocks(GPU.smi(*_FIELDS.values()))
+
+
+def describe_state() -> dict[str, Any]:
+    """Return the current GPU's clocks and, under "throttled", why it is slowed down now; one question to nvidia-smi."""
+    text = next((text for field in _REASONS if (text := GPU.smi(*_FIELDS.values(), field))), "")
+    clocks, _, reasons = text.strip().split("\n")[0].rpartition(",")
+    try:
+        bits = int(reasons, 16)
+    except ValueError:
+        bits = 0
+    slowed = [reason for bit, reason in _THROTTLED.items() if bits & bit]
+    return {**(parse_clocks(clocks)[0] or {}), "throttled": slowed}
 
 
 def power_limit_watt() -> float | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from whatif.instrumentation.gpu import GPU
-from whatif.instrumentation.gpu_clocks import describe_clocks, throttled
+from whatif.instrumentation.gpu_clocks import describe_state
 from whatif.instrumentation.steptimer import StepTimer
 
 from .records import spread_pct
@@ -114,7 +114,7 @@ def _block(side: Side, steps: int, device: str) -> Block:
 
 def _timed(side: Side, steps: int, device: str) -> Block:
     side.resume()
-    before = _gpu_state(device)
+    before = describe_state() if device == "cuda" else None
     if device == "cuda":
         GPU.synchronize()
     timer = StepTimer(torch.device("cuda") if device == "cuda" else None)
@@ -122,7 +122,7 @@ def _timed(side: Side, steps: int, device: str) -> Block:
         side.step()
         timer.mark()
     # All steps are launched and the GPU still works on the last ones: once it rests, its clocks say little.
-    after = _gpu_state(device)
+    after = describe_state() if device == "cuda" else None
     side.pause()
     wall_ms, cpu_ms = ([round(ms, 4) for ms in times] for times in timer.times_ms())
     clocks = None
@@ -130,11 +130,6 @@ def _timed(side: Side, steps: int, device: str) -> Block:
         reasons = dict.fromkeys([*before.pop("throttled"), *after.pop("throttled")])
         clocks = {"before": before, "after": after, "throttled": list(reasons)}
     return Block(wall_ms, cpu_ms, timer.load(), clocks)
-
-
-def _gpu_state(device: str) -> dict[str, Any]:
-    """The GPU's clocks, power and temperature, and why it is slowed down; nothing on a CPU."""
-    return {**(describe_clocks()[0] or {}), "throttled": throttled()} if device == "cuda" else {}
 
 
 def _round(blocks: list[Block]) -> dict[str, Any]:

@@ -105,7 +105,8 @@ class Card(gpu_machine.FakeGpu):
         self.reasons = iter(reasons)
 
     def smi(self, *fields: str) -> str:
-        return next(self.reasons) if "event_reasons" in fields[0] else super().smi(*fields)
+        known = super().smi(*fields[:-1])
+        return f"{known.strip()}, {next(self.reasons)}\n" if "event_reasons" in fields[-1] else super().smi(*fields)
 
 
 @pytest.mark.parametrize(
