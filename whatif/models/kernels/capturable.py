@@ -27,8 +27,8 @@ def with_capturable_update(graph: TaskGraph) -> TaskGraph:
     """Return the graph in which a for-loop Adam does as capturable=True: kernels of one element more, with a note.
 
     The graph launches that hold the update launch them too, and they are spread over it. The same graph where the
-    recording does not tell such an optimizer, or tells one that can be captured; a fused one, or one on lists of
-    tensors, has too few of them to count.
+    recording shows no such optimizer, or one that can be captured; a fused one, or one on lists of tensors, has too few
+    of them to count.
     """
     optimizer = graph.info.recorded.optimizer
     if optimizer is None or optimizer.type not in ADAMS or optimizer.capturable is not False:
