@@ -15,6 +15,7 @@ from whatif import DependencyKind, TaskGraph, WhatifError
 from whatif.cli.main import main
 from whatif.ingest.lines import is_users, read_lines
 from whatif.prediction.baseline import Baseline
+from whatif.questions.flame import flame
 from whatif.questions.lines import line_parts
 from whatif.simulation.simulator import simulate
 
@@ -69,6 +70,34 @@ def test_functions_name_the_innermost_of_the_user(tmp_path: Path) -> None:
     assert found["aten::exp"] == "train.py(1): <module>"
     assert found["MmBackward"] == "backward of train.py(5): step › mm"
     assert set(lines_of(graph, "file").values()) == {"train.py"}
+    stacks = lines_of(graph, "stack")
+    assert stacks["aten::mm"] == "train.py(1): <module> › train.py(5): step › mm"
+    assert stacks["aten::exp"] == "train.py(1): <module>"
+    assert stacks["MmBackward"] == f"{stacks['aten::mm']} › backward"
+
+
+def test_a_flame_graph_adds_up_to_the_step(tmp_path: Path) -> None:
+    baseline = Baseline.of(with_functions(tmp_path), calibrated=False)
+    found = flame(baseline)
+    assert found.of == "stacks"
+    outermost = [frame for frame in found.frames if frame.depth == 0]
+    assert sum(frame.ms for frame in outermost) == pytest.approx(baseline.step_ns / 1e6)
+    at = {frame.name: frame for frame in found.frames}
+    assert (at["train.py(5): step"].depth, at["mm"].depth, at["aten::mm"].depth) == (1, 2, 3)
+    assert at["aten::mm"].ms == pytest.approx(0.05)
+    # A frame lies within the one that calls it.
+    for outer, inner in zip(found.frames, found.frames[1:], strict=False):
+        if inner.depth > outer.depth:
+            assert outer.begin_ms <= inner.begin_ms
+            assert inner.begin_ms + inner.ms <= outer.begin_ms + outer.ms + 1e-9
+
+
+def test_a_flame_graph_without_stacks_is_of_layers(own_traces: Path) -> None:
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    found = flame(baseline)
+    assert found.of == "layers"
+    assert {frame.name for frame in found.frames if frame.depth == 0} == {"data", "forward", "backward", "update"}
+    assert sum(frame.self_ms for frame in found.frames) == pytest.approx(baseline.step_ns / 1e6)
 
 
 def test_call_stacks_name_the_line_that_runs(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ COMMANDS = {
     "explain": ["explain", "--top", "400"],
     "efficiency": ["explain", "--efficiency"],
     "steps": ["explain", "--by", "step"],
+    "flame": ["explain", "--by", "stack"],
     "sensitivity": ["explain", "--sensitivity"],
     "advise": ["advise"],
     "apply": ["apply", "amp:target=bf16", "compile"],

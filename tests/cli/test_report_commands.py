@@ -58,7 +58,7 @@ def answers(
         arguments = words(command, folder)
         capsys.readouterr()
         assert main([*arguments, "--json", "--quiet"]) == 0, command
-        options = {"--sensitivity": "sensitivity", "--efficiency": "efficiency", "--by": "steps"}
+        options = {"--sensitivity": "sensitivity", "--efficiency": "efficiency", "step": "steps", "stack": "flame"}
         name = next((options[word] for word in arguments if word in options), arguments[0])
         found[name] = json.loads(capsys.readouterr().out)
     return found
@@ -101,7 +101,18 @@ def test_the_clock_and_the_calibration_are_told(
     assert main(["report", str(trace), "amp:target=bf16", *given, "-o", str(page), "--quiet"]) == 0
     assert all(command.endswith("--clock span --as-recorded") for command in commands_of(page))
     found = answers(page, tmp_path, capsys, monkeypatch)
-    assert {"info", "explain", "advise", "apply", "sensitivity", "memory", "scaling", "sweep", "steps"} == found.keys()
+    assert {
+        "info",
+        "explain",
+        "advise",
+        "apply",
+        "sensitivity",
+        "memory",
+        "scaling",
+        "sweep",
+        "steps",
+        "flame",
+    } == found.keys()
     check(page, found)
     assert main(["report", str(trace), "amp:target=bf16", "-o", str(page), "--quiet"]) == 0
     assert not any("--clock" in command or "--no-cal" in command for command in commands_of(page))

@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=("line", "layer", "file", "step"),
+        choices=("line", "layer", "file", "stack", "step"),
         help="line, layer, file: time by source, from the call stacks of the trace, with the lines that wait for the "
-        "GPU; step: the time of each recorded step, and what the slow ones had more of",
+        "GPU; stack: each frame within its callers; step: the time of each recorded step, and what the slow ones had "
+        "more of",
     )
     parser.add_argument(
         "--efficiency",
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return _steps(graph, baseline, args)
     if args.efficiency:
         return _efficiency(baseline, args)
+    if args.by == "stack":
+        return _stacks(baseline, args)
     if args.by:
         return _lines(baseline, args)
     with patience("explaining"):
@@ -102,6 +105,15 @@ def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
 
     found = line_parts(baseline, args.by, args.top)
     return show(args, found.to_dict, lambda: print_lines(found))
+
+
+def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
+    """Print what the step waits for by call stack."""
+    from whatif.questions.flame import flame
+    from whatif.report.text_lines import print_flame
+
+    found = flame(baseline)
+    return show(args, found.to_dict, lambda: print_flame(found))
 
 
 def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:

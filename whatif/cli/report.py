@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from whatif.cli.options import add_calibration, add_clock, add_force
 from whatif.cli.rank_files import read_traces, traces_then_names
@@ -44,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.html.page import write_page
 
     graph, ranks = read_traces(paths, args)
-    graph = without_folders(graph)
+    recording, graph = Path(graph.info.path), without_folders(graph)
     baseline = baseline_of(args, graph)
     with progress_bar("trying") as progress:
-        facts = gather(baseline, asked, recorded=graph, ranks=ranks, progress=progress)
+        facts = gather(baseline, asked, recorded=graph, path=recording, ranks=ranks, progress=progress)
     write_page(args.output, facts)
     for sentence in facts.advice.verdict:
         print(printable(sentence))

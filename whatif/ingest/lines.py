@@ -28,7 +28,7 @@ from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.kineto_fields import NOTHING, Scalar, as_int, as_text
 from whatif.ingest.nest import Nest
 
-By = Literal["line", "file", "layer"]
+By = Literal["line", "file", "layer", "stack"]
 
 # Files of libraries: by folder, or, where the profiler cut the path, by the package that it begins with.
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[.\d]*)/|^<|^runpy\.py|/whatif/|^whatif/")
@@ -43,6 +43,8 @@ _BUILT_IN = re.compile(r"^<built-in (?:method|function) (\S+?)(?: of .*)?>$")
 _CONTAINERS = re.compile(r"(^|/)torch/nn/")
 _FORWARD = re.compile(r"^_?forward(_impl|_features)?$")
 SEPARATOR = " › "
+# What a trace with stacks holds somewhere: the category of Python functions, the argument of operators.
+_HINTS = (b"python_function", b"Call stack")
 
 
 class _Args(msgspec.Struct, gc=False, frozen=True):
@@ -70,12 +72,13 @@ class Lines:
     code: Int32
 
 
-def read_lines(graph: TaskGraph, by: By = "line") -> Lines:
+def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> Lines:
     """Return the lines (files, layers) of a graph's tasks, read from the trace that it was made of.
 
-    Raises WhatifError where that is not a single Kineto trace, or where it holds no stacks.
+    A stack is the user's frames from the outermost on, joined by ``SEPARATOR``. ``path`` is where the trace lies if the
+    graph no longer says so. Raises WhatifError where that is not a single Kineto trace, or where it holds no stacks.
     """
-    path = Path(graph.info.path)
+    path = path or Path(graph.info.path)
     if graph.info.ranks or path.is_dir() or not path.is_file():
         raise WhatifError(
             f"{path}: expected one trace to read lines from, got several ranks or no file; name one trace."
@@ -87,6 +90,17 @@ def read_lines(graph: TaskGraph, by: By = "line") -> Lines:
             "`whatif collect --lines`, or with torch.profiler and with_stack=True."
         )
     return _Namer(graph, by, base_ns).name(frames, operators)
+
+
+def may_have_stacks(path: Path) -> bool:
+    """Say whether a file can hold stacks, by its bytes alone: far cheaper than reading it for nothing."""
+    before = b""
+    for piece in FileBytes(path, None):
+        joined = before + piece
+        if any(hint in joined for hint in _HINTS):
+            return True
+        before = piece[-max(map(len, _HINTS)) :]
+    return False
 
 
 # (tid, name) of Python functions, (tid, name, stack, sequence, backward) of operators, each with start and end.
@@ -192,7 +206,8 @@ class _Namer:
         for row, (_, _, _, sequence, backward) in enumerate(operators):
             if backward and sequence in lines:
                 name = names[lines[sequence]]
-                found[row] = self._code(name if self._by != "line" else f"backward of {name}")
+                told = {"line": f"backward of {name}", "stack": f"{name}{SEPARATOR}backward"}
+                found[row] = self._code(told.get(self._by, name))
         return found
 
     def _changes(self, frames: _Timed, rows: Int64) -> tuple[Int64, Int64]:
@@ -213,9 +228,13 @@ class _Namer:
                 over = stack.pop()[0]
                 change(over)
             label, is_user = self._frame(frames[row][1])
-            if not is_user:
-                outer = stack[-1] if stack else (0, "", False)
-                label = f"{outer[1]}{SEPARATOR}{label}" if outer[2] and label and self._by == "line" else outer[1]
+            outer = stack[-1] if stack else (0, "", False)
+            if is_user and self._by == "stack":
+                callers = next((label for _, label, is_users in reversed(stack) if is_users), "")
+                label = f"{callers}{SEPARATOR}{label}" if callers else label
+            elif not is_user:
+                tells = outer[2] and label and self._by in ("line", "stack")
+                label = f"{outer[1]}{SEPARATOR}{label}" if tells else outer[1]
             stack.append((end, label, is_user))
             change(start)
         while stack:
@@ -256,6 +275,8 @@ class _Namer:
             name = ""
             if self._by == "layer":
                 name = SEPARATOR.join(_layers_of(frames))
+            elif self._by == "stack":
+                name = SEPARATOR.join(frame[0] for frame in reversed(users))
             elif users:
                 name = users[0]["file"] if self._by == "file" else users[0][0]
             known = self._of_stack[stack] = self._code(name) if name else -1

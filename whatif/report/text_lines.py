@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from whatif.questions.flame import Flame
 from whatif.questions.lines import LineParts
-from whatif.report.layout import count, ms_format, report
+from whatif.report.layout import bar, count, ms_format, pct, report
+from whatif.report.text_explain import short_name
 
 # The folders of a path, but for the last one.
 _FOLDERS = re.compile(r"/(?:[^/( ]+/)+(?=[^/( ]+/[^/( ]+\(\d+\))")
@@ -14,6 +16,20 @@ _FOLDERS = re.compile(r"/(?:[^/( ]+/)+(?=[^/( ]+/[^/( ]+\(\d+\))")
 def short_line(text: str) -> str:
     """Return text in which files that are named by their whole path keep the last folder alone."""
     return _FOLDERS.sub("", text)
+
+
+def print_flame(found: Flame) -> None:
+    """Print the frames of a flame graph that take a hundredth of the step as a tree."""
+    ms, whole_ms = ms_format(found.baseline.step_ns / 1e6), found.whole_ms
+    with report() as out:
+        out.say(found.headline, "bold")
+        out.step(found.baseline)
+        rows = [
+            ("· " * frame.depth + short_name(short_line(frame.name)), ms(frame.ms), f"{pct(frame.ms, whole_ms)} %",
+             bar(frame.ms, whole_ms), ms(frame.self_ms))
+            for frame in found.wide
+        ]  # fmt: skip
+        out.table("Frames of 1 % or more, each below those that call it", ["", "ms", "", " ", "itself"], rows)
 
 
 def print_lines(found: LineParts) -> None:

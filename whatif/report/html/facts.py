@@ -17,6 +17,7 @@ from whatif.questions.advice.advise import Advice, advise
 from whatif.questions.advice.trial import Trial, Trier
 from whatif.questions.efficiency import Efficiency, efficiency
 from whatif.questions.explain import Explanation, explain
+from whatif.questions.flame import Flame, flame
 from whatif.questions.memory_summary import MemorySummary, memory_summary
 from whatif.questions.progress import Progress
 from whatif.questions.sensitivity import Sensitivity, sensitivity
@@ -47,6 +48,7 @@ class Facts:
     summary: Summary
     explanation: Explanation
     efficiency: Efficiency
+    flame: Flame
     advice: Advice
     prediction: Prediction | None  # of ``asked``, else of what to do first; None where nothing gains
     sensitivity: Sensitivity
@@ -84,12 +86,14 @@ def gather(
     asked: Sequence[Transform] = (),
     *,
     recorded: TaskGraph | None = None,
+    path: Path | None = None,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Facts:
     """Ask everything that the page shows. Raises WhatifError where what was asked for does not apply.
 
-    ``recorded`` is the graph as it was read, whose steps are compared; ``ranks`` is what was found about the recordings
+    ``recorded`` is the graph as it was read, whose steps are compared; ``path`` is its file, for call stacks, where the
+    graph has its name alone; ``ranks`` is what was found about the recordings
     of several ranks; ``progress(done, total)`` counts the what-ifs that were tried.
     """
     prediction = apply(baseline, *asked) if asked else None
@@ -107,6 +111,7 @@ def gather(
         summary=summarize(baseline),
         explanation=explain(baseline, top=MOST_ROWS),
         efficiency=efficiency(baseline, PARTS),
+        flame=flame(baseline, path),
         advice=advice,
         prediction=prediction,
         sensitivity=sensitivity(baseline, top=PARTS),

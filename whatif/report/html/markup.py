@@ -13,7 +13,7 @@ LONGEST = 600
 # A sentence may hold several names.
 LONGEST_SENTENCE = 4 * LONGEST
 
-_VOID = frozenset(("meta", "rect", "input", "wbr"))
+_VOID = frozenset(("meta", "input", "wbr"))
 # Where a name may be broken into lines: behind what separates its parts. Only words that are too long for a column.
 _LONG_WORD = re.compile(r"\S{16,}")
 _JOINT = re.compile(r"(?<=[:=,;._<>(){}\[\]/+&*-])(?=[^:=,;._<>(){}\[\]/+&*-])")

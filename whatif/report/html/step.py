@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from whatif.prediction.composition import spelled
 from whatif.questions.efficiency import CONVENTION, Efficiency
@@ -12,14 +13,18 @@ from whatif.report.html.charts import N_COLORS, Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made
-from whatif.report.html.markup import Content, Html, paragraph, prose, section
+from whatif.report.html.markup import Content, Html, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct, sentence_case
 from whatif.report.text_efficiency import HEADERS as USE_HEADERS
 from whatif.report.text_efficiency import use_rows
 from whatif.report.text_explain import ONE_RANK, short_name
+from whatif.report.text_lines import short_line
 from whatif.report.text_steps import reasons
 from whatif.simulation.steps import CLOCK_NOUNS
+
+# The height of a frame of the flame graph, pixels.
+FRAME_PX = 18
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
@@ -79,6 +84,53 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         *([paragraph(ONE_RANK, class_="note")] if facts.ranks else []),
         command(facts.baseline, "explain", TRACE),
     )
+
+
+def flame(facts: Facts) -> Html | None:
+    """Return the flame graph of the step, widths in ms of the critical path; None where nothing takes time."""
+    found = facts.flame
+    whole_ms = found.whole_ms
+    if whole_ms <= 0:
+        return None
+    ms = ms_format(facts.baseline.step_ns / 1e6)
+    drawn = [
+        tag(
+            "svg",
+            tag("title", f"{frame.name}: {ms(frame.ms)} ms ({pct(frame.ms, whole_ms)} %)"),
+            tag("rect", width="100%", height=FRAME_PX - 1, class_=f"f{crc32(frame.name.encode()) % N_COLORS}"),
+            tag("text", short_name(short_line(frame.name)), x=3, y=FRAME_PX - 5),
+            x=f"{100 * frame.begin_ms / whole_ms:.3f}%",
+            y=FRAME_PX * frame.depth,
+            width=f"{100 * frame.ms / whole_ms:.3f}%",
+            height=FRAME_PX,
+        )
+        for frame in found.frames
+    ]
+    says = sentence_case(found.headline)
+    height = FRAME_PX * (1 + max(frame.depth for frame in found.frames))
+    rows: list[Row] = [
+        [
+            "· " * frame.depth + short_name(short_line(frame.name)),
+            Cell(ms(frame.ms), frame.ms, frame.ms / whole_ms),
+            pct(frame.ms, whole_ms),
+            Cell(ms(frame.self_ms), frame.self_ms),
+        ]
+        for frame in found.wide
+    ]
+    return section(
+        "flame",
+        "Which code the step waits for" if found.of == "stacks" else "Which layers the step waits for",
+        paragraph(says, class_="lead"),
+        tag(
+            "div", tag("svg", drawn, class_="flame", height=height, role="img", aria_label=says),
+            class_="scroll", tabindex=0, role="region", aria_label="Flame graph",
+        ),
+        table(
+            "t-flame", "Frames of 1 % or more, each below those that call it",
+            [Column("frame", False), "ms", "%", "itself, ms"], rows, made=Made.SIMULATED,
+        ),
+        command(facts.baseline, "explain", TRACE, "--by", "stack"),
+    )  # fmt: skip
 
 
 def layers(facts: Facts) -> Html:

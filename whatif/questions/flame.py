@@ -1,0 +1,175 @@
+"""What a step waits for as a flame graph: time on the critical path by call stack, else by phase and layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from whatif.errors import WhatifError
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase, TaskKind
+from whatif.ingest.lines import SEPARATOR, Lines, may_have_stacks, read_lines
+from whatif.prediction.baseline import Baseline
+from whatif.questions.explain import LAG, step_critical_ms
+from whatif.simulation.steps import CLOCK_NOUNS
+
+# A narrower frame would be less than a pixel wide: it counts in the frame that holds it.
+LEAST_SHARE = 1 / 1000
+# A table names frames of this share of the step: our choice.
+TOLD_SHARE = 0.01
+# So many frames can be read; of more the widest are shown.
+MOST_FRAMES = 400
+# Work of no frame of the user's: libraries' own threads.
+NOWHERE = "(no line known)"
+WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A function and line, layer or kernel within its callers: ms of the critical path, and where in the step's."""
+
+    name: str
+    depth: int
+    begin_ms: float
+    ms: float
+    self_ms: float  # of it in no shown frame below
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the frame as a JSON object."""
+        times = {"begin_ms": self.begin_ms, "ms": self.ms, "self_ms": self.self_ms}
+        return {"name": self.name, "depth": self.depth, **{name: round(ms, 6) for name, ms in times.items()}}
+
+
+@dataclass(frozen=True)
+class Flame:
+    """Frames from the outermost on, each before those within it; the outermost ones add up to the step."""
+
+    baseline: Baseline
+    of: Literal["stacks", "layers"]
+    frames: tuple[Frame, ...]
+    n_frames: int
+
+    @property
+    def wide(self) -> list[Frame]:
+        """The frames of a table: those that take ``TOLD_SHARE`` of the step."""
+        return [frame for frame in self.frames if frame.ms >= TOLD_SHARE * self.whole_ms]
+
+    @property
+    def whole_ms(self) -> float:
+        """What the outermost frames take together: the step, but for what is too narrow."""
+        return sum(frame.ms for frame in self.frames if frame.depth == 0)
+
+    @property
+    def headline(self) -> str:
+        """Say what the widths are, of which frames, and what is left out."""
+        what, of = CLOCK_NOUNS[self.baseline.clock], "call stacks" if self.of == "stacks" else "phases and layers"
+        why = "" if self.of == "stacks" else " (the recording has no call stacks)"
+        left = self.n_frames - len(self.frames)
+        narrow = f"; {left:,} narrower frames are not shown" if left else ""
+        return f"what the {what} of {self.baseline.step_ns / 1e6:,.2f} ms waits for, by {of}{why}{narrow}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the frames as a JSON object."""
+        return {
+            "trace": self.baseline.graph.info.path,
+            "step_clock": self.baseline.clock,
+            "baseline_ms": self.baseline.step_ns / 1e6,
+            "of": self.of,
+            "headline": self.headline,
+            "frames": [frame.to_dict() for frame in self.frames],
+        }
+
+
+def flame(baseline: Baseline, path: Path | None = None) -> Flame:
+    """Return the flame graph of a baseline's step; ``path`` is its trace, where the graph no longer says where it lies.
+
+    Without call stacks in the trace, frames are phases, layers and the parts of their names.
+    """
+    graph = baseline.graph
+    critical_ms, lag_ms = step_critical_ms(baseline)
+    lines = _stacks(graph, path)
+    tree = _Tree()
+    for task in np.flatnonzero(critical_ms > 0).tolist():
+        outer = _layers(graph, task) if lines is None else _callers(lines, task)
+        tree.add([*outer, *_own(graph, task)], float(critical_ms[task]), int(baseline.timeline.start_ns[task]))
+    if lag_ms > 0:
+        tree.add([LAG], lag_ms, baseline.timeline.makespan_ns)
+    frames = tree.frames(LEAST_SHARE * baseline.step_ns / 1e6)
+    return Flame(baseline, "layers" if lines is None else "stacks", tuple(frames), len(tree.widths()))
+
+
+def _stacks(graph: TaskGraph, path: Path | None) -> Lines | None:
+    path = path or Path(graph.info.path)
+    if graph.info.ranks or not path.is_file() or not may_have_stacks(path):
+        return None
+    try:
+        lines = read_lines(graph, "stack", path)
+    except WhatifError:
+        return None
+    return lines if len(lines.code) == len(graph) and (lines.code >= 0).any() else None
+
+
+def _callers(lines: Lines, task: int) -> list[str]:
+    code = int(lines.code[task])
+    return lines.names[code].split(SEPARATOR) if code >= 0 else [NOWHERE]
+
+
+def _layers(graph: TaskGraph, task: int) -> list[str]:
+    layer = graph.layers[graph.layer[task]]
+    return [Phase(int(graph.phase[task])).name.lower(), *(layer.split(".") if layer else [])]
+
+
+def _own(graph: TaskGraph, task: int) -> list[str]:
+    """The innermost frame of a task: its name; none for Python, which is its line's own time."""
+    kind = graph.kind[task]
+    if kind == TaskKind.GAP:
+        return []
+    name = WAITING if kind == TaskKind.WAIT else graph.names[graph.name[task]]
+    return [name] if name else []
+
+
+class _Tree:
+    """Times by path, and when they are on average."""
+
+    def __init__(self) -> None:
+        self.ms = self.weighted_ns = 0.0
+        self.below: dict[str, _Tree] = {}
+
+    def add(self, path: list[str], ms: float, start_ns: int) -> None:
+        node = self
+        for name in path:
+            node = node.below.setdefault(name, _Tree())
+            node.ms += ms
+            node.weighted_ns += ms * start_ns
+
+    def frames(self, least_ms: float) -> list[Frame]:
+        """The frames of more than ``least_ms``, the widest where there are too many, depth first."""
+        widths = sorted(self.widths(), reverse=True)
+        least_ms = max(least_ms, widths[MOST_FRAMES] if len(widths) > MOST_FRAMES else 0.0)
+        found: list[Frame] = []
+        # An own stack: a trace can be deeper than Python's.
+        open_: list[tuple[str, _Tree, int, float]] = [("", self, -1, 0.0)]
+        while open_:
+            name, node, depth, begin_ms = open_.pop()
+            shown = [(key, child) for key, child in node.below.items() if child.ms > least_ms]
+            shown.sort(key=lambda item: item[1].weighted_ns / item[1].ms)
+            if depth >= 0:
+                found.append(Frame(name, depth, begin_ms, node.ms, node.ms - sum(child.ms for _, child in shown)))
+            at_ms = begin_ms
+            inner = []
+            for key, child in shown:
+                inner.append((key, child, depth + 1, at_ms))
+                at_ms += child.ms
+            open_ += reversed(inner)
+        return found
+
+    def widths(self) -> list[float]:
+        found, open_ = [], [self]
+        while open_:
+            node = open_.pop()
+            found += [child.ms for child in node.below.values()]
+            open_ += node.below.values()
+        return found
