@@ -26,7 +26,7 @@ PUBLIC = Path(os.environ.get("WHATIF_EXTRA_DATA", "")) / "traces"
 # What bounds the step, and its recording.
 RECORDINGS = {
     "gpu": TRACES / "predicted" / "resnet50_a100_predicted.json.gz",
-    "loader": TRACES / "resnet18_cifar_cpu_loader0.json.gz",
+    "loader": TRACES / "campaign_cpu" / "gpt2-small--loader_0.trace.json.gz",
     "host": PUBLIC / "hta" / "v100_allreduce_rank1of2.json.gz",
     "ranks": PUBLIC / "param-dlrm-8xv100",
 }

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # What a browser needs for a handler is reported and bounded generously: the machine may be busy.
 SLOWEST_MS = 2_000
 # Rows of a table that are shown at first.
-FIRST_ROWS = 40
+FIRST_ROWS = 12
 
 
 def written(folder: Path, path: Path, *words: str) -> Path:

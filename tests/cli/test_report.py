@@ -22,10 +22,12 @@ from whatif import WhatifError
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import apply
+from whatif.prediction.transform import built_in_summaries
 from whatif.questions.memory_summary import memory_summary
 from whatif.report.html import timeline
 from whatif.report.html.facts import gather, without_folders
 from whatif.report.html.page import page
+from whatif.report.html.tables import Cell, Row, joined
 from whatif.simulation.steps import window_ns
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202egnirts\x1b[31m😀 & \"quoted\" 'single'"
@@ -96,8 +98,11 @@ def test_the_tables_show_the_data(transformer: tuple[Page, str]) -> None:
     held, _ = transformer
     facts = held.data("facts")
     shown = held.tables["t-breakdown"]
-    assert [row[1].value for row in shown.rows] == list(facts["explain"]["breakdown"].values())
-    assert [row[3].value for row in shown.rows] == list(facts["apply"]["breakdown"]["predicted"].values())
+    # A recording of a CPU has no rows of a GPU.
+    assert [row[1].value for row in shown.rows] == [ms for ms in facts["explain"]["breakdown"].values() if ms]
+    assert [row[3].value for row in shown.rows] == [
+        ms for ms in facts["apply"]["breakdown"]["predicted"].values() if ms
+    ]
     for ident, key, name in (("t-layers", "layers", "layer"), ("t-kernels", "operations", "name")):
         rows = [*facts["explain"][key]]
         cells = [row for row in held.tables[ident].rows if row[0].text != "(no layer)"]
@@ -113,9 +118,10 @@ def test_the_tables_show_the_data(transformer: tuple[Page, str]) -> None:
     assert [row[1].value for row in held.tables["t-scaling"].rows] == [
         row["predicted_ms"] for row in facts["scaling"]["rows"]
     ]
-    assert [row[1].value for row in held.tables["t-bandwidth"].rows] == [
-        row["predicted_ms"] for row in facts["sweep"]["points"]
-    ]
+    # Equal steps are one row.
+    points = {round(row["predicted_ms"], 2): row["predicted_ms"] for row in reversed(facts["sweep"]["points"])}
+    assert [row[1].value for row in held.tables["t-bandwidth"].rows] == [*reversed(points.values())]
+    assert held.tables["t-bandwidth"].rows[-1][0].text.endswith("400Gbps")
     assert held.tables["t-peak"].column(1)["activations"].value == facts["memory"]["peak"]["activation_bytes"]
     for sentence in facts["advise"]["verdict"]:
         assert sentence in held.text
@@ -145,9 +151,30 @@ def test_what_is_drawn_is_what_the_tables_say(transformer: tuple[Page, str]) -> 
         assert says
 
 
+def test_names_of_what_ifs_and_terms_are_explained(transformer: tuple[Page, str]) -> None:
+    """The hover text is the what-if's summary and its options; the terms stand in a list too."""
+    held, _ = transformer
+    meant = {known["title"] for name, known in held.tags if name == "abbr" and "class" not in known}
+    assert "AMP: train in mixed precision (autocast, and a loss scaler for fp16); target bf16" in meant
+    critical = "time on the critical path: shortening anything else does not shorten the step"
+    assert critical in meant
+    assert held.text.count(critical) == 1
+    built_in = {name: summary.rstrip(".") for name, summary, _ in built_in_summaries()}
+    advised = {name for entry in held.data("facts")["advise"]["advice"] for name in entry["what_ifs"]}
+    for one in advised:
+        name, _, options = one.partition(":")
+        ending = f"; {options.replace(',', ', ').replace('=', ' ')}" if options else ""
+        assert any(title and title.endswith(ending) and built_in[name] in title for title in meant), one
+
+
+def test_rows_that_differ_in_their_name_alone_are_one() -> None:
+    rows: list[Row] = [["a", Cell("1", 1.0), "x"], ["b", Cell("2", 2.0), "x"], ["c", Cell("1", 1.0), "x"]]
+    assert [row[0] for row in joined(rows)] == ["a, c", "b"]
+
+
 def test_ranges_and_sources_of_every_prediction_are_told(transformer: tuple[Page, str]) -> None:
     held, _ = transformer
-    labels = {known["class"] for name, known in held.tags if name == "abbr"}
+    labels = {known["class"] for name, known in held.tags if name == "abbr" and "class" in known}
     assert labels == {f"made made-{made}" for made in ("measured", "simulated", "predicted", "estimated")}
     told = held.tables["t-alone"].column(-1)
     assert "by" in told["amp:target=bf16"].text or "alone" in told["amp:target=bf16"].text
@@ -483,4 +510,4 @@ def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path) -> None:
     assert facts.as_fast == f"{times:.2f}× as fast"
     assert facts.for_whom == " for the samples of a recorded step"
     assert shown.count(f"{facts.as_fast}{facts.for_whom}.") == 1
-    assert f'data-key="predicted_ms">{facts.as_fast}</p>' in shown
+    assert f'data-key="predicted_ms">{facts.as_fast}</span>' in shown

@@ -11,8 +11,8 @@ from whatif.report.printable import drawn
 
 # Colors of the page's palette.
 N_COLORS = 8
-# A label on an axis longer than this takes the room of what it labels.
-LONGEST_LABEL = 42
+# A longer label on an axis takes the room of what it labels, on up to two lines.
+LONGEST_LABEL = 84
 
 
 @dataclass(frozen=True, slots=True)

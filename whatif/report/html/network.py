@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from whatif.prediction.composition import spelled
 from whatif.questions.sweep.scaling import Scaling
 from whatif.questions.sweep.sweep import Sweep
@@ -100,14 +102,15 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
         tuple(number * 8 / 1e9 if in_bits else number for number in numbers),
         logarithmic=True,
     )
-    rows: list[Row] = [
-        [
-            Cell(point.values[0], number),
-            Cell(ms(point.step_ms), point.step_ms),
-            f"{ms(point.low_ms)} … {ms(point.high_ms)}",
-        ]
-        for point, number in zip(points, numbers, strict=True)
-    ]
+    rows: list[Row] = []
+    # Speeds that change nothing are one row, from the first to the last of them.
+    equal = groupby(
+        zip(points, numbers, strict=True), lambda pair: (ms(pair[0].step_ms), ms(pair[0].low_ms), ms(pair[0].high_ms))
+    )
+    for (step, low, high), pairs in equal:
+        (first, number), *others = pairs
+        upto = f" … {others[-1][0].values[0]}" if others else ""
+        rows.append([Cell(f"{first.values[0]}{upto}", number), Cell(step, first.step_ms), f"{low} … {high}"])
     names = [spelled(t) for t in found.transforms]
     sentence = headline(found)
     columns: list[Header] = [option, f"{noun}, ms", RANGE]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from whatif.prediction.composition import spelled
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
@@ -48,19 +50,13 @@ def _cards(facts: Facts) -> list[Html]:
     step_ms = baseline.step_ns / 1e6
     ms = ms_format(step_ms)
     subject = CLOCK_SUBJECTS[baseline.clock]
-    made = "predicted, not recorded" if baseline.graph.info.is_predicted else "recorded"
-    recorded = f"{made}: {ms(baseline.measured_ns / 1e6)} ms; {CLOCK_LABELS[baseline.clock]}"
-    found = [_card(f"{subject} takes", f"{ms(step_ms)} ms", recorded, Made.SIMULATED, step_ms, "baseline_ms")]
+    found = []
     if baseline.graph.on_gpu.any():
         busy_ms, of_step = facts.explanation.breakdown.gpu_busy_ms, f"ms of {subject}"
         busy = f"{pct(busy_ms, step_ms)} %"
         found.append(_card("the GPU is busy", busy, f"{ms(busy_ms)} {of_step}", Made.SIMULATED, busy_ms, "gpu_busy_ms"))
     if prediction is not None:
         names = " + ".join(spelled(t) for t in prediction.transforms)
-        ends = f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)} ms"
-        of = f"{facts.for_whom.strip()}; " if facts.for_whom else ""
-        under, value_ms = f"{of}{ms(prediction.predicted_ms)} ms; nominal 90 % range {ends}", prediction.predicted_ms
-        found.append(_card(f"with {names}", facts.as_fast, under, Made.PREDICTED, value_ms, "predicted_ms"))
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
             shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
@@ -149,9 +145,10 @@ def _signed(value_pct: float) -> str:
     return f"{round(value_pct, 2) + 0.0:+.2f} %"
 
 
-def legend() -> Html:
-    """Return what the labels beside the numbers mean."""
+def legend(terms: Mapping[str, str]) -> Html:
+    """Return what the labels beside the numbers mean, and the ``terms`` that have hover text: paper has none."""
     rows = [tag("div", tag("dt", badge(made)), tag("dd", made.value)) for made in Made]
+    words = [tag("div", tag("dt", term), tag("dd", meaning)) for term, meaning in sorted(terms.items())]
     return section(
         "made",
         "How the numbers were made",
@@ -162,4 +159,5 @@ def legend() -> Html:
             "measurement of the operator alone, the database of operators, the device's roofline, a constant from a "
             "paper, or our own estimate; each prediction shows how many durations came from each of them."
         ),
+        tag("details", tag("summary", "Words of this page"), tag("dl", words, class_="words")),
     )

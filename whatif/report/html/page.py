@@ -17,10 +17,13 @@ from whatif.report.html.charts import Chart
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, counted, paragraph, section, tag, text
 from whatif.report.html.timeline import timelines
+from whatif.report.html.words import Words
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text_sensitivity import as_dict
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
+# The parts that name what-ifs; the others show names of a trace, which may be spelled like one.
+NAMING = ("verdict", "what-ifs", "prediction", "network")
 CHART_LIBRARY = "chart.umd.min.js"
 
 
@@ -51,8 +54,11 @@ def page(facts: Facts) -> str:
         memory.memory(facts, charts),
         network.network(facts, charts),
         sensitive.sensitivity(facts, charts),
-        overview.legend(),
     ]
+    contents = _contents([*sections, overview.legend({})])
+    words = Words.of(facts)
+    sections = [part and words.explain(part, what_ifs=_ident(part) in NAMING) for part in sections]
+    sections.append(overview.legend(words.used))
     name = facts.summary.graph.info.path or "a recording"
     body = [
         tag("a", "Skip to the answer", href="#verdict", class_="skip"),
@@ -61,7 +67,7 @@ def page(facts: Facts) -> str:
             tag("h1", f"What-if report: {name}"),
             tag("button", "Dark", type="button", id="theme", hidden=True),
         ),
-        _contents(sections),
+        contents,
         tag("main", *[part for part in sections if part is not None]),
         tag("footer", paragraph(f"Written by whatif {VERSION}. Charts: Chart.js (MIT licence).")),
         _data("charts", {ident: chart.to_dict() for ident, chart in charts.items()}),
@@ -81,13 +87,17 @@ def page(facts: Facts) -> str:
     return f'<!doctype html>\n<html lang="en">{tag("head", *head)}\n{tag("body", *body, library, own)}\n</html>\n'
 
 
+def _ident(part: Html) -> str:
+    return part.split('id="', 1)[1].split('"', 1)[0]
+
+
 def _contents(sections: Sequence[Html | None]) -> Html:
     """Links to the parts of the page."""
     links = []
     for part in sections:
         if part is None:
             continue
-        ident = part.split('id="', 1)[1].split('"', 1)[0]
+        ident = _ident(part)
         title = part.split(f'id="{ident}-title">', 1)[1].split("</h2>", 1)[0]
         links.append(tag("li", tag("a", Html(title), href=f"#{ident}")))
     return tag("nav", tag("ul", links), aria_label="Contents")

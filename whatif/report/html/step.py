@@ -34,13 +34,17 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
     before = facts.explanation.breakdown.to_dict()
     after = prediction.breakdown.to_dict() if prediction else {}
+    graphs = [facts.baseline.graph, *([prediction.graph] if prediction else [])]
+    on_gpu = any(graph.on_gpu.any() for graph in graphs)
+    # Without a GPU most parts are of something that is not there.
+    parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
     bars = ["as recorded", *([" + ".join(spelled(t) for t in prediction.transforms)] if prediction else [])]
     charts["c-breakdown"] = Chart(
         "stacked",
         tuple(bars),
         tuple(
             Series(label, (before[key], after[key]) if after else (before[key],), color)
-            for color, (key, label) in enumerate(BREAKDOWN_LABELS)
+            for color, (key, label) in enumerate(parts)
         ),
         f"ms of {subject}",
     )
@@ -51,13 +55,13 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
             pct(before[key], step_ms),
             *([Cell(ms(after[key]), after[key]), _signed(after[key] - before[key], ms)] if after else []),
         ]
-        for key, label in BREAKDOWN_LABELS
+        for key, label in parts
     ]
     columns: list[Header] = [Column("part", False), Column("ms", made=Made.SIMULATED), "%"]
     columns += [Column("predicted ms", made=Made.PREDICTED), "change, ms"] if after else []
     says = ". ".join(
-        f"{bar}: " + ", ".join(f"{label} {ms(parts[key])} ms" for key, label in BREAKDOWN_LABELS)
-        for bar, parts in zip(bars, (before, after), strict=False)
+        f"{bar}: " + ", ".join(f"{label} {ms(values[key])} ms" for key, label in parts)
+        for bar, values in zip(bars, (before, after), strict=False)
     )
     path = facts.explanation.critical_path_ms
     path_rows: list[Row] = [

@@ -73,6 +73,18 @@ def table(
     return tag("div", scrolled, under, class_="table", data_search=search)
 
 
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, those that differ in their first cell alone as one: for reasons, not for parts of a whole."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(_shown(cell) for cell in row[1:]), []).append(row)
+    return [[", ".join(_shown(row[0]) for row in same), *same[0][1:]] for same in found.values()]
+
+
+def _shown(cell: Cell | str) -> str:
+    return str(cell.shown) if isinstance(cell, Cell) else cell
+
+
 def _cell(cell: Cell | str, column: Column, place: int) -> Html:
     found = cell if isinstance(cell, Cell) else Cell(cell)
     if not isinstance(found.shown, str) or isinstance(found.shown, Html):

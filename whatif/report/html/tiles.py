@@ -23,16 +23,15 @@ def tiles(facts: Facts) -> Html:
     return tag("div", _why_slow(facts), _what_helps(facts), _fits(facts), _faster(facts), _more(facts), class_="tiles")
 
 
-def _tile(question: str, shown: str, under: str, part: str, explained: str | None = None) -> Html:
-    """A tile; ``explained`` is shown while the pointer is over it."""
+def _tile(question: str, shown: str, under: str, part: str, **number: str | float) -> Html:
+    """A tile; ``number`` is the data behind what is shown, where a command answers with it."""
     return tag(
         "a",
         tag("span", question, class_="label"),
-        tag("span", shown, class_="value"),
+        tag("span", shown, class_="value", **number),
         tag("span", name(under), class_="under"),
         href=f"#{part}",
         class_="tile",
-        title=explained,
     )
 
 
@@ -40,12 +39,16 @@ def _why_slow(facts: Facts) -> Html:
     word, _, reason = facts.explanation.verdict.partition(": ")
     ms = ms_format(facts.explanation.baseline_ms)
     shown = f"{ms(facts.explanation.baseline_ms)} ms"
+    estimated = facts.baseline.estimated_ms
+    spread = f"; estimated {ms(estimated['low'])} … {ms(estimated['high'])} ms" if estimated else ""
     # The sentence up to its details and its remedy: those have their own places on the page.
     return _tile(
         "Why is it slow?",
         shown,
-        f"{sentence_case(word)}: {reason.partition('; ')[0].partition(', ')[0].rstrip('.')}",
+        f"{sentence_case(word)}: {reason.partition('; ')[0].partition(', ')[0].rstrip('.')}{spread}",
         "step",
+        data_value=repr(float(facts.explanation.baseline_ms)),
+        data_key="baseline_ms",
     )
 
 
@@ -56,8 +59,8 @@ def _what_helps(facts: Facts) -> Html:
     names = " + ".join(spelled(transform) for transform in found.transforms)
     ms = ms_format(found.baseline_ms)
     under = f"{names}{facts.for_whom}: {ms(found.low_ms)} … {ms(found.high_ms)} ms"
-    explained = "\n".join(f"{spelled(transform)}: {transform.summary}" for transform in found.transforms)
-    return _tile("What helps?", facts.as_fast, under, "what-ifs", explained)
+    number = repr(float(found.predicted_ms))
+    return _tile("What helps?", facts.as_fast, under, "what-ifs", data_value=number, data_key="predicted_ms")
 
 
 def _fits(facts: Facts) -> Html:

@@ -12,7 +12,7 @@ from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, answered_by
 from whatif.report.html.markup import Html, items, paragraph, prose, section, tag
-from whatif.report.html.tables import Cell, Column, Header, Row, table
+from whatif.report.html.tables import Cell, Column, Header, Row, joined, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text import add_up
 from whatif.report.text_advise import REFUSED, effort, gain_range
@@ -99,13 +99,13 @@ def _rest(advice: Advice) -> list[Html]:
                 [_names(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
                 for e in entries
             ]
-            found.append(table(ident, title, columns, told, made=Made.PREDICTED))
+            found.append(table(ident, title, columns, joined(told), made=Made.PREDICTED))
     refused: list[Html] = []
     for title, why in REFUSED:
         rows: list[Row] = [[" + ".join(r.spelled), r.reason] for r in advice.refused if r.why == why]
         if rows:
             ident = f"t-{why.name.lower().replace('_', '-')}"
-            refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], rows))
+            refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], joined(rows)))
     if advice.hypothetical:
         names = ", ".join(advice.hypothetical)
         refused.append(paragraph(f"Not tried, because these are questions, not optimizations: {names}."))

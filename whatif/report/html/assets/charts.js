@@ -84,7 +84,12 @@
   function shortened(value) {
     const label = this.getLabelForValue(value);
     const most = Math.max(14, Math.min(42, Math.floor(this.chart.width / 22)));
-    return label.length <= most ? label : `${label.slice(0, most - 1)}…`;
+    if (label.length <= most) return label;
+    const words = label.split(" ");
+    let first = words.shift();
+    while (words.length && first.length + words[0].length < most) first += ` ${words.shift()}`;
+    const cut = (line) => (line.length <= most ? line : `${line.slice(0, most - 1)}…`);
+    return words.length ? [cut(first), cut(words.join(" "))] : cut(first);
   }
 
   const told = ({ dataset, dataIndex, formattedValue }) => {

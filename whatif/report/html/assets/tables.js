@@ -1,7 +1,7 @@
 // Tables are sorted by their headers, searched by the words of their rows, and begin with the rows that matter most.
 (() => {
   // Rows that are shown have to be laid out at every sort: a table of hundreds would not be sorted at once.
-  const FIRST = 40;
+  const FIRST = 12;
 
   const start = (place) => {
     const table = place.querySelector("table");
@@ -90,6 +90,7 @@
     table.parentElement.after(line);
     button.addEventListener("click", () => {
       state.all = !state.all;
+      table.parentElement.classList.toggle("all", state.all);
       show(state);
     });
     state.more = (matching) => {
