@@ -118,6 +118,25 @@ def test_a_kernel_that_does_not_fill_the_device_gains_nothing_from_more_multipro
     assert [moved(to(g, "MI300X"), "flash_fwd") for g in (full, half)] == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_kernel_that_keeps_no_memory_busy_waits_for_its_latency() -> None:
+    """64 blocks of 4 warps ask for 98 GB/s on any device; a million threads for all that each one has."""
+    row = {"name": "norm", "us": 50, "family": F.LAYER_NORM, "size_bytes": 10**7}
+    small, large = (to(kernels(H100, {**row, "warps": warps}), "MI300X") for warps in (64 * 4, 10**6 // 32))
+    assert moved(small, "norm") == pytest.approx(3_200 + 48_000, rel=1e-3)
+    assert moved(large, "norm") == pytest.approx(3_200 + 48_000 * 3352 * 0.91 / (5300 * 0.74), rel=1e-3)
+
+
+def test_a_product_of_unknown_size_gains_less_than_the_ratio_of_rates() -> None:
+    """By the power 0.67, in a range 1.4 times as wide; a format without units on the new device has no such law."""
+    row = {"name": "gemm", "us": 102, "family": F.GEMM, "dtype": BF16}
+    bare, known = kernels(H100, row), kernels(H100, {**row, "flops": 7 * 10**10})
+    changed = to(bare, "MI300X")
+    assert moved(changed, "gemm") == pytest.approx(3_200 + 100_000 * (794.5 / 668.4) ** 0.67, rel=1e-3)
+    wide, narrow = (g.high_ns[id_of(g, "gemm")] / moved(g, "gemm") for g in (changed, to(known, "MI300X")))
+    assert wide > 1.3 * narrow
+    assert moved(to(bare, "V100-SXM2-32"), "gemm") == pytest.approx(2_000 + 100_000 * 794.5 / (15.7 * 0.8), rel=1e-3)
+
+
 CONV = describe(
     "aten::conv2d",
     [[32, 256, 28, 28], [256, 256, 3, 3]],
