@@ -111,6 +111,19 @@ def test_each_reduction_waits_for_another_of_three_workers() -> None:
         assert times_of(found, rank, (TaskKind.KERNEL,))["u"] == (121, 131)
 
 
+def test_other_times_on_merged_workers_are_those_of_a_new_graph() -> None:
+    graph = two_reductions()
+    classes(graph, [1.0, 2.0], what="gpu")  # kept for what follows
+    for factors in ([1.0, 30.0], [1.0, 2.0, 3.0], [2.0, 1.0]):
+        kept, new = classes(graph, factors, high=[40.0] * len(factors)), two_reductions()
+        new = classes(new, factors, high=[40.0] * len(factors))
+        for name in ("duration_ns", "low_ns", "high_ns", "thread", "name"):
+            assert getattr(kept, name).tolist() == getattr(new, name).tolist()
+        assert simulate(kept).end_ns.tolist() == simulate(new).end_ns.tolist()
+    step = classes(graph.replace(step=graph.step + 1), factors)
+    assert step.step.max() == graph.step.max() + 1
+
+
 def test_three_classes_are_this_worker_the_slowest_of_its_like_and_of_the_others() -> None:
     """Eight workers, three of them twice as slow, all with 10 % jitter: 1, the slowest of five, twice that of three."""
     found = load_transform("straggler:count=3,slowdown=2,jitter_pct=10,what=gpu")(two_reductions(workers=8))

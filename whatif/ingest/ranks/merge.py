@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
 
     ``info`` is what is known of all; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
     """
-    blocks = [_with_arrivals(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
+    blocks = [_with_names(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
     names, name_codes = one_table(block.names for block in blocks)
     layers, layer_codes = one_table(block.layers for block in blocks)
     operators, operator_codes = one_table(block.info.operators for block in blocks)
@@ -105,7 +105,8 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         notes=_notes(blocks),
         declined=(),
     )
-    return _met(graph, sizes.tolist())
+    begins = [_Begin(i, begin_ns, int(first_thread[i + 1]) - 1) for i, begin_ns in enumerate(begins_ns) if begin_ns]
+    return _met(graph, sizes.tolist(), begins)
 
 
 def _joined(columns: list[Array]) -> Array:
@@ -128,87 +129,105 @@ def _prefix(number: int) -> str:
     return f"rank {number}: "
 
 
-def _with_arrivals(part: TaskGraph, begin_ns: int) -> TaskGraph:
-    """The graph of one rank with an arrival ahead of each of its collectives, which waits for the same tasks.
+class _Begin(NamedTuple):
+    """What holds a part back until its recording begins: which part, until when, and on which thread."""
 
-    And with a task that holds everything back until the rank's recording begins.
-    """
-    n = len(part)
-    transfer = np.flatnonzero(part.attached.get(COLLECTIVE, np.zeros(n, dtype=np.int64)))
-    threads, begin = part.threads, np.empty(0, dtype=np.int64)
-    first_of_thread = np.unique(part.thread, return_index=True)[1] if begin_ns else begin
-    # Where a new row stands: ahead of the task with that id.
-    ahead = np.concatenate([np.zeros(int(begin_ns > 0), dtype=np.int64), transfer])
-    count = len(ahead)
-    if not count:
+    part: int
+    begin_ns: int
+    thread: int
+
+
+def _with_names(part: TaskGraph, begin_ns: int) -> TaskGraph:
+    """The graph of one rank with the names, and the thread, of the tasks that are put into it."""
+    if not begin_ns and not part.attached.get(COLLECTIVE, np.zeros(1)).any():
         return part
     names = tuple(dict.fromkeys((*part.names, ARRIVAL_NAME, BEGIN_NAME)))
-    taken_over = {each.name: getattr(part, each.name)[ahead] for each in COLUMNS if each.inherits}
-    rows = filled(count, {
-        **taken_over, "start_ns": part.start_ns[ahead], "name": names.index(ARRIVAL_NAME), "kind": TaskKind.WAIT,
-    })  # fmt: skip
-    if begin_ns:
-        threads = (*threads, Thread(BEGIN_NAME, ThreadKind.CHANNEL))
-        for key in ("duration_ns", "low_ns", "high_ns"):
-            rows[key][0] = begin_ns
-        rows["name"][0], rows["thread"][0], rows["step"][0] = names.index(BEGIN_NAME), len(threads) - 1, -1
-        rows["layer"][0], rows["phase"][0], rows["start_ns"][0] = 0, 0, 0
-    place = ahead + np.arange(count)
-    woven, moved = woven_in(part, rows, place)
-    arrival = place[bool(begin_ns) :]
-    if len(arrival):
-        collective = woven.attached[COLLECTIVE].copy()
-        collective[arrival] = part.attached[COLLECTIVE][transfer]
-        woven = woven.attach(**{COLLECTIVE: collective})
-    dependencies = [woven.dependencies]
-    into = part.dependencies.take(np.isin(part.dependencies.target, transfer))
-    where = np.searchsorted(transfer, into.target)
-    kind = np.where(into.kind == DependencyKind.LAUNCH, DependencyKind.EVENT, into.kind).astype(np.int8)
-    dependencies.append(
-        Dependencies(moved[into.source], arrival[where].astype(np.int32), kind, into.lag_ns, into.anchor)
-    )
-    if begin_ns:
-        firsts = moved[first_of_thread]
-        firsts = np.concatenate([firsts, arrival[np.isin(transfer, first_of_thread)]])
-        dependencies.append(Dependencies.of(np.full(len(firsts), place[0]), firsts, DependencyKind.EVENT))
-    return woven.replace(threads=threads, names=names, dependencies=Dependencies.concatenate(dependencies))
+    threads = (*part.threads, Thread(BEGIN_NAME, ThreadKind.CHANNEL)) if begin_ns else part.threads
+    return part.replace(names=names, threads=threads)
 
 
-def _met(graph: TaskGraph, bounds: Sequence[int]) -> TaskGraph:
-    """The graph with a hub for every collective, in the order of recorded time, every dependency forward.
+def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> TaskGraph:
+    """The graph with an arrival ahead of each transfer and a hub for every collective, in the order of recorded time.
 
-    Part i has the tasks from ``bounds[i]`` on, arrivals included, and keeps their order.
+    Part i has the tasks from ``bounds[i]`` on, and keeps their order. An arrival waits for all that its transfer waits
+    for. Every dependency points forward.
     """
     n = len(graph)
     collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(n, dtype=np.int64)))
-    taking_part = np.flatnonzero(collective)
-    arrives = graph.kind[taking_part] == TaskKind.WAIT
-    arrival, transfer = taking_part[arrives], taking_part[~arrives]
-    present, first, which = np.unique(collective[arrival], return_index=True, return_inverse=True)
-    # Collectives that share a thread on their first rank run one after the other there: so may their hubs.
-    lanes, lane = np.unique(graph.thread[arrival[first]], return_inverse=True)
-    threads = (Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
-    names = tuple(dict.fromkeys((*graph.names, HUB_NAME))) if len(present) else graph.names
-    rows = {name: column[arrival[first]] for name, column in columns_of(graph).items()}
-    rows["name"] = np.full(len(present), names.index(HUB_NAME) if len(present) else 0)
-    rows["thread"] = (len(graph.threads) + lane).astype(np.int32)
-    rows["start_ns"] = np.full(len(present), -1, dtype=np.int64)
-    np.maximum.at(rows["start_ns"], which, graph.start_ns[arrival])
+    transfer = np.flatnonzero(collective)
+    # Ahead of which task each begin and each arrival stands; where both stand ahead of one, the begin comes first.
+    ahead = np.concatenate([np.array([bounds[begin.part] for begin in begins], dtype=np.int64), transfer])
+    turn = np.argsort(ahead, kind="stable")
+    place = np.empty(len(ahead), dtype=np.int64)
+    place[turn] = ahead[turn] + np.arange(len(ahead))
+    begin, arrival = place[: len(begins)], place[len(begins) :]
+    # Rows in the order of their parts, begins and arrivals with them: which task each is, or stands ahead of.
+    is_new = np.zeros(n + len(place), dtype=np.bool_)
+    is_new[place] = True
+    within = np.arange(len(is_new)) - np.cumsum(is_new) + is_new
+    row_of = np.flatnonzero(~is_new)
+    start_ns = graph.start_ns.take(within, mode="clip")
+    start_ns[begin] = [each.begin_ns for each in begins]
+    present, first, which = np.unique(collective[transfer], return_index=True, return_inverse=True)
+    hub_start_ns = np.full(len(present), -1, dtype=np.int64)
+    np.maximum.at(hub_start_ns, which, graph.start_ns[transfer])
     waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0] if len(transfer) else transfer
     of_waiting = np.searchsorted(present, collective[waiting])
-    key, hub_key = _times(graph.start_ns, rows["start_ns"], bounds, (arrival, which), (waiting, of_waiting))
+    row_bounds = [bound + int(np.count_nonzero(ahead < bound)) for bound in bounds]
+    key, hub_key = _times(start_ns, hub_start_ns, row_bounds, (arrival, which), (row_of[waiting], of_waiting))
     # In the order of time; of those at one time the hubs come last.
     order = np.argsort(key, kind="stable")
     hub_order = np.argsort(hub_key, kind="stable")
     hub = np.empty(len(present), dtype=np.int64)
     hub[hub_order] = np.searchsorted(key[order], hub_key[hub_order], side="right") + np.arange(len(present))
-    edited, moved = woven_in(graph, rows, hub, order)
+    is_hub = np.zeros(len(order) + len(hub), dtype=np.bool_)
+    is_hub[hub] = True
+    id_of = np.empty(len(order), dtype=np.int32)
+    id_of[order] = np.arange(len(is_hub), dtype=np.int32)[~is_hub]
+    old = within[order[~is_new[order]]]
+    begin, arrival = id_of[begin].astype(np.int64), id_of[arrival].astype(np.int64)
+
+    names = tuple(dict.fromkeys((*graph.names, HUB_NAME))) if len(present) else graph.names
+    # Collectives that share a thread on their first rank run one after the other there: so may their hubs.
+    lanes, lane = np.unique(graph.thread[transfer[first]], return_inverse=True)
+    threads = (Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
+    like = np.concatenate([transfer, transfer[first]])
+    taken_over = {each.name: getattr(graph, each.name)[like] for each in COLUMNS if each.inherits}
+    helps = filled(len(like), {
+        **taken_over, "start_ns": np.concatenate([graph.start_ns[transfer], hub_start_ns]), "kind": TaskKind.WAIT,
+    })  # fmt: skip
+    if len(like):
+        helps["name"][: len(transfer)], helps["name"][len(transfer) :] = map(names.index, (ARRIVAL_NAME, HUB_NAME))
+        helps["thread"][len(transfer) :] = len(graph.threads) + lane
+    until_ns = np.array([each.begin_ns for each in begins], dtype=np.int64)
+    holds = filled(len(begins), {
+        "thread": np.array([each.thread for each in begins], dtype=np.int32), "kind": TaskKind.WAIT,
+        "name": names.index(BEGIN_NAME) if begins else 0,
+        **dict.fromkeys(("duration_ns", "low_ns", "high_ns", "start_ns"), until_ns),
+    })  # fmt: skip
+    rows = {name: np.concatenate([helps[name], holds[name]]) for name in helps}
+    new = np.concatenate([arrival, hub, begin])
+    edited, moved = woven_in(graph, rows, new, old)
+    if len(transfer):
+        joined = edited.attached[COLLECTIVE].copy()
+        joined[arrival] = graph.attached[COLLECTIVE][transfer]
+        edited = edited.attach(**{COLLECTIVE: joined})
+    arrival_of = np.full(n, -1, dtype=np.int32)
+    arrival_of[transfer] = arrival
+    into = graph.dependencies.take(arrival_of[graph.dependencies.target] >= 0)
+    kind = np.where(into.kind == DependencyKind.LAUNCH, DependencyKind.EVENT, into.kind).astype(np.int8)
     lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[waiting]]
     dependencies = [
         edited.dependencies,
-        Dependencies.of(moved[arrival], hub[which], DependencyKind.COMMUNICATION),
+        Dependencies(moved[into.source], arrival_of[into.target], kind, into.lag_ns, into.anchor),
+        Dependencies.of(arrival, hub[which], DependencyKind.COMMUNICATION),
         Dependencies.of(hub[of_waiting], moved[waiting], DependencyKind.COMMUNICATION, lag_ns),
     ]
+    for each, own in zip(begins, begin.tolist(), strict=True):
+        from_task, to_task = bounds[each.part : each.part + 2]
+        firsts = from_task + np.unique(graph.thread[from_task:to_task], return_index=True)[1]
+        held = np.concatenate([moved[firsts], arrival_of[firsts][arrival_of[firsts] >= 0]])
+        dependencies.append(Dependencies.of(np.full(len(held), own), held, DependencyKind.EVENT))
     return reorder(
         edited.replace(
             names=names, threads=(*graph.threads, *threads), dependencies=Dependencies.concatenate(dependencies)
@@ -225,13 +244,19 @@ def _times(
     """
     key, hub_key = start_ns.copy(), hub_ns.copy()
     _never_back(key, bounds)
+    # Only these rows are pushed; what they push in turn follows at the end.
+    rows = np.sort(np.concatenate([into[0], out[0]]))
+    arrival, transfer = np.searchsorted(rows, into[0]), np.searchsorted(rows, out[0])
+    of_rows, row_bounds = key[rows], np.searchsorted(rows, bounds).tolist()
     for _ in range(_ROUNDS):
-        before = key.copy()
-        np.maximum.at(hub_key, into[1], key[into[0]] + 1)
-        np.maximum.at(key, out[0], hub_key[out[1]] + 1)
-        _never_back(key, bounds)
-        if np.array_equal(key, before):
+        before = of_rows.copy()
+        np.maximum.at(hub_key, into[1], of_rows[arrival] + 1)
+        np.maximum.at(of_rows, transfer, hub_key[out[1]] + 1)
+        _never_back(of_rows, row_bounds)
+        if np.array_equal(of_rows, before):
             break
+    key[rows] = of_rows
+    _never_back(key, bounds)
     return key, hub_key
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, TaskKind
+from whatif.graph.types import Bool, Int64, TaskKind
 from whatif.ingest.ranks.merge import COLLECTIVE, merge
 
 WHAT = ("all", "gpu", "cpu")
@@ -48,6 +50,40 @@ def compute_tasks(graph: TaskGraph, what: str) -> Bool:
     return np.asarray({"gpu": on_gpu, "cpu": graph.on_cpu, "all": on_gpu | graph.on_cpu}[what], dtype=np.bool_)
 
 
+# Attached while workers are merged: 1 + the place of a task among those of all workers.
+_ROW = "row of workers"
+_TIMES = ("duration_ns", "low_ns", "high_ns")
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What was made of workers, for others that differ from them in times alone: a sweep asks for many of those."""
+
+    alike: list[Any]
+    matched: Bool
+    graph: TaskGraph
+    row: Int64
+
+    def holds_for(self, workers: Sequence[TaskGraph], matched: Bool) -> bool:
+        alike = _all_but_times(workers)
+        same = len(alike) == len(self.alike) and all(a is b for a, b in zip(alike, self.alike, strict=True))
+        return same and np.array_equal(matched, self.matched)
+
+    def graph_of(self, workers: Sequence[TaskGraph]) -> TaskGraph:
+        nothing = np.zeros(1, dtype=np.int64)
+        times = {name: np.concatenate([nothing, *(getattr(w, name) for w in workers)])[self.row] for name in _TIMES}
+        return self.graph.replace(**times)
+
+
+def _all_but_times(workers: Sequence[TaskGraph]) -> list[Any]:
+    names = [field.name for field in fields(TaskGraph) if field.name not in _TIMES]
+    return [getattr(worker, name) for worker in workers for name in names]
+
+
+def _kept(_: object) -> list[_Merged]:
+    return []
+
+
 def replicate(workers: Sequence[TaskGraph], matched: Bool) -> TaskGraph:
     """Return one graph with the threads of all ``workers``, which have the same tasks and differ in times alone.
 
@@ -60,7 +96,14 @@ def replicate(workers: Sequence[TaskGraph], matched: Bool) -> TaskGraph:
         raise WhatifError("replicate: expected workers with the same tasks and threads, got different ones.")
     if len(workers) == 1:
         return own
+    for kept in (kept for kept in found(own, "workers", _kept) if kept.holds_for(workers, matched)):
+        return kept.graph_of(workers)
     number = np.where(matched, np.cumsum(matched), 0)
-    parts = [worker.attach(**{COLLECTIVE: number}) for worker in workers]
+    rows = np.arange(len(workers) * len(own)).reshape(len(workers), -1) + 1
+    parts = [worker.attach(**{COLLECTIVE: number, _ROW: of}) for worker, of in zip(workers, rows, strict=True)]
     info = replace(own.info, ranks=tuple(worker.info for worker in workers))
-    return merge(parts, info, list(range(len(workers))), [0] * len(workers))
+    merged = merge(parts, info, list(range(len(workers))), [0] * len(workers))
+    row = merged.attached[_ROW]
+    merged = merged.replace(attached={name: column for name, column in merged.attached.items() if name != _ROW})
+    found(own, "workers", _kept)[:] = [_Merged(_all_but_times(workers), matched, merged, row)]
+    return merged
