@@ -11,6 +11,8 @@ import pytest
 import whatif
 from tests.helpers import launched, mark, need, op, write_trace
 from whatif.cli.main import main
+from whatif.models.durations.database import estimator_of
+from whatif.opdb.rows import operators
 from whatif.prediction.baseline import Baseline
 from whatif.questions.efficiency import Efficiency, efficiency
 
@@ -43,14 +45,14 @@ def test_no_row_is_above_its_peak(name: str, shared_traces: Path) -> None:
     assert 0 <= (found.mfu_pct or 0) <= (found.hfu_pct or 0) <= 100
 
 
-def a_product(folder: Path, shapes: dict[str, Any]) -> Path:
-    """One product of matrices on an A100, 1,000 us a step."""
+def a_product(folder: Path, shapes: dict[str, Any], us: float = 1000) -> Path:
+    """One product of matrices on an A100, ``us`` a step of 2,000."""
     events = []
     for step in range(6):
         at = 2000 * step
         events.append(mark(f"ProfilerStep#{step}", at, 1999))
         events.append(op("aten::mm", at + 5, 40, **shapes))
-        events += launched("ampere_bf16_s16816gemm_bf16_128x128", at + 10, 5, at + 30, 1000, step + 1)
+        events += launched("ampere_bf16_s16816gemm_bf16_128x128", at + 10, 5, at + 30, us, step + 1)
     header = {"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_000_000_000}]}
     return write_trace(folder / "mm.json", events, **header)
 
@@ -68,6 +70,39 @@ def test_by_hand(tmp_path: Path) -> None:
     assert use.gbyte_s == pytest.approx(moved / 1e6)
     assert use.bound == "compute"
     assert found.mfu_pct == pytest.approx(100 * flops / 1e12 / 312 / (found.baseline.step_ns / 1e9))
+
+
+def test_what_usual_kernels_save_is_what_the_database_says_of_the_shape(tmp_path: Path) -> None:
+    """A product that takes 10 % longer than its range saves what is above its usual time; one inside it nothing."""
+    sizes = {"batch": 1, "m": 8192, "n": 2048, "k": 4096}
+    ops = operators("matmul", {name: [size] for name, size in sizes.items()}, name=["mm"], dtype=["bf16"])
+    answer = estimator_of("A100-SXM-80").estimate(ops)
+    usual_us, high_us = float(answer.t_s[0]) * 1e6, float(answer.high_s[0]) * 1e6
+    shapes = {"Input Dims": [[8192, 4096], [4096, 2048]], "Input type": ["c10::BFloat16"] * 2}
+    (slow,) = used(a_product(tmp_path, shapes, 1.1 * high_us), calibrated=False).families
+    assert slow.usual_by == "shapes"
+    assert slow.usual_saves_ms == pytest.approx((1.1 * high_us - usual_us) / 1e3, rel=1e-3)
+    (fast,) = used(a_product(tmp_path, shapes, 0.99 * high_us), calibrated=False).families
+    assert fast.usual_saves_ms == 0
+    assert fast.usual_gain_ms is None
+
+
+def test_kernels_predicted_by_the_database_are_as_fast_as_it_calls_usual(own_traces: Path) -> None:
+    found = used(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
+    families = {use.name: use for use in found.families}
+    assert families["convolution"].usual_saves_ms == pytest.approx(0, abs=0.01)
+    # Batch normalization is no family of the database: the rates of large kernels say what is usual.
+    assert [use.name for use in found.savings] == ["normalization", "elementwise"]
+    for use in found.savings:  # the GPU bounds this step
+        assert use.usual_by == "rates"
+        assert use.usual_gain_ms == pytest.approx(use.usual_saves_ms, rel=0.02)
+
+
+def test_faster_kernels_do_not_shorten_a_step_that_the_host_bounds(shared_traces: Path) -> None:
+    found = used(shared_traces / "tracelens-h100-mi300" / "h100.Falconsai_nsfw_image_detection__1016002.json.gz")
+    assert found.savings[0].name == "gemm"
+    assert found.savings[0].usual_saves_ms > 0.2  # type: ignore[operator]
+    assert found.savings[0].usual_gain_ms == pytest.approx(0, abs=0.01)
 
 
 def a_checkpointed_step(folder: Path, *, built_again: int) -> Path:

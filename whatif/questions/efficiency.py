@@ -11,7 +11,7 @@ the model's FLOPs once, HFU those of recomputed forward passes too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind, among
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu, find_gpu
 from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
+from whatif.models.durations.database import usual_calls_ns
 from whatif.prediction.baseline import Baseline
-from whatif.simulation.steps import CLOCK_NOUNS
+from whatif.simulation.simulator import simulate
+from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 
 CONVENTION = "products of matrices, a multiply-add is two; of causal attention half; MFU without recomputation"
 # Whose usual rates a family's kernels have, forward and backward.
@@ -58,7 +60,9 @@ class Use:
     compute_pct: float | None  # of the peak in their formats
     memory_pct: float | None  # of the data sheet's bandwidth
     bound: str  # compute, memory, launch, latency; "" where not known
-    usual_saves_ms: float | None  # of the kernels' time, at the rates that large kernels reach on this GPU
+    usual_saves_ms: float | None  # of the kernels' time, if they were as fast as is usual on this GPU
+    usual_by: str = ""  # most of that by: shapes (the op database), rates (of large kernels)
+    usual_gain_ms: float | None = None  # what of it the step gains; of families whose savings are named
 
     def to_dict(self, key: str) -> dict[str, Any]:
         """Return the row as a JSON object."""
@@ -69,7 +73,8 @@ class Use:
                 "usual_saves_ms",
             )
         }  # fmt: skip
-        return {key: self.name, **rounded, "bound": self.bound or None}
+        gain = {} if self.usual_gain_ms is None else {"usual_gain_ms": round(self.usual_gain_ms, 6)}
+        return {key: self.name, **rounded, "bound": self.bound or None, "usual_by": self.usual_by or None, **gain}
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,9 @@ class Efficiency:
 
     @property
     def savings(self) -> tuple[Use, ...]:
-        """Families that would save a hundredth of the step or more at usual rates, the largest saving first."""
-        least_ms = WORTH_SHARE * self.baseline.step_ns / 1e6
-        found = [use for use in self.families if (use.usual_saves_ms or 0.0) >= max(least_ms, 1e-9)]
-        return tuple(sorted(found, key=lambda use: -(use.usual_saves_ms or 0.0)))
+        """Families whose usual times would save a hundredth of the step or more, the largest gain of the step first."""
+        found = [use for use in self.families if use.usual_gain_ms is not None]
+        return tuple(sorted(found, key=lambda use: (-(use.usual_gain_ms or 0.0), -(use.usual_saves_ms or 0.0))))
 
     @property
     def headline(self) -> str:
@@ -189,6 +193,7 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
             "bytes are not counted"
         )
     families = work.rows(family, [f.name.lower().replace("_", " ") for f in KernelFamily])
+    families = _with_gains(baseline, work, family, families[:top])
     layers = work.rows(np.where(work.chosen & (graph.layer > 0), graph.layer, -1), graph.layers)
     phases = work.rows(np.where(work.chosen, graph.phase, -1), [phase.name.lower() for phase in Phase])
     return Efficiency(
@@ -199,11 +204,26 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         mfu_pct=mfu_pct,
         hfu_pct=hfu_pct,
         known_pct=100.0 * float(graph.duration_ns[known].sum()) / matrix_ns if matrix_ns else 0.0,
-        families=tuple(families[:top]),
+        families=tuple(families),
         layers=tuple(layers[:top]),
         phases=tuple(phases),
         notes=tuple(notes),
     )
+
+
+def _with_gains(baseline: Baseline, work: _Work, family: Array, uses: Sequence[Use]) -> list[Use]:
+    """The rows, with what the step gains by those usual times that save a hundredth of it or more."""
+    graph, found = baseline.graph, []
+    for use in uses:
+        if (use.usual_saves_ms or 0.0) >= max(WORTH_SHARE * baseline.step_ns / 1e6, 1e-9):
+            code = KernelFamily[use.name.upper().replace(" ", "_")]
+            tasks = np.flatnonzero((family == code) & (work.saves_ns > 0))
+            changed = graph.with_duration(tasks, graph.duration_ns[tasks] - work.saves_ns[tasks])
+            timeline = simulate(changed)
+            step = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
+            use = replace(use, usual_gain_ms=max(baseline.step_ns - step, 0.0) / 1e6)
+        found.append(use)
+    return found
 
 
 def _counted(baseline: Baseline) -> tuple[Bool, int]:
@@ -226,7 +246,8 @@ class _Work:
         self.flops = np.where(chosen & (graph.flops > 0), graph.flops, 0).astype(np.float64)
         self.bytes = np.where(chosen & (graph.size_bytes > 0), graph.size_bytes, 0).astype(np.float64)
         self.at_peak_ns, self.usual_ns, self.moving_ns = (np.zeros(len(graph)) for _ in range(3))
-        self.faster = self.cached = np.zeros(len(graph), dtype=np.bool_)
+        self.faster = self.cached = self.by_shape = np.zeros(len(graph), dtype=np.bool_)
+        self.saves_ns = np.zeros(len(graph))
         if gpu is None or not graph.on_gpu.any():
             return
         formats = [name if name in MATRIX_DTYPES else "fp32" for name in DTYPES]
@@ -242,6 +263,21 @@ class _Work:
         self.moving_ns = self.bytes / gpu.memory_gbyte_s
         self.faster = self.at_peak_ns > self.ns
         self.cached = self.moving_ns > self.ns
+        self.saves_ns, self.by_shape = self._saves()
+
+    def _saves(self) -> tuple[Float64, Bool]:
+        """What each task would save if it were as fast as is usual, ns, and whether the op database says so by shape.
+
+        A call within the database's range is as fast as usual. What the database does not know is compared with the
+        rates that large kernels reach.
+        """
+        assert self.gpu is not None
+        usual_ns = np.maximum(self.usual_ns, self.moving_ns / memory_share(self.gpu).centre)
+        usual_ns = np.where(usual_ns > 0, np.maximum(usual_ns, kernel_floor_ns(self.gpu)), np.inf)
+        of_shape_ns, high_ns = usual_calls_ns(self.graph, np.flatnonzero(self.chosen))
+        by_shape = np.isfinite(of_shape_ns)
+        usual_ns = np.where(by_shape, np.where(self.ns > high_ns, of_shape_ns, np.inf), usual_ns)
+        return np.where(self.chosen, np.maximum(self.ns - usual_ns, 0.0), 0.0), by_shape
 
     def rows(self, codes: Array, names: Sequence[str]) -> list[Use]:
         """Return a row for each code that takes time, the longest first; negative codes count for none."""
@@ -254,7 +290,6 @@ class _Work:
         every, one = np.ones(len(graph), dtype=np.bool_), np.ones(len(graph))
         computes, moves = (self.flops > 0) & ~self.faster, (self.bytes > 0) & ~self.cached
         ns, count = total(self.ns, every), total(one, self.chosen)
-        known_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0))
         compute_ns, at_peak_ns, flops = (
             total(self.ns, computes),
             total(self.at_peak_ns, computes),
@@ -263,12 +298,9 @@ class _Work:
         memory_ns, moving_ns, moved = total(self.ns, moves), total(self.moving_ns, moves), total(self.bytes, moves)
         both = computes & moves
         flops_of_both, bytes_of_both = total(self.flops, both), total(self.bytes, both)
-        saves = np.zeros(len(graph))
-        if self.gpu is not None and graph.on_gpu.any():
-            floor_ns = kernel_floor_ns(self.gpu)
-            usual_ns = np.maximum(self.usual_ns, self.moving_ns / memory_share(self.gpu).centre)
-            saves = np.where(usual_ns > 0, np.maximum(self.ns - np.maximum(usual_ns, floor_ns), 0.0), 0.0)
-        saved = total(saves, every)
+        saved, saved_by_shape = total(self.saves_ns, every), total(self.saves_ns, self.by_shape)
+        known_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0))
+        compared_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0) | self.by_shape)
         found = []
         for code in np.argsort(-ns, kind="stable").tolist():
             if not ns[code] > 0:
@@ -293,8 +325,9 @@ class _Work:
                     memory_pct=None if memory is None else 100.0 * float(memory),
                     bound=self._bound(compute, memory, float(ns[code] / max(count[code], 1))),
                     usual_saves_ms=float(saved[code]) / self.n_steps / 1e6
-                    if on_gpu and known_ns[code] >= LEAST_KNOWN * ns[code]
+                    if on_gpu and compared_ns[code] >= LEAST_KNOWN * ns[code]
                     else None,
+                    usual_by=("shapes" if 2 * saved_by_shape[code] >= saved[code] else "rates") if saved[code] else "",
                 )
             )
         return found

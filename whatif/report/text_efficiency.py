@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whatif.questions.efficiency import CONVENTION, Efficiency, Use
 from whatif.report.layout import Report, count, ms_format, report
 
-HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "at usual rates")
+HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "usual saves")
 
 
 def print_efficiency(found: Efficiency) -> None:
@@ -30,12 +30,14 @@ def print_efficiency(found: Efficiency) -> None:
 
 
 def print_savings(out: Report, savings: Sequence[Use]) -> None:
-    """Print what families of kernels would save at the rates that are usual on this GPU."""
+    """Print what the step would gain if families of kernels were as fast as is usual on this GPU."""
+    how = {"shapes": "the op database calls usual for these shapes", "rates": "the rates of large kernels allow"}
     points = [
-        f"{use.name}: {use.usual_saves_ms:,.2f} ms less GPU time at the rates that large kernels reach"
+        f"{use.name}: {use.usual_gain_ms:,.2f} ms of the step ({use.usual_saves_ms:,.2f} ms of GPU time) if as fast as "
+        f"{how[use.usual_by]}"
         for use in savings
     ]
-    out.points("What usual rates would save", points)
+    out.points("What usual kernels would save", points)
 
 
 def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:

@@ -6,16 +6,20 @@ a model's answer holds the model's whole error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from whatif.graph.types import Bool, Float64, Int8
+from whatif.graph.kernels import MATRIX_FAMILIES
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Bool, Float64, Int8, Int64, among
+from whatif.hardware.gpu import find_gpu
 from whatif.models.durations.estimator import Source
 from whatif.opdb.chain import Answers, AnswerSource, Estimator
 from whatif.opdb.default import estimator as default_estimator
+from whatif.opdb.importers.described import operators_of
 from whatif.opdb.location import default_database
 from whatif.opdb.rows import Operators
 
@@ -56,6 +60,38 @@ def estimator_of(device: str) -> Estimator:
 @lru_cache(maxsize=64)
 def _opened(device: str, _database: Path) -> Estimator:
     return default_estimator(device)
+
+
+def usual_calls_ns(graph: TaskGraph, tasks: Int64) -> tuple[Float64, Float64]:
+    """Return what the database calls usual for the call of each of ``tasks`` on its GPU, and the range's upper end, ns.
+
+    Shape (n_tasks,) both, as the recorded call's kernels share it; NaN where the recording has no shapes or the
+    database no answer. fp32 convolutions run in TF32 where cuDNN does so by default.
+    """
+    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    told = (graph.called[tasks] >= 0) & (graph.operator[tasks] >= 0)
+    # Layouts that a product changes, and biases that it adds, are kernels of their own.
+    products = np.array([what.family in ("conv", "matmul", "attention") for what in graph.info.operators] + [False])
+    told &= among(graph.family[tasks], MATRIX_FAMILIES) | ~products[graph.called[tasks]]
+    usual_ns, high_ns = (np.full(len(graph), np.nan) for _ in range(2))
+    if gpu is None or not told.any():
+        return usual_ns, high_ns
+    tasks = tasks[told]
+    table = [
+        replace(what, dtype="tf32") if gpu.tf32_by_default and (what.family, what.dtype) == ("conv", "fp32") else what
+        for what in graph.info.operators
+    ]
+    by_row = np.full((2, len(table)), np.nan)
+    side = estimator_of(gpu.name)
+    for places, ops in operators_of(table):
+        answers = side.estimate(ops)
+        known = answers.answered_by != AnswerSource.NONE
+        by_row[:, places[known]] = 1e9 * np.stack([answers.t_s, answers.high_s])[:, known]
+    _, call = np.unique(graph.operator[tasks], return_inverse=True)
+    call_ns = np.bincount(call, weights=graph.duration_ns[tasks])[call]
+    share = graph.duration_ns[tasks] / np.maximum(call_ns, 1)
+    usual_ns[tasks], high_ns[tasks] = by_row[:, graph.called[tasks]] * share
+    return usual_ns, high_ns
 
 
 def same_source_ratio(
