@@ -43,6 +43,12 @@ ASKED = {
         "over_theory": (figure_9["predicted, ms"] / figure_9["theory, ms"] - 1).tolist(),
         "blueconnect": [[*key, value] for key, value in blueconnect.items()], "p3": figure_10,
     }""",
+    "5_stock_trace_to_decision": """{
+        "share": float(share), "curve": [point.step_ms for point in curve.points], "at_most_pct": at_most_pct,
+        "baseline_ms": prediction.baseline_ms, "predicted_ms": prediction.predicted_ms, "decision": decision,
+        "advised": [[*e.trial.spelled, e.trial.gain_pct] for e in advice.gaining], "left": folder.exists(),
+        "best": None if best is None else [" + ".join(best.spelled), best.gain_pct],
+    }""",
 }
 
 
@@ -194,3 +200,21 @@ def test_trends_of_daydreams_figures_on_predicted_gpu_steps(ran: Any) -> None:
         assert down[0] == pytest.approx(1, abs=0.01)
         assert 1.2 < down[-1] < 1.6
     assert len(shown(outputs, "image/svg+xml")) == 1
+
+
+def test_a_stock_trace_leads_to_a_decision(ran: Any) -> None:
+    """The times differ from run to run; what they say of each other does not."""
+    found, outputs = ran("5_stock_trace_to_decision")
+    assert 0 < found["share"] < 1
+    one, _, four, eight, sixteen, endless = found["curve"]
+    assert one == pytest.approx(found["baseline_ms"])
+    assert one > four > eight > sixteen > endless > one * (1 - found["share"]) * 0.9
+    assert four == pytest.approx(found["predicted_ms"])
+    assert found["at_most_pct"] == pytest.approx(100 * (1 - endless / one))
+    gains = {tuple(names): gain for *names, gain in found["advised"]}
+    own = gains[("faster_gelu:speedup=4",)]
+    assert own == pytest.approx(100 * (1 - four / one))
+    name, gain = found["best"] or ("", 0.0)
+    assert found["decision"].startswith(f"Do {name} first" if gain >= found["at_most_pct"] else "Write the kernel")
+    assert len(shown(outputs, "image/svg+xml")) == 3
+    assert not found["left"]
