@@ -167,11 +167,18 @@ def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -
     assert (tmp_path / "run" / "signals.json.gz").exists()
 
 
-@pytest.mark.parametrize("script", ["ranks", "accelerated"])
-def test_each_process_of_a_launcher_is_recorded(tmp_path: Path, script: str) -> None:
+# --multi_gpu asks for several processes; the script itself chooses the CPU.
+ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29714"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script"), [(TORCHRUN, "ranks"), (TORCHRUN, "accelerated"), (ACCELERATE, "accelerated")]
+)
+def test_each_process_of_a_launcher_is_recorded(tmp_path: Path, launcher: list[str], script: str) -> None:
     if script == "accelerated":
         need("accelerate")
-    found = run(tmp_path / "run", *COLLECT, *TORCHRUN, f"{script}.py")
+    found = run(tmp_path / "run", *COLLECT, *launcher, f"{script}.py")
     assert found.returncode == 0, found.stderr
     assert found.stdout == "2 ranks trained\n"
     files = sorted((tmp_path / "run").glob(f"{script}.rank*.json.gz"))
