@@ -26,6 +26,18 @@ from whatif.questions.recommend.prices import Prices
 CLUSTER = "dgx-h100"
 
 
+def assert_torchrun_starts(told: str, devices: int) -> None:
+    """Check by torchrun's own parser that a command starts so many processes."""
+    need("torch")
+    from torch.distributed.run import get_args_parser
+
+    command = shlex.split(told)
+    assert command[0] == "torchrun"
+    args = get_args_parser().parse_args(command[1:])
+    assert int(args.nnodes) * int(args.nproc_per_node) == devices
+    assert args.training_script == "train.py"
+
+
 def every(baseline: Baseline, gpus: int, batch: int, tensor: int, *, recompute: bool) -> list[Row]:
     """Return all plans of one way of cutting, estimated, whatever they keep."""
     inner = Plan(tensor, 1, 1, DDP, 1, 1, recompute).inner(CLUSTER)
@@ -82,6 +94,42 @@ def test_memory_prunes_and_the_rest_is_said(predicted: Baseline) -> None:
     assert tight.best.samples_per_s <= whole.best.samples_per_s
     with pytest.raises(WhatifError, match="expected a plan that fits 8 devices"):
         plan(predicted, [replace(asked, memory_bytes=10**6)])
+
+
+def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Baseline) -> None:
+    asked = replace(asked_of(predicted, 8, CLUSTER, global_batch=64), memory_bytes=10**6)
+    with pytest.raises(WhatifError, match=r"of 0\.0009\d* GiB, got at least 0\.\d+ GiB \(tensor \d, pipeline"):
+        plan(predicted, [asked])
+    with pytest.raises(WhatifError, match="7 samples cannot be divided among groups"):
+        plan(predicted, [asked_of(predicted, 1009, CLUSTER, global_batch=7)])
+
+
+def test_a_span_of_several_steps_is_divided(predicted: Baseline) -> None:
+    asked = asked_of(predicted, 4, CLUSTER, global_batch=32)
+    span = Baseline.of(predicted.graph, "span")
+    found, usual = plan(span, [asked]), plan(predicted, [asked])
+    assert found.best.plan == usual.best.plan
+    assert found.best.step_ms == pytest.approx(usual.best.step_ms, rel=0.1)
+    assert f"by its {predicted.graph.info.n_steps} steps" in found.notes[0]
+    assert not usual.notes
+
+
+def test_a_stock_trace_gives_the_same_table_and_launch_flags(
+    shared_traces: Path, predicted_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
+    told = []
+    for path in (stock, Path("traces/resnet18_cifar_cpu.json.gz"), predicted_file):
+        assert main(["plan", str(path), "--gpus", "8", "--cluster", CLUSTER, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+        assert_torchrun_starts(told[-1]["launch"]["torchrun"], 8)
+    assert {tuple(one) for one in told} == {tuple(told[0])}
+    assert {tuple(one["plans"][0]) for one in told} == {tuple(told[0]["plans"][0])}
+    assert [one["unit"] for one in told] == ["recorded batches", "samples", "samples"]
+    assert [bool(one["notes"]) for one in told] == [True, False, False]
+    # The span of the stock trace is one step: its estimate and its simulation are of the same.
+    best = told[0]["plans"][0]
+    assert sum(best["parts"].values()) == pytest.approx(best["predicted_ms"], rel=0.05)
 
 
 def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
@@ -147,15 +195,7 @@ def test_what_is_wrong_is_said(
     ],
 )  # fmt: skip
 def test_torchrun_takes_the_flags(way: Plan) -> None:
-    need("torch")
-    from torch.distributed.run import get_args_parser
-
-    command = shlex.split(launch_flags(way, CLUSTER)["torchrun"])
-    assert command[0] == "torchrun"
-    args = get_args_parser().parse_args(command[1:])
-    nodes, each = int(args.nnodes), int(args.nproc_per_node)
-    assert nodes * each == way.devices
-    assert args.training_script == "train.py"
+    assert_torchrun_starts(launch_flags(way, CLUSTER)["torchrun"], way.devices)
 
 
 def test_megatron_and_deepspeed_flags() -> None:

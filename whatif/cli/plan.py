@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_plan(found, args.top),
         figure=lambda: plan_figure(found),
-        warnings=info.remarks,
+        warnings=(*info.remarks, *found.notes),
     )
 
 

@@ -33,29 +33,20 @@ def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
     """Return the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle."""
     source, target = dependencies.source, dependencies.target
     backward = source >= target
-    order = np.arange(n_tasks, dtype=np.int32)
-    kept = []
-    done = 0
     # Only ids between the ends of a backward dependency can move, and none of them leaves its interval.
-    for first, last in _merged(target[backward], source[backward]):
-        inside = (source >= first) & (source <= last) & (target >= first) & (target <= last)
-        local = _smallest_first(last - first + 1, source[inside] - first, target[inside] - first)
-        kept += [order[done:first], local + np.int32(first)]
-        done = last + 1
-        if len(local) < last - first + 1:
-            return np.concatenate(kept)
-    return np.concatenate([*kept, order[done:]])
-
-
-def _merged(first: Int32, last: Int32) -> list[tuple[int, int]]:
-    """The union of the intervals [first, last], as disjoint intervals in order."""
-    if not len(first):
-        return []
-    by_first = np.argsort(first, kind="stable")
-    first, reach = first[by_first], np.maximum.accumulate(last[by_first])
-    begins = np.append(True, first[1:] > reach[:-1])
-    ends = np.append(begins[1:], True)
-    return list(zip(first[begins].tolist(), reach[ends].tolist(), strict=True))
+    change = np.zeros(n_tasks + 1, dtype=np.int64)
+    np.add.at(change, target[backward], 1)
+    np.add.at(change, source[backward] + 1, -1)
+    moving = np.cumsum(change[:-1]) > 0
+    order = np.arange(n_tasks, dtype=np.int32)
+    ids = order[moving]
+    local = np.cumsum(moving, dtype=np.int32) - np.int32(1)
+    inside = moving[source] & moving[target]
+    found = _smallest_first(len(ids), local[source[inside]], local[target[inside]])
+    if len(found) < len(ids):
+        return ids[found]
+    order[moving] = ids[found]
+    return order
 
 
 def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:

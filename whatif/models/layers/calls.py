@@ -25,14 +25,13 @@ def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
     Where none is known: the latest that launched a task ahead of it, else what the CPU did before, else its first task.
     Raises WhatifError where the recording has no CPU task.
     """
-    launch = graph.launch_of.astype(np.int64)
-    found = launch[tasks]
+    found = graph.launch_of[tasks].astype(np.int64)
     if (found >= 0).all():
         return found
     cpu = np.flatnonzero(graph.on_cpu)
     if not len(cpu):
         raise WhatifError("expected a recording with the CPU's calls, which launch what a what-if adds, got none.")
-    found = np.where(found >= 0, found, np.maximum.accumulate(launch)[tasks])
+    found = np.where(found >= 0, found, np.maximum.accumulate(graph.launch_of)[tasks])
     return np.where(found >= 0, found, cpu[np.maximum(np.searchsorted(cpu, tasks) - 1, 0)])
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.edit import renumbered, with_rows
 from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
@@ -103,6 +104,18 @@ class _Pass(NamedTuple):
     backward: _Sides
     batch: _Sides
     update: _Sides
+
+
+def middle_step(graph: TaskGraph) -> TaskGraph:
+    """Return the tasks of the middle one of the steps alone, which the pieces are of."""
+    steps = np.unique(graph.step[graph.step >= 0])
+    if len(steps) < 2:
+        return graph
+    rows = np.flatnonzero(graph.step == steps[len(steps) // 2])
+    new_id = np.full(len(graph), -1, dtype=np.int32)
+    new_id[rows] = np.arange(len(rows), dtype=np.int32)
+    kept = renumbered(graph.dependencies, new_id)
+    return with_rows(graph, rows, kept.take((kept.source >= 0) & (kept.target >= 0)), new_id)
 
 
 class Composer:

@@ -17,7 +17,7 @@ from whatif.prediction.composition import compose
 from whatif.prediction.predict import apply
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.plan.estimate import Composer, Estimate, Parts, steady_passes
+from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
@@ -106,6 +106,17 @@ class Planned:
         """The plan that comes first."""
         return self.rows[0]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is assumed of a recording whose clock tells no steps."""
+        if self.baseline.clock != "span":
+            return ()
+        count = steps_in(self.baseline)
+        taken = f"a step is taken to be the span divided by its {count} steps" if count > 1 else (
+            "the whole span is taken to be one step; if it holds several, tell with --step-count"
+        )  # fmt: skip
+        return (f"plan: {taken}.",)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as a JSON object with the keys that scripts rely on."""
         from whatif.questions.plan.launch import launch_flags
@@ -121,7 +132,7 @@ class Planned:
             "plans_estimated": self.counted,
             "plans": [row.to_dict() for row in self.rows],
             "plain": {name: row if isinstance(row, str) else row.to_dict() for name, row in self.plain.items()},
-            "left_out": self.left_out,
+            "left_out": self.left_out, "notes": list(self.notes),
             "launch": launch_flags(self.best.plan, self.best.asked.cluster),
         }  # fmt: skip
 
@@ -177,23 +188,29 @@ def plan(
         baseline = replace(baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1)))
     rows: list[Row] = []
     left_out: dict[str, str] = {}
+    least: list[Estimate] = []
     counted = 0
     for one in asked:
         ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(one) for again in (False, True)]
         compositions = [(*one.what_ifs, *map(load_transform, way.inner(one.cluster))) for way in ways]
         found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs, backend=backend)
-        for place, (way, (estimates, count, reason)) in enumerate(zip(ways, found, strict=True)):
+        for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
             counted += count
+            least += [smallest] if smallest else []
             if reason:
                 left_out[_named(way)] = reason
             rows += [_row(baseline, one, estimate) for estimate in estimates]
             if progress is not None:
                 progress(place + 1, len(ways))
+    if not counted:
+        raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
-        raise WhatifError(_none_fits(asked, left_out))
+        raise WhatifError(_none_fits(asked, min(least, key=lambda one: one.peak_bytes or 0)))
     ranked, refused = _simulated(baseline, rows, by)
     if not ranked:
-        raise WhatifError(_none_fits(asked, {"": refused} if refused else {}))
+        closest = min(rows, key=lambda row: row.peak_bytes or 0)
+        raise WhatifError(f"plan: expected a plan that can be simulated, got none: {refused}" if refused
+                          else _none_fits(asked, closest))  # fmt: skip
     plain = _plain(baseline, asked[0], ranked)
     return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit)
 
@@ -204,14 +221,19 @@ def _tensors(asked: Asked) -> list[int]:
     return [way for way in (1, 2, 4, 8) if way <= min(node, MOST_TENSOR) and asked.gpus % way == 0]
 
 
-def _estimated(asked: Asked, baseline: Baseline, transforms: Sequence[Transform]) -> tuple[list[Estimate], int, str]:
-    """The best estimates of one way of cutting and recomputing, how many plans there are, and why there are none."""
+def _estimated(
+    asked: Asked, baseline: Baseline, transforms: Sequence[Transform]
+) -> tuple[list[Estimate], int, str, Estimate | None]:
+    """The best estimates of one way of cutting and recomputing, how many plans there are, and why there are none.
+
+    Where none fits: the one that takes the least memory.
+    """
     tensor = next((int(str(t.options["workers"])) for t in transforms if t.name == "tensor_parallel"), 1)
     recompute = any(transform.name == "activation_checkpoint" for transform in transforms)
     try:
-        composer = Composer(compose(baseline.graph, transforms), asked.cluster)
+        composer = Composer(compose(middle_step(baseline.graph), transforms), asked.cluster)
     except WhatifError as error:
-        return [], 0, str(error)
+        return [], 0, str(error), None
     most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
     every = list(
         plans_of(
@@ -224,7 +246,11 @@ def _estimated(asked: Asked, baseline: Baseline, transforms: Sequence[Transform]
         for level in (DDP, FSDP):
             copies = (way for way in every if way.data == way.devices > 1 and way.level == level)
             found += islice(composer.estimates(copies, asked.memory_bytes), 1)
-    return list(dict.fromkeys(found)), len(every), "" if every else "no such groups of so many devices"
+    least = None
+    if not found and every:
+        least = min(composer.estimates(iter(every), None), key=lambda one: one.peak_bytes or 0, default=None)
+    reason = "" if every else f"{asked.global_batch:,} samples cannot be divided among groups of so many devices"
+    return list(dict.fromkeys(found)), len(every), reason, least
 
 
 def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
@@ -252,12 +278,13 @@ def simulated(baseline: Baseline, row: Row) -> Row:
 
     few, more = steady_passes(plan)
     long = plan.passes > more
+    steps = steps_in(baseline)
     first = predicted(few if long else plan.passes)
-    step_ms, low_ms, high_ms = first.predicted_ms, first.low_ms, first.high_ms
+    step_ms, low_ms, high_ms = (value / steps for value in (first.predicted_ms, first.low_ms, first.high_ms))
     memory = first.graph.info.memory
     if long:
         # A pass without exchange is what its pieces are.
-        each = (predicted(more).predicted_ms - step_ms) / (more - few) if plan.pipeline > 1 else row.pass_ms
+        each = (predicted(more).predicted_ms / steps - step_ms) / (more - few) if plan.pipeline > 1 else row.pass_ms
         factor = (step_ms + (plan.passes - few) * each) / step_ms
         step_ms, low_ms, high_ms = (factor * value for value in (step_ms, low_ms, high_ms))
     total = totals(first.graph, step_ms, baseline.clock)
@@ -267,6 +294,11 @@ def simulated(baseline: Baseline, row: Row) -> Row:
         row, step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, samples_per_s=plan.samples / step_ms * 1e3,
         energy_j=total.energy_j, peak_bytes=most, simulated=True, fits=fits,
     )  # fmt: skip
+
+
+def steps_in(baseline: Baseline) -> int:
+    """Return how many steps lie in what the baseline's clock takes for one: several only in a span."""
+    return max(baseline.graph.info.n_steps, 1) if baseline.clock == "span" else 1
 
 
 def _key(by: str) -> Any:
@@ -319,11 +351,13 @@ def _named(way: Plan) -> str:
     return cut + (", recomputed" if way.recompute else "")
 
 
-def _none_fits(asked: Sequence[Asked], left_out: dict[str, str]) -> str:
-    one = asked[0]
-    held = f" of {one.memory_bytes / 2**30:.4g} GiB" if one.memory_bytes else ""
-    told = f" ({next(iter(left_out.values()))})" if left_out else ""
+def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:
+    plan, least = closest.plan, (closest.peak_bytes or 0) / 2**30
+    held = next((one.memory_bytes for one in asked if one.gpus == plan.devices), None)
+    of = f" of {held / 2**30:.4g} GiB" if held else ""
+    again = ", all blocks recomputed" if plan.recompute else ""
     return (
-        f"plan: expected a plan that fits {one.gpus:,} devices{held}, got none{told}; try more "
-        "--gpus, --memory, or another --global-batch."
+        f"plan: expected a plan that fits {plan.devices:,} devices{of}, got at least {least:.4g} GiB (tensor "
+        f"{plan.tensor}, pipeline {plan.pipeline}, data {plan.data}, micro-batches of {plan.micro_batch}{again}); try "
+        "more --gpus, --memory, or another --global-batch."
     )
