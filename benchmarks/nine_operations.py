@@ -45,9 +45,9 @@ from whatif.report.layout import markdown_table
 fitting = importlib.import_module("whatif.instrumentation.estimators.fitting")
 boosting = importlib.import_module("whatif.instrumentation.estimators.boosting")
 samples = importlib.import_module("whatif.instrumentation.estimators.samples")
-principal = importlib.import_module("principal.fitting")
-parameters = importlib.import_module("principal.parameters")
-searching = importlib.import_module("principal.search")
+principal = importlib.import_module("whatif.instrumentation.estimators.principal.fitting")
+parameters = importlib.import_module("whatif.instrumentation.estimators.principal.parameters")
+searching = importlib.import_module("whatif.instrumentation.estimators.principal.search")
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RESULTS = ROOT / "docs/estimators.md", ROOT / "benchmarks/nine_operations.json"
@@ -68,7 +68,13 @@ OPERATIONS = {
 FEWEST_ROWS = 180
 # Less than what a user's own fit takes (Effort's defaults): 60 models are made here.
 EFFORT = searching.Effort(
-    candidate_steps=400, architecture_steps=150, final_steps=1500, layers=(3, 5, 8), neurons=(6, 12, 40), kept=2
+    candidate_steps=400,
+    architecture_steps=150,
+    final_steps=1500,
+    last_steps=0,
+    layers=(3, 5, 8),
+    neurons=(6, 12, 40),
+    kept=2,
 )
 _START, _END = "<!-- nine operations: start -->\n", "<!-- nine operations: end -->"
 

@@ -19,7 +19,7 @@ from whatif.opdb.index import index_of
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import held_out
 from whatif.opdb.law import fit_law
-from whatif.opdb.learned import MODEL_VERSION, ModelFacts, Source
+from whatif.opdb.learned import MODEL_VERSION, TREES, ModelFacts, Source
 from whatif.opdb.rows import joined, measurements
 from whatif.opdb.trees import Forest, forest_of
 from whatif.opdb.work import work
@@ -34,12 +34,14 @@ Said = Callable[[str], None]
 FEWEST_ROWS, FEWEST_DEVICES = 200, 4
 # The part of a device's operators that a model is first tried on: it tells the range, and whether interpolation misses
 # less. The model itself is then fitted to all of them.
-_TRIED_SHARE, _TRIED_SEED = 0.15, 11
+TRIED_SHARE, TRIED_SEED = 0.15, 11
 # Fewer rows do not tell a range of their own.
 _FEWEST_THAT_TELL = 30
 # Larger operators estimated from the smaller ones tell how far a model goes wrong a doubling outside; as in
 # ``whatif.opdb.interpolate``.
 _INNER_QUANTILE, _LEAST_GROWTH = 0.6, 0.05
+# Where neither tells: as an interpolation assumes then.
+UNKNOWN_GROWTH = float(np.log(1.5))
 # Across devices that was not measured: our estimate.
 _GROWTH_ACROSS = float(np.log(1.25))
 _MOST_A_DEVICE = 12_000
@@ -77,18 +79,18 @@ def fit_devices(
 
 def _fit_device(sample: Sample, settings: Settings) -> Fitted:
     names = tuple(sorted(set(sample.names.tolist())))
-    tried = held_out(sample.ops.keys, _TRIED_SEED, _TRIED_SHARE)
+    tried = held_out(sample.ops.keys, TRIED_SEED, TRIED_SHARE)
     first = _forest([sample.take(sample.sound & ~tried)], names, settings, across=False)
     trial = sample.take(tried)
     miss = np.abs(_residual(first, trial, names, across=False))
     arrays = _arrays([sample.take(sample.sound)], names, settings, across=False)
-    wins, error = _against_interpolation(sample, tried, miss)
+    wins, error = against_interpolation(sample, tried, miss)
     facts = facts_of(sample.kind, [sample], names, settings, across=False)
     facts = msgspec.structs.replace(
         facts, half=halves_of(miss, trial.names, names), growth=_growth(sample, names, settings),
         before_interpolation=wins, validation_pct=error, device=sample.device, sheet=sample.sheet,
     )  # fmt: skip
-    return Fitted(_name(sample.device, sample.kind), facts, arrays)
+    return Fitted(name_of(sample.device, sample.kind), facts, arrays)
 
 
 def fit_across(
@@ -103,7 +105,7 @@ def fit_across(
         if len(found) >= FEWEST_DEVICES:
             if say:
                 say(f"{len(found)} devices {kind.family} {kind.dtype}")
-            yield _fit_across(kind, [s.take(s.sound).drawn(most, _TRIED_SEED) for s in found], settings)
+            yield _fit_across(kind, [s.take(s.sound).drawn(most, TRIED_SEED) for s in found], settings)
 
 
 def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted:
@@ -112,7 +114,7 @@ def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted
     # Each device is left out once: what the others miss on it. Half of the rows tell that as well.
     halves: dict[str, list[float]] = {name: [] for name in names}
     misses: dict[str, list[float]] = {name: [] for name in names}
-    smaller = [s.drawn(len(s) // 2, _TRIED_SEED + 1) for s in samples]
+    smaller = [s.drawn(len(s) // 2, TRIED_SEED + 1) for s in samples]
     for place, left_out in enumerate(smaller):
         others = smaller[:place] + smaller[place + 1 :]
         forest = _forest(others, names, replace(settings, seeds=1), across=True)
@@ -128,7 +130,7 @@ def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted
         half={name: max(halves[name], default=widest) for name in names}, growth=_GROWTH_ACROSS,
         validation_pct={name: 100 * float(np.mean(misses[name])) for name in names if misses[name]},
     )  # fmt: skip
-    return Fitted(_name("across", kind), facts, arrays)
+    return Fitted(name_of("across", kind), facts, arrays)
 
 
 def _arrays(samples: Sequence[Sample], names: Sequence[str], settings: Settings, *, across: bool) -> Arrays:
@@ -161,14 +163,14 @@ def _growth(sample: Sample, names: Sequence[str], settings: Settings) -> float:
     edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
     inner = (sizes <= edge).all(axis=1)
     if min(inner.sum(), (~inner).sum()) < FEWEST_ROWS // 2:
-        return float(np.log(1.5))  # as an interpolation assumes where it cannot tell either
+        return UNKNOWN_GROWTH
     forest = _forest([sound.take(inner)], names, replace(settings, rounds=settings.rounds // 3, seeds=1), across=False)
     outside = np.maximum(sizes[~inner] - sizes[inner].max(axis=0), 0).max(axis=1)
     miss = np.abs(_residual(forest, sound.take(~inner), names, across=False))
     return max(conformal(miss / np.maximum(outside, 0.5)), _LEAST_GROWTH)
 
 
-def _against_interpolation(
+def against_interpolation(
     sample: Sample, tried: npt.NDArray[np.bool_], miss: Float64
 ) -> tuple[tuple[str, ...], dict[str, float]]:
     """Which operators the model misses less than an interpolation of the same rows; its mean miss, percent, by name."""
@@ -201,7 +203,7 @@ def facts_of(
     }
     called = samples[0].features(names, across=across)[1]
     return ModelFacts(
-        version=MODEL_VERSION, features_version=FEATURES_VERSION, kind="trees", family=kind.family, device="",
+        version=MODEL_VERSION, features_version=FEATURES_VERSION, kind=TREES, family=kind.family, device="",
         names=names, dtype=kind.dtype, phase=kind.phase, layouts=tuple(sorted(set(ops.texts["layout"].decoded()))),
         basis=kind.basis[:4], features=called,
         low={a: int(ops.integers[a].min()) for a in attributes},
@@ -228,7 +230,7 @@ def _launch(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]
     return held
 
 
-def _name(device: str, kind: Kind) -> str:
+def name_of(device: str, kind: Kind) -> str:
     from whatif.opdb.devices import folder_name
 
     way = "_".join(part for part in (kind.basis.method, kind.basis.framework) if part != "unknown")

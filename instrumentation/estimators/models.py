@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from whatif.opdb.learned import LearnedModel, write_model
+from whatif.opdb.learned import PRINCIPAL, TREES, LearnedModel, write_model
 from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows
 
@@ -17,12 +17,24 @@ Contributions = Sequence[tuple[Provenance, Rows]]
 
 
 def fit_models(
-    contributions: Contributions, *, say: Said | None = None, own: bool = True, across: bool = True
+    contributions: Contributions,
+    *,
+    say: Said | None = None,
+    own: bool = True,
+    across: bool = True,
+    kinds: Sequence[str] = (TREES,),
 ) -> list[Fitted]:
-    """Fit what the measurements suffice for: models of each device (``own``), and models ``across`` devices."""
+    """Fit what the measurements suffice for: models of each device (``own``), and models ``across`` devices.
+
+    Networks ("principal" among ``kinds``) are of one device each, and need torch.
+    """
     samples = list(samples_of(contributions))
-    found = list(fit_devices(samples, say=say)) if own else []
-    return found + (list(fit_across(samples, say=say)) if across else [])
+    found = list(fit_devices(samples, say=say)) if own and TREES in kinds else []
+    if own and PRINCIPAL in kinds:
+        from .principal.models import fit_networks
+
+        found += fit_networks(samples, say=say)
+    return found + (list(fit_across(samples, say=say)) if across and TREES in kinds else [])
 
 
 def in_memory(fitted: Sequence[Fitted]) -> list[LearnedModel]:

@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json(sub)
         return sub
 
+    from whatif.cli.opdb_fit import add_fit_arguments, add_model_argument, run_fit
+    from whatif.cli.opdb_profile import add_profile_arguments, run_profile
+
     importing = command("import", _import, "add measurements from other sources")
     importing.add_argument("kind", choices=_KINDS, metavar="KIND", help=f"format of the file: {', '.join(_KINDS)}")
     importing.add_argument("path", metavar="PATH", help="the file or folder to import")
@@ -92,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("check", _check, "verify the whole database; exit status 1 if something is damaged")
 
     evaluate = command("evaluate", _evaluate, "measure the error of the estimators on held-out operators")
-    evaluate.add_argument("--device", help="use only this device")
+    _add_filters(evaluate)
     evaluate.add_argument("--seed", type=_SEED, help="seed of the split (default: 2026)")
     evaluate.add_argument("--share", type=_SHARE, help="share of operators to hold out (default: 0.1)")
     evaluate.add_argument(
@@ -109,10 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--errors", metavar="FILE", help="with --unseen-device: write each source's errors, as the chain weights them"
     )
+    add_model_argument(evaluate, "with --fit: model to fit; several are shown side by side")
     evaluate.add_argument("--rung", action="append", dest="source", choices=_ANSWER_SOURCES, help=argparse.SUPPRESS)
-
-    from whatif.cli.opdb_fit import add_fit_arguments, run_fit
-    from whatif.cli.opdb_profile import add_profile_arguments, run_profile
 
     add_profile_arguments(command("profile", run_profile, "measure operators on this machine"))
     add_fit_arguments(command("fit", run_fit, "fit models to the measurements, for operators not measured"))
@@ -335,15 +336,19 @@ def _evaluate(args: argparse.Namespace) -> int:
     if args.errors is not None and not args.unseen_device:
         raise WhatifError("opdb: expected --errors with --unseen-device, whose errors they are.")
     sources = sorted(AnswerSource[name.upper()] for name in args.source) if args.source else ALL_SOURCES
+    if args.model and not args.fit:
+        raise WhatifError("opdb: expected --model with --fit, which fits the models.")
+    if args.unseen_device and (args.family is not None or args.model):
+        raise WhatifError("opdb: expected --unseen-device without --family and --model: it fits trees to all.")
     store, device = _store(args), _device(args.device)
-    fit = _fit_for(args.unseen_device) if args.fit else None
+    fit = _fit_for(args) if args.fit else None
     with progress_bar("reading") as progress:
         if args.unseen_device:
             found = evaluate_unseen_devices(store, sources=sources, device=device, progress=progress, fit=fit)
         else:
             found = evaluate(
                 store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, sources=sources,
-                device=device, progress=progress, fit=fit,
+                device=device, family=_family(args.family), progress=progress, fit=fit,
             )  # fmt: skip
     if args.errors is not None:
         from whatif.opdb.evaluate import write_errors
@@ -352,9 +357,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     return show(args, found.to_dict, lambda: print_evaluation(found))
 
 
-def _fit_for(unseen_device: bool) -> Fit:
+def _fit_for(args: argparse.Namespace) -> Fit:
     """What learns from the measurements that are not held out: of a device itself, or across devices."""
-    from whatif.cli.opdb_fit import training
+    from whatif.cli.opdb_fit import kinds, training
 
-    trained = training()
-    return lambda rest: trained.in_memory(trained.fit_models(rest, own=not unseen_device, across=unseen_device))
+    trained, wanted, unseen = training(), kinds(args), args.unseen_device
+    return lambda rest: trained.in_memory(trained.fit_models(rest, own=not unseen, across=unseen, kinds=wanted))

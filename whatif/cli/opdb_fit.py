@@ -12,16 +12,42 @@ from whatif.errors import WhatifError
 
 # Loaded by name: the library does not import what trains.
 TRAINING = "whatif.instrumentation.estimators.models"
+# `whatif.opdb.learned.KINDS`, which imports more than --help should.
+MODELS = ("trees", "principal")
 
 
 def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``whatif opdb fit``."""
     parser.add_argument("--device", help="fit only to measurements of this device")
     parser.add_argument("--family", help="fit only models of this family of operators")
+    add_model_argument(parser, "model to fit")
     parser.add_argument("--across", action="store_true", help="also fit models for devices that were not measured")
     parser.add_argument(
         "--out", metavar="FOLDER", help="folder to write the models to (default: models, in the database)"
     )
+
+
+def add_model_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--model``, which may be given several times."""
+    parser.add_argument(
+        "--model", action="append", choices=MODELS, metavar="MODEL",
+        help=f"{what} (repeatable): trees (default), or principal: Tianshu's networks, which take half a minute of CPU "
+        "time or more for each operator and need torch",
+    )  # fmt: skip
+
+
+def kinds(args: argparse.Namespace) -> tuple[str, ...]:
+    """The kinds of models that are asked for. Raises WhatifError where torch is missing for one."""
+    from whatif.opdb.learned import PRINCIPAL, TREES
+
+    if PRINCIPAL in (args.model or ()):
+        try:
+            importlib.import_module("torch")
+        except ImportError as error:
+            raise WhatifError(
+                f"opdb: expected torch, which trains the networks, got '{error}'; pip install torch, or take trees."
+            ) from error
+    return tuple(args.model or (TREES,))
 
 
 def training() -> Any:
@@ -41,10 +67,13 @@ def run_fit(args: argparse.Namespace) -> int:
     from whatif.cli.reading import progress_bar, show, warn
     from whatif.opdb.default import MODELS
     from whatif.opdb.index import read_contributions
+    from whatif.opdb.learned import TREES
     from whatif.report.text_models import model_dict, print_models
 
     store, device, family = _store(args), _device(args.device), _family(args.family)
-    trained = training()
+    trained, wanted = training(), kinds(args)
+    if args.across and TREES not in wanted:
+        raise WhatifError("opdb: expected --across with --model trees: networks are of one device each.")
     with progress_bar("reading") as progress:
         contributions, wrong = read_contributions(store, progress)
     chosen = [
@@ -54,7 +83,7 @@ def run_fit(args: argparse.Namespace) -> int:
     ]
     folder = Path(args.out) if args.out else store.folder / MODELS
     with progress_bar("fitting") as progress:
-        fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across)
+        fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across, kinds=wanted)
     if not fitted:
         raise WhatifError(f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer.")
     trained.write_models(folder, fitted)

@@ -39,7 +39,7 @@ from whatif.opdb.index import Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
 from whatif.opdb.learned import LearnedModel, ModelFacts
-from whatif.opdb.model_answers import Estimates, anchors_of, ask_model
+from whatif.opdb.model_answers import Estimates, anchors_of, ask_model, best_first
 from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside, log_sizes
 from whatif.opdb.rows import Operators
@@ -273,12 +273,13 @@ class Estimator:
 
         With ``better_only`` they answer for the operators that they miss less than an interpolation does.
         """
-        for model, rank in self._models_of(self.device, asked.family):
+        for model, rank, names in best_first(self._models_of(self.device, asked.family)):
             rows = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
             if not len(rows) or (better_only and model.shipped):
                 continue
             part = asked.take(rows)
             known, spoken, extra = model.covers(part)
+            known &= model.of_name(spoken, dict.fromkeys(names, 1.0), 0.0) > 0
             if better_only:
                 known &= model.of_name(spoken, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
                 # Not those whose like were measured here in a way that comes before the model's.

@@ -9,7 +9,7 @@ rows, its quarantine included; held-out rows are never set aside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,20 @@ class SourceError:
 
 
 @dataclass(frozen=True)
+class ModelScore:
+    """The mean error of each kind of fitted model on one operator's held-out rows of a device, and of what answers.
+
+    Percent, on the rows that all kinds answer; ``chain_pct`` is of the whole chain with all of them.
+    """
+
+    name: str
+    device: str
+    rows: int
+    mape_pct: dict[str, float]
+    chain_pct: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What was held out, and the scores of each operator: on all devices, on each, and by who answered."""
 
@@ -85,6 +99,7 @@ class Evaluation:
     by_source: tuple[Score, ...]
     total: Score
     errors: tuple[SourceError, ...] = ()  # of each source on each device left out
+    by_model: tuple[ModelScore, ...] = ()  # where models of several kinds were fitted
 
     @property
     def published(self) -> Published:
@@ -99,7 +114,7 @@ class Evaluation:
             "answered_by": self.sources, "by_operator": [asdict(s) for s in self.by_operator],
             "by_operator_and_device": [asdict(s) for s in self.by_device],
             "by_operator_and_rung": [asdict(s) for s in self.by_source], "total": asdict(self.total),
-            "errors": [asdict(e) for e in self.errors],
+            "errors": [asdict(e) for e in self.errors], "by_model": [asdict(m) for m in self.by_model],
         }  # fmt: skip
 
 
@@ -110,6 +125,7 @@ def evaluate(
     share: float = SHARE,
     sources: Sequence[AnswerSource] = ALL_SOURCES,
     device: str | None = None,
+    family: str | None = None,
     progress: Progress = None,
     fit: Fit = None,
 ) -> Evaluation:
@@ -118,7 +134,9 @@ def evaluate(
     Raises WhatifError where nothing is held out, or nothing left.
     """
     contributions, _ = read_contributions(store, progress)
-    contributions = [(c, r) for c, r in contributions if device in (None, c.origin.device.name)]
+    contributions = [
+        (c, r) for c, r in contributions if device in (None, c.origin.device.name) and family in (None, r.family)
+    ]
     kept, tested = split(contributions, seed, share)
     if not kept or not tested:
         raise WhatifError(
@@ -126,7 +144,32 @@ def evaluate(
         )
     index, models = index_of(kept), fit(kept) if fit else ()
     outcomes = [(c, rows, estimate_rows(index, c, rows, sources, models)) for c, rows in tested]
-    return _evaluation(outcomes, seed, share, sum(len(r) for _, r in contributions))
+    found = _evaluation(outcomes, seed, share, sum(len(r) for _, r in contributions))
+    return replace(found, by_model=tuple(_side_by_side(index, outcomes, models)))
+
+
+def _side_by_side(
+    index: Index, outcomes: list[tuple[Provenance, Rows, Answers]], models: Sequence[LearnedModel]
+) -> Iterator[ModelScore]:
+    """Score each kind of model alone, by device and operator, where there are several kinds."""
+    kinds = sorted({model.facts.kind for model in models})
+    for said, rows, chain in outcomes if len(kinds) > 1 else ():
+        alone = {
+            kind: estimate_rows(
+                index, said, rows, (AnswerSource.LEARNED,), [m for m in models if m.facts.kind == kind]
+            ).t_s
+            for kind in kinds
+        }
+        names = np.array(_names(rows, several=False))
+        both = np.isfinite(np.stack([*alone.values(), chain.t_s])).all(axis=0)
+        for name in sorted(set(names[both].tolist())):
+            own = both & (names == name)
+            missed = {
+                kind: round(float(100 * np.mean(np.abs(t_s[own] / rows.t_s[own] - 1))), 2)
+                for kind, t_s in (alone | {"": chain.t_s}).items()
+            }
+            chain_pct = missed.pop("")
+            yield ModelScore(name, said.origin.device.name, int(own.sum()), missed, chain_pct)
 
 
 def evaluate_unseen_devices(

@@ -1,8 +1,8 @@
 """Learned models as files: NAME.json says what a model knows and from what data, NAME.npz holds its arrays.
 
 Nothing is unpickled, and every array is checked before it is used. A model is of the kind "trees"
-(``whatif.opdb.trees``). Models that ship lie in ``whatif/opdb/fitted``, a person's own in the folder ``models`` of a
-database.
+(``whatif.opdb.trees``) or "principal" (``whatif.opdb.networks``). Models that ship lie in ``whatif/opdb/fitted``, a
+person's own in the folder ``models`` of a database.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
 from whatif.opdb.devices import facts as known_facts
 from whatif.opdb.features import FEATURES_VERSION, LEARNABLE, Sheet, features, reference_s, sheet_of
+from whatif.opdb.networks import NetworkModel, network_model_of
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
 from whatif.opdb.stand_ins import stand_ins
 from whatif.opdb.trees import Forest, forest_of
 
 MODEL_VERSION = 1
+# Gradient-boosted trees, and Tianshu's networks with a principal component, which are of one device each.
+TREES, PRINCIPAL = "trees", "principal"
+KINDS = (TREES, PRINCIPAL)
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
 _AGAIN = "; fit or fetch it again"
 
@@ -81,6 +85,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     arrays_sha256: str  # of NAME.npz
     sources: tuple[Source, ...]
     settings: dict[str, float] = {}
+    components: dict[str, str] = {}  # of networks: the principal component, by name
 
     @property
     def across(self) -> bool:
@@ -109,6 +114,7 @@ class LearnedModel:
     read_arrays: Callable[[], Mapping[str, npt.NDArray[Any]]]
     shipped: bool = False
     _forest: Forest | None = field(default=None, repr=False)
+    _networks: NetworkModel | None = field(default=None, repr=False)
 
     def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
         """Return the log of the time in seconds of n operators that it ``covers``, shape (n,).
@@ -117,6 +123,8 @@ class LearnedModel:
         model's arrays are damaged.
         """
         facts = self.facts
+        if facts.kind == PRINCIPAL:
+            return self._network_model().log_time(ops)
         if self._forest is None:
             self._forest = forest_of(self.read_arrays(), len(facts.features), self.name)
         sheet = facts.sheet or (sheet_of(gpu, facts.family) if gpu is not None else None)
@@ -140,7 +148,14 @@ class LearnedModel:
         known, spoken, extra = stand_ins(ops, facts.names, facts.dtype, facts.phase, facts.layouts)
         for mode in FAMILIES[facts.family].modes:
             known &= (spoken.integers[mode] >= facts.low[mode]) & (spoken.integers[mode] <= facts.high[mode])
+        if facts.kind == PRINCIPAL and known.any():
+            known &= self._network_model().covers(spoken)
         return known, spoken, extra
+
+    def _network_model(self) -> NetworkModel:
+        if self._networks is None:
+            self._networks = network_model_of(self.read_arrays(), self.facts.family, self.facts.names, self.name)
+        return self._networks
 
     def outside(self, ops: Operators) -> Float64:
         """Return by how many doublings each operator's farthest size lies beyond what was measured, shape (n,)."""
@@ -177,7 +192,7 @@ def _check(facts: ModelFacts) -> None:
     """Raise ValueError where the parts of a model do not fit one another."""
     if (facts.version, facts.features_version) != (MODEL_VERSION, FEATURES_VERSION):
         raise ValueError(f"version {facts.version}.{facts.features_version}")
-    if facts.family not in LEARNABLE or facts.kind != "trees":
+    if facts.family not in LEARNABLE or facts.kind not in KINDS or (facts.kind == PRINCIPAL and facts.across):
         raise ValueError(f"a model of {facts.family[:40]!r} by {facts.kind[:40]!r}")
     attributes = set(FAMILIES[facts.family].attributes)
     if set(facts.low) != attributes or set(facts.high) != attributes:

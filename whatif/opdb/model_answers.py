@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -96,3 +97,21 @@ def ask_model(
             _, sheet_low, sheet_high = analytic_s(gpu, ops, launch=launch)
             near &= certain | (high / low < sheet_high / sheet_low) | ~answers_analytically(gpu, ops)
     return Estimates(t, low, high, outside), near
+
+
+def best_first(models: Sequence[tuple[LearnedModel, int]]) -> Iterator[tuple[LearnedModel, int, tuple[str, ...]]]:
+    """Yield (model, rank, names) in the order in which models of a device are to be asked, each for those names.
+
+    ``models`` come with the rank of their way of measuring, the preferred first. Of several that know a name, all of
+    one rank, a person's own come before those that ship, and then the one with the smallest error on data left out.
+    """
+    for rank in dict.fromkeys(rank for _, rank in models):
+        rivals = [model for model, own in models if own == rank]
+        turns: dict[tuple[int, int], list[str]] = {}
+        for name in sorted({name for model in rivals for name in model.facts.names}):
+            able = [place for place, model in enumerate(rivals) if name in model.facts.names]
+            able.sort(key=lambda p: (rivals[p].shipped, rivals[p].facts.validation_pct.get(name, np.inf)))
+            for turn, place in enumerate(able):
+                turns.setdefault((turn, place), []).append(name)
+        for (_, place), names in sorted(turns.items()):
+            yield rivals[place], rank, tuple(names)

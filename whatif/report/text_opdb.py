@@ -135,6 +135,18 @@ def print_evaluation(found: Evaluation) -> None:
         out.table(title, [*headers, "printed"][:columns], [row[:columns] for row in rows])
         if any(printed):
             out.say(f"printed: {found.published.source}", "dim")
+        if found.by_model:
+            kinds = sorted(found.by_model[0].mape_pct)
+            table = [
+                (
+                    m.name, m.device, f"{m.rows:,}", *(f"{m.mape_pct[kind]:.2f}" for kind in kinds),
+                    f"{m.chain_pct:.2f}",
+                    f"{p:.2f}" if (p := found.published.mape_pct.get(m.name)) else "",
+                )
+                for m in found.by_model
+            ]  # fmt: skip
+            title = "Models side by side: mean error on the rows that all of them answer, percent"
+            out.table(title, ["", "device", "rows", *kinds, "answer", "printed"], table, text_columns=2)
         by_source = [(s.rung, s) for s in found.by_source] if len(found.sources) > 1 else []
         for what, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
             cells = [(s.name, of, *_score(s)) for of, s in scores]

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from whatif.graph.types import Float64, Int8
+from whatif.opdb.networks import Network as Inference
+from whatif.opdb.networks import inputs_of
 
 from .batched import Float32, Networks, Task, misses, new_networks, train
-from .inference import Network as Inference
-from .inference import inputs_of
 from .parameters import Parameter, as_numbers, candidates
 
 _DEFAULT_LAYERS = _DEFAULT_NEURONS = 6
@@ -38,6 +38,7 @@ class Effort:
     candidate_steps: int = 1000
     architecture_steps: int = 300
     final_steps: int = 2500
+    last_steps: int = 10_000  # the best one again, from its start; 0: not
     batch: int = 256
     layers: tuple[int, ...] = (3, 4, 6, 8, 12)  # the paper: 3 to 20
     neurons: tuple[int, ...] = (3, 6, 12, 20, 40)  # the paper: 3 to 40
@@ -157,21 +158,31 @@ def fine_tune(
     fit_rows, judging = data.parts(effort.seed)
     columns = data.columns(exponents)
     best: Network | None = None
-    for layers in sorted({layers for layers, _ in architectures}):
-        widths = [w for own, w in architectures if own == layers for _ in effort.rates]
-        rates = [r for own, _ in architectures if own == layers for r in effort.rates]
-        seeds = [effort.seed + place for place in range(len(widths))]
+    last: tuple[int, int, float, int] | None = None
+
+    def tried(layers: int, widths: list[int], rates: list[float], seeds: list[int], steps: int) -> None:
+        """Train networks of so many layers; remember the one that misses the judging part least."""
+        nonlocal best, last
         networks: Networks = new_networks(task.shared.shape[1], layers, widths, seeds)
-        train(networks, task, fit_rows, steps=effort.final_steps, batch=effort.batch, rates=rates, seed=effort.seed + 1)
+        train(networks, task, fit_rows, steps=steps, batch=effort.batch, rates=rates, seed=effort.seed + 1)
         missed = misses(networks, task, judging)
         place = int(np.argmin(missed))
         if best is None or missed[place] < best.validation:
+            last = layers, widths[place], rates[place], seeds[place]
             best = Network(
                 layers, widths[place], tuple(networks.one(place, widths[place])), centre, scale,
                 columns.min(axis=0), columns.max(axis=0), data.unit_s, float(missed[place]),
             )  # fmt: skip
-    if best is None:
+
+    for layers in sorted({layers for layers, _ in architectures}):
+        widths = [w for own, w in architectures if own == layers for _ in effort.rates]
+        rates = [r for own, _ in architectures if own == layers for r in effort.rates]
+        tried(layers, widths, rates, [effort.seed + place for place in range(len(widths))], effort.final_steps)
+    if best is None or last is None:
         raise ValueError("expected an architecture at the least, got none")
+    if effort.last_steps:
+        layers, width, rate, seed = last
+        tried(layers, [width], [rate], [seed], effort.last_steps)
     return best
 
 

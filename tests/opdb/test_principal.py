@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import need
-from whatif.opdb.rows import Operators, operators
+from tests.opdb.builders import V100, database, origin, provenance
+from whatif.cli.main import main
+from whatif.errors import WhatifError
+from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.opdb.index import Index
+from whatif.opdb.learned import KINDS, LearnedModel, models_in, write_model
+from whatif.opdb.rows import Operators, joined, measurements, operators
 
 need("torch")
+need("sklearn")
 
 pytestmark = pytest.mark.slow
-parameters: Any = importlib.import_module("benchmarks.principal.parameters")
-search: Any = importlib.import_module("benchmarks.principal.search")
-fitting: Any = importlib.import_module("benchmarks.principal.fitting")
-batched: Any = importlib.import_module("benchmarks.principal.batched")
-inference: Any = importlib.import_module("benchmarks.principal.inference")
+parameters: Any = importlib.import_module("whatif.instrumentation.estimators.principal.parameters")
+search: Any = importlib.import_module("whatif.instrumentation.estimators.principal.search")
+fitting: Any = importlib.import_module("whatif.instrumentation.estimators.principal.fitting")
+batched: Any = importlib.import_module("whatif.instrumentation.estimators.principal.batched")
+inference: Any = importlib.import_module("whatif.opdb.networks")
 Parameter, Role = parameters.Parameter, parameters.Role
 
 SIZES = np.array([[1.0, 16.0, 8.0, 32.0], [4.0, 300.0, 24.0, 5.0], [9.0, 64.0, 70.0, 11.0]])
 TINY = search.Effort(
-    candidate_steps=120, architecture_steps=40, final_steps=700, layers=(3,), neurons=(6, 12), kept=1, rates=(0.01,)
+    candidate_steps=120,
+    architecture_steps=40,
+    final_steps=700,
+    last_steps=0,
+    layers=(3,),
+    neurons=(6, 12),
+    kept=1,
+    rates=(0.01,),
 )
 
 
@@ -204,3 +221,105 @@ def test_training_is_the_same_every_time() -> None:
     short = replace(TINY, candidate_steps=20, architecture_steps=5)
     found = [fitting.search(fitting.parameters_of(ops), t_s, short, logs=False).misses for _ in range(2)]
     np.testing.assert_array_equal(*found)
+
+
+def contribution(rows: int = 600) -> Any:
+    """Products of ``law`` and others of twice the time, under two names, with 1 % of noise."""
+    draw, parts = np.random.default_rng(3), []
+    for seed, name in ((1, "mm"), (2, "linear")):
+        ops, t_s = law(rows, seed)
+        parts.append((replace(ops, texts=operators("matmul", ops.integers, name=name, dtype="fp32").texts), t_s * seed))
+    ops = joined([ops for ops, _ in parts])
+    t_s = np.concatenate([t for _, t in parts]) * np.exp(draw.normal(0, 0.01, len(ops)))
+    found = measurements(ops, t_s)
+    return provenance(found, origin(V100)), found.canonical()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Any:
+    models: Any = importlib.import_module("whatif.instrumentation.estimators.principal.models")
+    samples: Any = importlib.import_module("whatif.instrumentation.estimators.samples")
+    [found] = models.fit_networks(list(samples.samples_of([contribution()])), effort=TINY)
+    return found
+
+
+def test_networks_of_a_device_are_fitted_and_answer(fitted: Any, tmp_path: Path) -> None:
+    """Written, read again, and asked by the chain: a network for each name, with the component that was found."""
+    assert fitted.facts.kind == "principal"
+    assert fitted.facts.names == ("linear", "mm")
+    assert fitted.facts.components["mm"] == "m * n * k"
+    assert max(fitted.facts.validation_pct.values()) < 6
+    write_model(tmp_path, "networks", fitted.facts, fitted.arrays)
+    [model], wrong = models_in(tmp_path)
+    assert wrong == []
+    ops, t_s = law(200, seed=9)
+    answers = Estimator(Index({}, {}, (), ()), V100, models=[model]).estimate(ops)
+    assert set(answers.answered_by.tolist()) == {AnswerSource.LEARNED}
+    assert np.abs(answers.t_s / t_s - 1).mean() < 0.06
+    # Another number of batches is another mode, which no network was trained for.
+    other = replace(ops, integers={**ops.integers, "batch": np.full(len(ops), 3)})
+    assert not model.covers(other)[0].any()
+
+
+def test_damaged_networks_are_refused(fitted: Any, tmp_path: Path) -> None:
+    damages: list[dict[str, Any]] = [
+        {"of": fitted.arrays["of"][:, :2]},
+        {"0.weight.0": fitted.arrays["0.weight.0"][:1]},
+        {"0.scaling": fitted.arrays["0.scaling"] * np.nan},
+        {"0.seconds": np.array([0.0, 1.0])},
+    ]
+    for damage in damages:
+        write_model(tmp_path, "networks", fitted.facts, {**fitted.arrays, **damage})
+        [model], _ = models_in(tmp_path)
+        with pytest.raises(WhatifError, match=r"expected the arrays of a model of networks, got .*fit it again"):
+            model.covers(law(3)[0])
+
+
+def test_the_kinds_that_the_command_line_offers() -> None:
+    from whatif.cli.opdb_fit import MODELS
+
+    assert MODELS == KINDS
+
+
+def test_the_model_with_the_smaller_error_answers(fitted: Any) -> None:
+    """By name, of one way of measuring: which error is smaller, and not the order of the files, says who is asked."""
+    ops, _ = law(50, seed=9)
+    answers = {}
+    for miss in (0.1, 50.0):
+        told = msgspec.structs.replace(fitted.facts, validation_pct=dict.fromkeys(fitted.facts.names, miss))
+        half = msgspec.structs.replace(told, validation_pct=dict.fromkeys(told.names, 1.0))
+        shifted = {**fitted.arrays}
+        for name in [name for name in shifted if name.endswith(".seconds")]:
+            shifted[name] = shifted[name] * 2
+        models = [
+            LearnedModel("b", told, lambda: fitted.arrays), LearnedModel("a", half, lambda shifted=shifted: shifted)
+        ]  # fmt: skip
+        answers[miss] = Estimator(Index({}, {}, (), ()), V100, models=models).estimate(ops).t_s
+    np.testing.assert_allclose(answers[50.0] / answers[0.1], 2.0)
+
+
+def test_the_command_fits_and_evaluates_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: Any = importlib.import_module("whatif.instrumentation.estimators.principal.models")
+    trees: Any = importlib.import_module("whatif.instrumentation.estimators.fitting")
+    monkeypatch.setattr(models, "Effort", lambda: TINY)
+    monkeypatch.setitem(trees.SAME_DEVICE, "matmul", trees.Settings(rounds=20, rate=0.2))
+    said, rows = contribution(400)
+    folder = database(tmp_path / "db", (rows, said.origin)).folder
+    both = ("--model", "trees", "--model", "principal")
+    assert main(["opdb", "fit", "--db", str(folder), *both, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["models"]
+    assert sorted(model["model"] for model in found) == ["principal", "trees"]
+    assert len(list((folder / "models").glob("*.json"))) == 2
+    assert main(["opdb", "evaluate", "--fit", "--db", str(folder), *both]) == 0
+    shown = capsys.readouterr().out
+    assert "Models side by side" in shown
+    assert " ".join(shown.split()).count("principal trees answer printed") == 1
+    for words, told in (
+        (["fit", "--across", "--model", "principal"], "networks are of one device"),
+        (["evaluate", "--model", "principal"], "expected --model with --fit"),
+        (["evaluate", "--fit", "--unseen-device", "--model", "principal"], "it fits trees to all"),
+    ):
+        assert main(["opdb", *words, "--db", str(folder)]) == 1
+        assert told in capsys.readouterr().err
