@@ -105,7 +105,7 @@ def test_both_backends_measure_the_same_times(graphs: dict[str, TaskGraph]) -> N
     """Medians a kernel: the first one on a cold clock may be slower in one process."""
     cupti, kineto = (time_of_kernels(graphs[backend]) for backend in ("cupti", "kineto"))
     totals = [sum(len(times) * float(np.median(times)) for times in found.values()) for found in (cupti, kineto)]
-    assert totals[0] == pytest.approx(totals[1], rel=0.1)
+    assert totals[0] == pytest.approx(totals[1], rel=0.01)
 
 
 @pytest.mark.gpu
