@@ -29,7 +29,7 @@ class Column:
     name: str
     dtype: type[np.generic]
     default: int = -1
-    codes: type[IntEnum] | tuple[str, ...] | Literal["names", "threads", "layers", "operators"] | None = None
+    codes: type[IntEnum] | tuple[str, ...] | Literal["names", "threads", "layers", "operators", "groups"] | None = None
     inherits: bool = False
     divides: bool = False
     # "table": codes of a table that the ranks then share; "number": numbers stay distinct; "time": since the first one.
@@ -60,6 +60,7 @@ COLUMNS = (
     Column("recomputed", np.bool_, 0),
     Column("measured", np.int32),
     Column("called", np.int32, codes="operators", across_ranks="table"),
+    Column("group", np.int32, codes="groups", across_ranks="table"),
     Column("profiler_ns", np.int32, 0, divides=True),
     Column("profiler_events", np.int32, 0, divides=True),
 )

@@ -37,6 +37,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
     Phase,
+    ProcessGroup,
     Severity,
     TaskKind,
     Thread,
@@ -79,6 +80,7 @@ class GraphInfo:
     node: str = ""  # the device of a what-if, by its name in `hardware/`, whose usual node and network holds
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
+    groups: tuple[ProcessGroup, ...] = ()  # that collectives are among, each once
     operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
     gradient_bytes: tuple[int, ...] = ()  # of a step by autograd's operators, in the order in which it finishes them
     memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
@@ -163,6 +165,7 @@ class TaskGraph:
     recomputed: Bool  # forward work that the backward pass runs again (activation checkpointing)
     measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 where there is none
     called: Int32  # row of its operator in `info.operators`; -1 where none is known
+    group: Int32  # of a collective: row of its process group in `info.groups`; -1 where none is known
     profiler_ns: Int32  # estimated cost of the profiler that the duration still holds
     profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
 
@@ -422,8 +425,9 @@ class TaskGraph:
 
     def table_of(self, column: Column) -> Sized | None:
         """Return the table that the values of a column index; None where they are no codes."""
-        if column.codes == "operators":
-            return self.info.operators
+        if column.codes in ("operators", "groups"):
+            found: Sized = getattr(self.info, column.codes)
+            return found
         return getattr(self, column.codes) if isinstance(column.codes, str) else column.codes
 
     # -- invariants --------------------------------------------------------------------------------------------

@@ -200,3 +200,12 @@ class Waits:
     task: Int32
     scope: Int32
     lag_ns: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that communicate: name and ranks as the recording writes them, and how many (-1: unknown)."""
+
+    name: str
+    ranks: str
+    size: int

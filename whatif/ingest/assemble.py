@@ -32,7 +32,7 @@ from whatif.graph.types import (
 from whatif.ingest import connect
 from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.called import called_operators, find_calls_of_tasks, with_convolutions
-from whatif.ingest.collective_sizes import with_collective_sizes
+from whatif.ingest.collective_sizes import process_groups, with_collective_sizes
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.grouped import Grouped
@@ -68,6 +68,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     calls = find_calls_of_tasks(events, columns, family)
     flops, size_bytes, op_dtype = task_costs(events, columns, family, calls)
     size_bytes = with_collective_sizes(events, parts.calls, columns, family, size_bytes)
+    group, groups = process_groups(events, columns)
     called, operators = called_operators(events, calls, len(name))
     dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     kind = columns["kind"].astype(np.int8)
@@ -87,7 +88,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": parts.steps.of(launch_time_ns),
-        "measured": measured_rows(events, columns["operator"], info.recorded), "called": called,
+        "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
         "correlation_id": correlation, "family": family, "dtype": np.where(dtype > 0, dtype, op_dtype),
         "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
     }  # fmt: skip
@@ -95,7 +96,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         **compact(filled(len(name), given)), dependencies=dependencies, waits=wait_table, names=names,
         threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
     )  # fmt: skip
-    return _forward_only(graph.replace(info=replace(info, origin_ns=origin_ns + events.base_ns, operators=operators)))
+    info = replace(info, origin_ns=origin_ns + events.base_ns, operators=operators, groups=groups)
+    return _forward_only(graph.replace(info=info))
 
 
 def _no_rows() -> Rows:

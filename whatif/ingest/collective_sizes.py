@@ -1,18 +1,33 @@
-"""Sizes of collectives whose kernels do not tell them: from the annotation "nccl:all_reduce" around their launch."""
+"""Process groups of collectives, and sizes that kernels do not tell: from "nccl:all_reduce" around their launches."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from whatif.graph.kernels import KernelFamily
-from whatif.graph.types import Array, Int8, Int64
-from whatif.ingest.events import EventCategory, Events
+from whatif.graph.types import Array, Int8, Int32, Int64, ProcessGroup, TaskKind
+from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.grouped import by_track
 from whatif.ingest.nest import Nest
 from whatif.ingest.op_cost import input_tensors
 
 PREFIX = "nccl:"
+
+
+def process_groups(events: Events, columns: dict[str, Array]) -> tuple[Int32, tuple[ProcessGroup, ...]]:
+    """Return each task's row in a table of process groups, shape (n_tasks,), -1 where none is known; and the table."""
+    row = np.full(len(columns["event"]), MISSING, dtype=np.int32)
+    if events.group is None or not len(events.group):
+        return row, ()
+    told = np.flatnonzero((columns["kind"] == TaskKind.KERNEL) & (columns["event"] >= 0))
+    told = told[events.group[columns["event"][told]] >= 0]
+    event = columns["event"][told]
+    pairs = np.stack([events.group[event], events.group_size[event]], axis=1)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    row[told] = np.asarray(which).reshape(-1)
+    names = [(*events.details[code].partition(" ")[::2], size) for code, size in distinct.tolist()]
+    return row, tuple(ProcessGroup(name, ranks, size) for name, ranks, size in names)
 
 
 def with_collective_sizes(

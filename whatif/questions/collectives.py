@@ -1,4 +1,7 @@
-"""The collectives of a step as one rank recorded them: rates as nccl-tests defines them, and waiting for peers."""
+"""The collectives of a step of one rank: rates as nccl-tests defines them, and waiting for peers.
+
+From the recording of one rank waiting is estimated; from those of several it is known, for the first of them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import GPU_KINDS, Float64, Int64, TaskKind, among
 from whatif.hardware.cluster.collectives import OPERATIONS, bus_factor
-from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for_peers
+from whatif.ingest.ranks.merge import COLLECTIVE
+from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for_peers, workers_of_groups
 from whatif.prediction.baseline import Baseline
+from whatif.questions.stragglers import meetings
 from whatif.simulation.intervals import union
 
 
@@ -22,6 +27,7 @@ class Collective:
 
     kind: str
     size_bytes: int | None
+    group: str | None  # the process group's name and size
     count: float
     ms: float
     exposed_ms: float | None  # while this rank's GPU does nothing else, as recorded; the rest is hidden
@@ -37,7 +43,10 @@ class Collective:
 
 
 def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, ...]:
-    """Return a row by kind and size, the longest first; ``critical_ms`` is each task's time on the critical path."""
+    """Return a row by kind, size and process group, the longest first.
+
+    ``critical_ms`` is each task's time on the critical path, shape (n_tasks,).
+    """
     graph = baseline.graph
     first, last = graph.info.steady if baseline.clock != "span" else (0, 0)
     chosen = (graph.kind == TaskKind.COMMUNICATION) & graph.of_clock.mask
@@ -47,22 +56,27 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     if not len(tasks):
         return ()
     kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])
-    waits_ns, expected_ns = waiting_for_peers(graph)[tasks], expected_transfers_ns(graph, tasks)
-    exposed_ns = _exposed_ns(graph, tasks)
-    size, workers = graph.size_bytes[tasks], graph.info.workers or 0
+    waits_ns, expected_ns = _waits_ns(baseline)[tasks], expected_transfers_ns(graph, tasks)
+    spent_ns = graph.duration_ns[tasks] + (waits_ns if graph.info.ranks else 0)
+    # A rank waits inside its kernel. Of several ranks the waiting is simulated, and lies before the transfer.
+    start_ns = baseline.timeline.start_ns if graph.info.ranks else graph.start_ns
+    begin_ns = start_ns[tasks] - (waits_ns if graph.info.ranks else 0)
+    exposed_ns = _exposed_ns(graph, start_ns, begin_ns, spent_ns)
+    size, group, among_ranks = graph.size_bytes[tasks], graph.group[tasks], workers_of_groups(graph, tasks)
+    names = [*(f"{each.name} ({each.size})" if each.size > 0 else each.name for each in graph.info.groups), None]
     found = []
-    for kind, bytes_ in sorted({*zip(kinds.tolist(), size.tolist(), strict=True)}):
-        mine = (kinds == kind) & (size == bytes_)
-        spent_ns, count = float(graph.duration_ns[tasks[mine]].sum()), int(mine.sum())
+    for kind, bytes_, code in sorted({*zip(kinds.tolist(), size.tolist(), group.tolist(), strict=True)}):
+        mine = (kinds == kind) & (size == bytes_) & (group == code)
+        total_ns, count, workers = float(spent_ns[mine].sum()), int(mine.sum()), int(among_ranks[mine][0])
         operation = "all_to_all" if kind == "send_recv" else kind
         whole = bytes_ * (workers if kind == "all_gather" and workers else 1)
-        known = bytes_ > 0 and spent_ns > 0
-        rate = whole * count / spent_ns if known else None
+        known = bytes_ > 0 and total_ns > 0
+        rate = whole * count / total_ns if known else None
         bus = rate * bus_factor(operation, workers) if rate and workers > 1 and operation in OPERATIONS else None
         expected = float(expected_ns[mine].mean()) / 1e6
         found.append(
             Collective(
-                kind, bytes_ if bytes_ >= 0 else None, count / n_steps, spent_ns / n_steps / 1e6,
+                kind, bytes_ if bytes_ >= 0 else None, names[code], count / n_steps, total_ns / n_steps / 1e6,
                 float(exposed_ns[mine].sum()) / n_steps / 1e6 if graph.on_gpu.any() else None,
                 float(waits_ns[mine].sum()) / n_steps / 1e6, expected or None, rate, bus,
                 float(critical_ms[tasks[mine]].sum()),
@@ -71,11 +85,24 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     return tuple(sorted(found, key=lambda row: -row.ms))
 
 
-def _exposed_ns(graph: TaskGraph, tasks: Int64) -> Float64:
-    """The recorded time of each of these ``tasks`` in which no kernel and no copy of the rank runs beside it, ns."""
+def _waits_ns(baseline: Baseline) -> Int64:
+    """How long each collective waits for other ranks, ns, shape (n_tasks,)."""
+    graph = baseline.graph
+    if COLLECTIVE not in graph.attached:
+        return waiting_for_peers(graph)
+    waits, met = np.zeros(len(graph), dtype=np.int64), meetings(baseline.timeline)
+    waits[met.task] = met.all_here_ns - met.arrival_ns
+    return waits
+
+
+def _exposed_ns(graph: TaskGraph, start_ns: Int64, begin_ns: Int64, spent_ns: Int64) -> Float64:
+    """How long of ``spent_ns`` from ``begin_ns`` on no kernel and no copy of the rank runs, ns, shape of both.
+
+    ``start_ns`` is when tasks start, shape (n_tasks,).
+    """
     other = np.flatnonzero(among(graph.kind, GPU_KINDS) & (graph.kind != TaskKind.COMMUNICATION) & graph.of_clock.mask)
-    other = other[np.argsort(graph.start_ns[other], kind="stable")]
-    begins_ns, ends_ns = union(graph.start_ns[other], graph.start_ns[other] + graph.duration_ns[other])
+    other = other[np.argsort(start_ns[other], kind="stable")]
+    begins_ns, ends_ns = union(start_ns[other], start_ns[other] + graph.duration_ns[other])
     before_ns = np.concatenate(([0], np.cumsum(ends_ns - begins_ns)))
 
     def busy_ns(until_ns: Int64) -> Int64:
@@ -83,5 +110,4 @@ def _exposed_ns(graph: TaskGraph, tasks: Int64) -> Float64:
         over_ns = np.maximum(ends_ns[np.maximum(started - 1, 0)] - until_ns, 0) if len(ends_ns) else 0
         return np.asarray(before_ns[started] - np.where(started > 0, over_ns, 0))
 
-    start_ns, spent_ns = graph.start_ns[tasks], graph.duration_ns[tasks]
-    return np.asarray(spent_ns - (busy_ns(start_ns + spent_ns) - busy_ns(start_ns)), dtype=np.float64)
+    return np.asarray(spent_ns - (busy_ns(begin_ns + spent_ns) - busy_ns(begin_ns)), dtype=np.float64)

@@ -28,6 +28,7 @@ from whatif.graph.types import (
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.prediction.predict import Baseline, apply
 from whatif.questions.collectives import Collective, collectives
+from whatif.questions.stragglers import held_up_by
 from whatif.questions.verdict import verdict
 from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import window_ns
@@ -174,6 +175,7 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
             {part.name: part.cpu_ms for part in phases},
             {part.name: part.gpu_ms for part in families},
             peers_ms,
+            held_up_by(baseline),
         ),
         collectives=collectives(baseline, critical_ms),
         peers_ms=peers_ms,

@@ -114,11 +114,13 @@ class RankReport:
 class Meetings:
     """Who meets whom in a timeline: a row for each rank in each matched collective, shape (n_members,) each."""
 
+    task: Array  # of its transfer
     rank: Array  # its place among the ranks of the graph
     step: Array
     arrival_ns: Array
     all_here_ns: Array  # the arrival itself, of a rank that waits for none
     transfer_ns: Array
+    last_rank: Array  # the place of who comes last to the collective
     others_here_ns: Array  # of who comes last: when all others were there; else its own arrival
 
     @property
@@ -148,11 +150,13 @@ def meetings(timeline: Timeline) -> Meetings:
     others_here_ns = arrival_ns.copy()
     others_here_ns[latest] = arrival_ns[before]
     return Meetings(
+        task=transfer,
         rank=place,
         step=graph.step[arrival],
         arrival_ns=arrival_ns,
         all_here_ns=np.where(part_of[transfer] > 0, all_here_ns, arrival_ns),
         transfer_ns=graph.duration_ns[transfer],
+        last_rank=place[latest][of] if len(first) else place,
         others_here_ns=others_here_ns,
     )
 
@@ -165,22 +169,11 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     """
     graph = baseline.graph
     steps = steady_steps(graph)
-    n_steps = max(len(steps), 1)
     met, matched, count = meetings(baseline.timeline), ranks.matched, len(ranks.numbers)
-    counted = np.isin(met.step, steps) if len(steps) else np.ones(len(met.step), dtype=np.bool_)
-
-    def together_ms(start_ns: Array, end_ns: Array) -> Float64:
-        # Collectives of one rank overlap: each moment counts once. A rank's times lie in a stretch of their own.
-        stretch_ns = baseline.timeline.makespan_ns + 1
-        order = np.argsort(start_ns[counted] + met.rank[counted] * stretch_ns, kind="stable")
-        shift_ns = met.rank[counted][order] * stretch_ns
-        starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
-        total = np.bincount(starts // stretch_ns, (ends - starts).astype(np.float64), minlength=count)
-        return np.asarray(total / 1e6 / n_steps, dtype=np.float64)
-
-    waiting_ms = together_ms(met.arrival_ns, met.all_here_ns)
-    transfer_ms = together_ms(met.all_here_ns, met.all_here_ns + met.transfer_ns)
-    late_ms = together_ms(met.others_here_ns, met.arrival_ns)
+    counted = _counted(met, steps)
+    waiting_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns)
+    transfer_ms = _together_ms(baseline, met, met.all_here_ns, met.all_here_ns + met.transfer_ns)
+    late_ms = _together_ms(baseline, met, met.others_here_ns, met.arrival_ns)
     taken = np.bincount(met.rank[counted], minlength=count)
     last = np.bincount(met.rank[counted & met.last], minlength=count)
     step_ms = baseline.step_ns / 1e6
@@ -207,6 +200,42 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
         for i, number in enumerate(ranks.numbers)
     )
     return RankReport(ranks.world_size, matched.n_collectives, step_ms, rows, tuple(rows[i] for i in worst))
+
+
+def held_up_by(baseline: Baseline) -> tuple[int, float] | None:
+    """Return the rank for which the others wait longest, and how long on average, ms a step.
+
+    None in a graph of one rank. A rank is waited for in the collectives to which it comes last.
+    """
+    if COLLECTIVE not in baseline.graph.attached:
+        return None
+    met, numbers = meetings(baseline.timeline), rank_numbers(baseline.graph)
+    waits_ns = met.all_here_ns - met.arrival_ns
+    if len(numbers) < 2 or not waits_ns.any():
+        return None
+    worst = int(np.bincount(met.last_rank, weights=waits_ns).argmax())
+    until_ns = np.where(met.last_rank == worst, met.all_here_ns, met.arrival_ns)
+    waits_ms = _together_ms(baseline, met, met.arrival_ns, until_ns)
+    return int(numbers[worst]), float(waits_ms.sum() / (len(numbers) - 1))
+
+
+def _counted(met: Meetings, steps: Array) -> Bool:
+    """Which meetings are in the steps that count."""
+    return np.isin(met.step, steps) if len(steps) else np.ones(len(met.step), dtype=np.bool_)
+
+
+def _together_ms(baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array) -> Float64:
+    """The time of each rank between these, ms a step, shape (n_ranks,)."""
+    steps = steady_steps(baseline.graph)
+    counted = _counted(met, steps)
+    # Collectives of one rank overlap: each moment counts once. A rank's times lie in a stretch of their own.
+    stretch_ns = baseline.timeline.makespan_ns + 1
+    order = np.argsort(start_ns[counted] + met.rank[counted] * stretch_ns, kind="stable")
+    shift_ns = met.rank[counted][order] * stretch_ns
+    starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
+    count = len(rank_numbers(baseline.graph))
+    total = np.bincount(starts // stretch_ns, (ends - starts).astype(np.float64), minlength=count)
+    return np.asarray(total / 1e6 / max(len(steps), 1), dtype=np.float64)
 
 
 def steady_steps(graph: TaskGraph) -> Array:

@@ -24,11 +24,13 @@ def verdict(
     phase_cpu_ms: dict[str, float],
     family_gpu_ms: dict[str, float] | None = None,
     peers_ms: float = 0.0,
+    held_up: tuple[int, float] | None = None,
 ) -> str:
     """Return the sentence: loading-, peer-, communication-, GPU-, host- or CPU-bound, or waiting for the unknown.
 
     The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family;
-    ``peers_ms`` of the communication on the critical path waits for other ranks.
+    ``peers_ms`` of the communication on the critical path waits for other ranks. ``held_up``: the rank for which the
+    others wait, and how long, where the recordings of several are at hand.
     """
     step_ms, what = baseline.step_ns / 1e6, CLOCK_NOUNS[baseline.clock]
     if step_ms <= 0:
@@ -67,11 +69,16 @@ def verdict(
         bound = _cpu_bound(phase_cpu_ms, step_ms)
     else:
         bound = _gpu_or_host_bound(on_path, parts, step_ms, family_gpu_ms or {})
+    late_rank, late_ms = held_up or (0, 0.0)
+    held = f"ranks wait for rank {late_rank} for {_of(late_ms, step_ms)} on average"
+    if late_ms >= NAMED_FROM * step_ms:
+        return f"waits for peers: in collectives the other {held}; along the critical path the {what} is {bound}"
     also = [
         f"the {what} also waits for {name} for {_of(part_ms, step_ms)}"
         for name, part_ms in (("its data", loading_ms), ("communication", communication_ms))
         if part_ms >= TOLD_FROM * step_ms
     ]
+    also += [f"other {held}"] if late_ms >= TOLD_FROM * step_ms else []
     return "; ".join([bound.removesuffix("."), *also]) + "."
 
 

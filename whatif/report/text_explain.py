@@ -74,25 +74,19 @@ def _print_collectives(out: Report, explanation: Explanation) -> None:
     def rate(value: float | None) -> str:
         return "–" if value is None else f"{value:,.1f}"
 
-    rows = [
-        (row.kind.replace("_", "-"), "–" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.3f}",
-         count(row.count), ms(row.ms), *([ms(row.exposed_ms)] if on_gpu else []), ms(row.waits_ms), ms(row.critical_ms),
-         rate(row.algorithm_gbyte_s), rate(row.bus_gbyte_s),
-         ms(row.expected_ms))
-        for row in explanation.collectives[:MOST_COLLECTIVES]
-    ]  # fmt: skip
-    headers = [
-        "",
-        "MB",
-        "count",
-        "ms",
-        *(["exposed"] if on_gpu else []),
-        "waits for peers",
-        "critical ms",
-        "GB/s",
-        "bus GB/s",
-        "each should take ms",
-    ]
+    grouped = any(row.group for row in explanation.collectives)
+    rows = []
+    for row in explanation.collectives[:MOST_COLLECTIVES]:
+        size = "–" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.3f}"
+        cells = [row.kind.replace("_", "-"), *([row.group or "–"] if grouped else []), size, count(row.count)]
+        cells.append(ms(row.ms))
+        if row.exposed_ms is not None:
+            cells += [ms(row.exposed_ms), f"{pct(row.ms - row.exposed_ms, row.ms)} %"]
+        should_ms = None if row.expected_ms is None else row.count * row.expected_ms
+        cells += [ms(row.waits_ms), ms(row.critical_ms), rate(row.algorithm_gbyte_s), rate(row.bus_gbyte_s)]
+        rows.append([*cells, ms(should_ms)])
+    headers = ["", *(["group"] if grouped else []), "MB", "count", "ms", *(["exposed", "hidden"] if on_gpu else [])]
+    headers += ["waits", "critical", "GB/s", "bus", "should take"]
     out.table("Collectives", headers, rows)
 
 

@@ -94,10 +94,15 @@ def knows(gpu: Gpu) -> bool:
     return _TUNED_AS.get(gpu.arch, gpu.arch) in _facts()["ll_gbyte_s"]
 
 
+def start_us() -> float:
+    """Return what starting protocol Simple takes, in which messages between two GPUs go."""
+    return float(_facts()["base_us"]["ring"][PROTOCOLS.index("Simple")])
+
+
 def step_us(kind: str) -> float:
     """Return what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
     simple = PROTOCOLS.index("Simple")
-    return float(_facts()["base_us"]["ring"][simple] + _facts()["step_us"][kind]["ring"][simple])
+    return start_us() + float(_facts()["step_us"][kind]["ring"][simple])
 
 
 def _architecture(gpu: str | None) -> str:

@@ -57,6 +57,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     names, name_codes = one_table(block.names for block in blocks)
     layers, layer_codes = one_table(block.layers for block in blocks)
     operators, operator_codes = one_table(block.info.operators for block in blocks)
+    groups, group_codes = one_table(block.info.groups for block in blocks)
     sizes = np.cumsum([0, *(len(block) for block in blocks)])
     first_thread = np.cumsum([0, *(len(block.threads) for block in blocks)])
     first_number = {
@@ -70,7 +71,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     dependencies, waits = [], []
     for i, block in enumerate(blocks):
         new_thread = np.arange(len(block.threads), dtype=np.int32) + np.int32(first_thread[i])
-        new_codes = {"names": name_codes, "layers": layer_codes, "operators": operator_codes}
+        new_codes = {"names": name_codes, "layers": layer_codes, "operators": operator_codes, "groups": group_codes}
         for each in COLUMNS:
             own = getattr(block, each.name)
             if each.across_ranks == "table":
@@ -100,7 +101,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
             for thread in block.threads
         ),
         layers=layers,
-        info=replace(info, operators=operators),
+        info=replace(info, operators=operators, groups=groups),
         attached={name: np.concatenate(column) for name, column in attached.items()},
         notes=_notes(blocks),
         declined=(),

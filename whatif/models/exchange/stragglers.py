@@ -17,8 +17,9 @@ from whatif.graph.types import Float64, Int64, TaskKind
 from whatif.hardware.cluster.cluster_file import usual_cluster
 from whatif.hardware.cluster.collectives import OPERATIONS
 from whatif.hardware.cluster.links import LATENCY_US, Link
+from whatif.hardware.cluster.nccl import COLLECTIVES, knows, start_us
 from whatif.hardware.cluster.network import Network
-from whatif.hardware.gpu import find_gpu
+from whatif.hardware.gpu import Gpu, find_gpu
 from whatif.models.exchange.collective_tasks import OVERLAPPED
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.simulation.transfers import workers_of
@@ -146,9 +147,6 @@ def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None
     return min(slowest_of(workers, spread_pct).mean, _MOST if told_pct is None else math.inf)
 
 
-# A collective is late that takes more than this many times what its link and algorithm should, and a kernel's start:
-# our choice. What it needs then is that, beside other kernels (Daydream, §6.5: 34 % more than theory).
-LATE, START_NS = 2.0, 10_000
 # AMD, "Understanding RCCL Bandwidth and xGMI Performance on AMD Instinct MI300X", March 2025: of the 64 GB/s of a link
 # about 48 are usable.
 FABRIC_SHARE = 48 / 64
@@ -161,50 +159,69 @@ _OPERATIONS = {"send_recv": "all_to_all"}
 def waiting_for_peers(graph: TaskGraph) -> Int64:
     """Return the time in which each recorded collective of one rank waited for the others, ns, shape (n_tasks,).
 
-    A collective takes as long as the shortest of equal ones (operation and size): the last rank to come waits for
-    nobody. Where also that takes far longer than the GPU's usual links and NCCL's algorithms should, all of them
-    waited, and what the links need is the transfer. 0 for transfers that a what-if made, and in graphs of several
-    ranks, where waiting is known.
+    A collective takes as long as the shortest of equal ones (operation, size, process group): the last rank to come
+    waits for nobody. Where also that takes longer than the GPU's usual links should, all of them waited. What they
+    should take is what NCCL's tuner says (``expected_transfers_ns``) and a third, as it was measured beside other
+    kernels (Daydream, §6.5). 0 for transfers that a what-if made, and in graphs of several ranks, where waiting is
+    known.
     """
     waits = np.zeros(len(graph), dtype=np.int64)
     tasks = np.flatnonzero(graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) == 0))
     if graph.info.ranks or not len(tasks):
         return waits
     spent_ns, size = graph.duration_ns[tasks], graph.size_bytes[tasks]
-    _, equal = np.unique(np.stack([graph.name[tasks].astype(np.int64), size]), axis=1, return_inverse=True)
+    alike = np.stack([graph.name[tasks].astype(np.int64), size, graph.group[tasks].astype(np.int64)])
+    _, equal = np.unique(alike, axis=1, return_inverse=True)
     equal = np.asarray(equal).reshape(-1)
     shortest_ns = np.full(int(equal.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest_ns, equal, spent_ns)
-    transfer_ns = shortest_ns[equal]
     # Unknown sizes are not equal.
-    transfer_ns = np.where(size >= 0, transfer_ns, spent_ns)
-    expected_ns = expected_transfers_ns(graph, tasks)
-    known = expected_ns > 0
-    late = known & (transfer_ns > LATE * expected_ns + START_NS)
-    transfer_ns = np.where(late, np.rint(OVERLAPPED * expected_ns), transfer_ns).astype(np.int64)
+    transfer_ns = np.where(size >= 0, shortest_ns[equal], spent_ns)
+    expected_ns = np.rint(OVERLAPPED * expected_transfers_ns(graph, tasks)).astype(np.int64)
+    transfer_ns = np.where(expected_ns > 0, np.minimum(transfer_ns, expected_ns), transfer_ns)
     waits[tasks] = np.maximum(spent_ns - transfer_ns, 0)
     return waits
 
 
+def workers_of_groups(graph: TaskGraph, tasks: Int64) -> Int64:
+    """Return how many ranks each collective of ``tasks`` (ids) is among: those of its group, else all; 0: unknown."""
+    sizes = np.array([*(group.size for group in graph.info.groups), -1])[graph.group[tasks]]
+    return np.where(sizes > 0, sizes, graph.info.workers or 0)
+
+
 def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:
-    """Return what the usual links of the GPU need for each collective of ``tasks`` (ids), ns; 0 where not known."""
+    """Return what the usual links of the GPU need for each collective of ``tasks`` (ids), ns; 0 where not known.
+
+    NCCL's tuner says so, and its Simple protocol's start what messages take more, where it knows the GPU; else the
+    links alone.
+    """
     expected_ns = np.zeros(len(tasks))
     gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
-    workers = graph.info.workers
-    if gpu is None or not workers or workers < 2:
+    if gpu is None:
         return expected_ns
-    if not gpu.cluster and gpu.nvlink_gbyte_s and not gpu.nvlink_bridged and workers <= FABRIC_WORKERS:
-        network = Network.of(workers, Link(FABRIC_SHARE * gpu.nvlink_gbyte_s * 1e9, LATENCY_US * 1e3))
-    else:
-        try:
-            network = replace(usual_cluster(gpu).network(workers), gpu=gpu.name)
-        except WhatifError:  # not so many as its machines hold
-            return expected_ns
     names = [collective_of(graph.names[code], "") for code in graph.name[tasks].tolist()]
     operations = np.array([_OPERATIONS.get(name, name) for name in names])
-    for operation in np.unique(operations).tolist():
-        mine = (operations == operation) & (graph.size_bytes[tasks] >= 0)
-        if operation in OPERATIONS and mine.any():
-            size = graph.size_bytes[tasks][mine] * (workers if operation == "all_gather" else 1)
-            expected_ns[mine] = network.cost(operation, size).total_ns
+    workers = workers_of_groups(graph, tasks)
+    for count in np.unique(workers[workers > 1]).tolist():
+        network = _usual_network(gpu, count)
+        if network is None:
+            continue
+        for operation in np.unique(operations).tolist():
+            mine = (operations == operation) & (workers == count) & (graph.size_bytes[tasks] >= 0)
+            if operation in OPERATIONS and mine.any():
+                size = graph.size_bytes[tasks][mine] * (count if operation == "all_gather" else 1)
+                tuned = knows(gpu) and operation in COLLECTIVES
+                expected_ns[mine] = network.cost(operation, size, "nccl" if tuned else None).total_ns
+                if knows(gpu) and not tuned:
+                    expected_ns[mine] += 1e3 * start_us()
     return expected_ns
+
+
+def _usual_network(gpu: Gpu, workers: int) -> Network | None:
+    """The network of so many of the GPU as they are usually joined; None where they are not."""
+    if not gpu.cluster and gpu.nvlink_gbyte_s and not gpu.nvlink_bridged and workers <= FABRIC_WORKERS:
+        return Network.of(workers, Link(FABRIC_SHARE * gpu.nvlink_gbyte_s * 1e9, LATENCY_US * 1e3))
+    try:
+        return replace(usual_cluster(gpu).network(workers), gpu=gpu.name)
+    except WhatifError:  # not so many as its machines hold
+        return None

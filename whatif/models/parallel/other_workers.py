@@ -3,8 +3,8 @@
 Source: the collectives of DDP, FSDP and ZeRO move the same bytes for any number of workers; nccl-tests,
 doc/PERFORMANCE.md, tells the rounds and the share of them that passes each link.
 Model: of a transfer of S bytes, ``rounds`` * a + ``share`` * S * b; a and b are those of the recorded network, by the
-recorded collectives, or of the network that is asked for. What a collective took more than the shortest one at its
-place of all steps is waiting for peers, which stays.
+recorded collectives, or of the network that is asked for. What a collective waited for peers stays
+(``stragglers.waiting_for_peers``; on a CPU what it took more than the shortest one at its place of all steps).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers, tell
+from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
 from whatif.simulation.transfers import of_activations, workers_of
@@ -145,12 +146,14 @@ def _from_the_end(graph: TaskGraph, task: Int64) -> tuple[Int64, Int64]:
 
 
 def _waiting_ns(graph: TaskGraph, task: Int64) -> Int64:
-    """What each took longer than the shortest of its kind and size at its place of all steps.
+    """What each waited for peers; on a CPU what it took longer than the shortest of its kind, size and place in a step.
 
     In a graph of several ranks those that come early wait outside of their transfers.
     """
     if not len(task) or COLLECTIVE in graph.attached:
         return np.zeros(len(task), dtype=np.int64)
+    if graph.on_gpu.any():
+        return waiting_for_peers(graph)[task]
     place, _ = _from_the_end(graph, task)
     _, key = np.unique(np.stack([place, graph.name[task], graph.size_bytes[task]]), axis=1, return_inverse=True)
     shortest = np.full(int(key.max()) + 1, np.iinfo(np.int64).max)
