@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import LOOP_FILES, REBUILD, both_forms, module_of_loops
+from whatif.graph.order import order_by
 from whatif.loops import Loops
 
 MODULES = [module_of_loops(path) for path in LOOP_FILES]
@@ -50,6 +51,26 @@ def test_dependencies_are_grouped_by_target(loops: Loops) -> None:
     assert offsets.tolist() == [0, 0, 0, 2, 4]
     assert points.tolist() == [1, 4, 4, 6]
     assert lags.tolist() == [6, 7, 5, 8]
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+@pytest.mark.parametrize("right", [False, True])
+def test_places_are_those_of_a_search(loops: Loops, right: bool) -> None:
+    """In order, nearly so and at random; with equal values, and values beyond both ends."""
+    rng = np.random.default_rng(1)
+    for n, m in ((0, 3), (1, 3), (5, 0), (30, 40), (300, 50), (50, 300)):
+        ordered, wanted = np.sort(rng.integers(0, n + 1, n)), np.sort(rng.integers(-2, n + 3, m))
+        for values in (wanted, wanted + rng.integers(0, 3, m), rng.permutation(wanted)):
+            found = np.empty(m, np.int64)
+            loops.places(ordered, values, right, found)
+            assert found.tolist() == np.searchsorted(ordered, values, "right" if right else "left").tolist()
+
+
+def test_rows_are_put_in_order_by_two_columns() -> None:
+    rng = np.random.default_rng(2)
+    for n in (0, 1, 2, 50, 400):
+        first, then = rng.integers(0, n // 4 + 1, n), rng.integers(0, 3, n)
+        assert order_by(first, then).tolist() == np.lexsort((then, first)).tolist()
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops")[1:])

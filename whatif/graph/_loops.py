@@ -136,3 +136,51 @@ def smallest_first(
                         at = other
                     heap[at] = target
     return done
+
+
+def places(
+    ordered: cython.const[cython.longlong][::1],
+    wanted: cython.const[cython.longlong][::1],
+    right: cython.bint,
+    found: cython.longlong[::1],
+) -> None:
+    """Fill ``found`` with where each wanted value would stand among the ordered ones, behind equal ones if ``right``.
+
+    The search begins at the place of the value before: what is wanted in order, or nearly so, is found in a few steps.
+    """
+    n: cython.Py_ssize_t = len(ordered)
+    i: cython.Py_ssize_t
+    low: cython.Py_ssize_t = 0
+    high: cython.Py_ssize_t
+    middle: cython.Py_ssize_t
+    step: cython.Py_ssize_t
+    value: cython.longlong
+    with cython.nogil:
+        for i in range(len(wanted)):
+            value = wanted[i]
+            step = 1
+            if low < n and (ordered[low] < value or (right and ordered[low] == value)):
+                high = low + 1
+                while high < n and (ordered[high] < value or (right and ordered[high] == value)):
+                    low = high
+                    high += step
+                    step += step
+                low += 1
+                if high > n:
+                    high = n
+            else:
+                high = low
+                low -= 1
+                while low >= 0 and not (ordered[low] < value or (right and ordered[low] == value)):
+                    high = low
+                    low -= step
+                    step += step
+                low = low + 1 if low >= 0 else 0
+            # All before ``low`` stand before the value, all from ``high`` on behind it.
+            while low < high:
+                middle = (low + high) >> 1
+                if ordered[middle] < value or (right and ordered[middle] == value):
+                    low = middle + 1
+                else:
+                    high = middle
+            found[i] = low

@@ -38,7 +38,7 @@ class Blocks:
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     """Pair what was taken with what was given back at the same address, for all that a step took or gave back."""
-    order = np.lexsort((np.arange(len(allocations)), allocations.address))
+    order = np.argsort(allocations.address, kind="stable")
     taken = allocations.size_bytes[order] > 0
     follows = np.append(allocations.address[order][1:] == allocations.address[order][:-1], False)
     given_next = np.append(allocations.size_bytes[order][1:] < 0, False)

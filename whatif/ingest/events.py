@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.order import order_by
 from whatif.graph.types import Array, Int8, Int32, Int64
 
 # What stands in an integer column where the trace says nothing.
@@ -159,7 +160,7 @@ def put_in_order(columns: dict[str, Array], dropped: Counter[str]) -> None:
     far = (np.abs(start_ns - np.median(start_ns)) > FAR_NS) | (columns["duration_ns"] > FAR_NS)
     if far.any():
         dropped[DROPPED_FAR] += int(far.sum())
-    order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
+    order = order_by(columns["start_ns"], -columns["duration_ns"])
     order = order[~far[order]]
     for name in columns:  # one after the other: the columns of a long trace are large
         columns[name] = columns[name][order]

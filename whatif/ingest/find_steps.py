@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.graph.order import places
 from whatif.graph.task_graph import matching
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
@@ -43,7 +44,7 @@ class Steps:
         """Return the step of each time, -1 outside all steps."""
         if not len(self.edges_ns):
             return np.full(len(time_ns), -1, dtype=np.int64)
-        step = np.searchsorted(self.edges_ns, time_ns, side="right") - 1
+        step = places(self.edges_ns, time_ns, side="right") - 1
         return np.where(step < len(self.edges_ns) - 1, step, -1)
 
 

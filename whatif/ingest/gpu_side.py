@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.order import places
 from whatif.graph.types import (
     Array,
     Bool,
@@ -85,7 +86,7 @@ def find_calls(events: Events) -> Calls:
     rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
     rows = rows[np.argsort(events.track[rows], kind="stable")]
     group, end_ns = _grouped(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
-    first = np.searchsorted(group, np.arange(len(end_ns)))
+    first = np.flatnonzero(np.diff(group, prepend=-1))
     outer = rows[first]
     inner_kind = np.zeros(len(outer), dtype=np.int8)
     np.maximum.at(inner_kind, group, kinds[events.name[rows]])
@@ -170,7 +171,7 @@ def correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
     launching = launching[np.argsort(events.correlation[launching], kind="stable")]
     ids = events.correlation[launching]
     wanted = events.correlation[rows]
-    at = np.searchsorted(ids, wanted)
+    at = places(ids, wanted)
     hit = (at < len(ids)) & (wanted > 0)
     hit[hit] = ids[at[hit]] == wanted[hit]
     call = np.full(len(rows), MISSING, dtype=np.int64)

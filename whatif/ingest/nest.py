@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.order import order_by, places
 from whatif.graph.types import Int64
 
 
@@ -16,13 +17,13 @@ class Nest:
 
     def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
         # Longer intervals first where several start together: the outer one opens first.
-        self._order = np.lexsort((-end_ns, start_ns))
+        self._order = order_by(start_ns, -end_ns)
         self._start_ns, self._end_ns = start_ns[self._order], end_ns[self._order]
-        self._ends_sorted = np.sort(end_ns)
+        self._ends_sorted = np.sort(end_ns, kind="stable")  # nearly sorted already
         n = len(start_ns)
         opened = np.arange(n, dtype=np.int64)
         # Empty intervals close at once and cover nothing.
-        depth = opened - np.searchsorted(self._ends_sorted, self._start_ns, side="right")
+        depth = opened - places(self._ends_sorted, self._start_ns, side="right")
         self._origin = int(self._start_ns[0]) if n else 0
         self._span = (int(self._ends_sorted[-1]) - self._origin + 2) if n else 1
         keys = np.maximum(depth, 0) * self._span + (self._start_ns - self._origin)
@@ -33,10 +34,10 @@ class Nest:
         """Return the index of the innermost interval with start <= time < end, shape of ``time_ns``; -1 where none."""
         if not len(self._start_ns):
             return np.full(len(time_ns), -1, dtype=np.int64)
-        opened = np.searchsorted(self._start_ns, time_ns, side="right")
-        depth = opened - np.searchsorted(self._ends_sorted, time_ns, side="right") - 1
+        opened = places(self._start_ns, time_ns, side="right")
+        depth = opened - places(self._ends_sorted, time_ns, side="right") - 1
         key = np.maximum(depth, 0) * self._span + np.clip(time_ns - self._origin, -1, self._span - 1)
-        found = self._by_depth[np.maximum(np.searchsorted(self._keys, key, side="right") - 1, 0)]
+        found = self._by_depth[np.maximum(places(self._keys, key, side="right") - 1, 0)]
         # Intervals that cross instead of nesting can mislead the count: then say nothing.
         inside = (depth >= 0) & (self._start_ns[found] <= time_ns) & (time_ns < self._end_ns[found])
         return np.where(inside, self._order[found], -1).astype(np.int64)

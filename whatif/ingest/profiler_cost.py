@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from whatif.graph.order import places
 from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.ingest.cpu_side import CpuTasks
@@ -80,8 +81,10 @@ class ProfilerCost:
 
 def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal["left", "right"]) -> Float64:
     """Return the sum of the costs that lie in each piece: (start, end] with ``side`` right, [start, end) left."""
+    if not cost_ns.any():
+        return np.zeros(len(pieces.start_ns))
     total = np.append(0.0, np.cumsum(cost_ns))
-    first, last = (np.searchsorted(at_ns, edges_ns, side=side) for edges_ns in (pieces.start_ns, pieces.end_ns))
+    first, last = (places(at_ns, edges_ns, side=side) for edges_ns in (pieces.start_ns, pieces.end_ns))
     return np.asarray(total[last] - total[first])
 
 
@@ -166,7 +169,7 @@ def wrapper_ns(events: Events, rows: Int64) -> Float64:
     start_ns = events.start_ns[rows]
     # An event without a duration is inside of what it lies in, and has an inside of its own.
     end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
-    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end_ns), start_ns, side="right")
+    depth = np.arange(len(rows)) - places(np.sort(end_ns, kind="stable"), start_ns, side="right")
     parent = _parents(depth)
     has = parent >= 0
     n_children = np.bincount(parent[has], minlength=len(rows))
@@ -187,6 +190,6 @@ def _parents(depth: Int64) -> Int64:
         if not len(here) or not len(level):
             level = here
             continue
-        parent[here] = level[np.searchsorted(level, here) - 1]
+        parent[here] = level[places(level, here) - 1]
         level = here
     return parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.order import places
 from whatif.graph.types import Int64
 
 
@@ -28,5 +29,5 @@ def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the interval that holds each time, -1 for none, shape (n,); sorted by start, the later ends no earlier."""
     if not len(start_ns):
         return np.full(len(time_ns), -1, dtype=np.int64)
-    at = np.searchsorted(start_ns, time_ns, side="right") - 1
+    at = places(start_ns, time_ns, side="right") - 1
     return np.where((at >= 0) & (time_ns < end_ns[np.maximum(at, 0)]), at, -1)
