@@ -31,6 +31,18 @@ def whatif_graph(path: Path) -> dict[str, Any]:
     return {"cpu_s": cpu_s, "tasks": len(graph)}
 
 
+def simulate_synthetic(exponent: Path) -> dict[str, Any]:
+    """Simulate a synthetic graph of 10^exponent tasks."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    import synthetic
+
+    from whatif.simulation.simulator import simulate
+
+    graph = synthetic.in_order(10 ** int(str(exponent)), small=True)
+    cpu_s, timeline = _timed(lambda: simulate(graph))
+    return {"cpu_s": cpu_s, "tasks": len(graph), "makespan_ns": timeline.makespan_ns}
+
+
 def json_load(path: Path) -> dict[str, Any]:
     """Read a trace into Python objects with the standard library."""
     with path.open("rb") as file:
@@ -84,7 +96,10 @@ def _peak_bytes() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-CANDIDATES = {call.__name__: call for call in (whatif_columns, whatif_graph, json_load, hta_load, hta_recompute)}
+CANDIDATES = {
+    call.__name__: call
+    for call in (whatif_columns, whatif_graph, simulate_synthetic, json_load, hta_load, hta_recompute)
+}
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)

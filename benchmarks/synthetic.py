@@ -20,17 +20,20 @@ DEPENDENCIES_PER_TASK = 1.68
 WINDOW = 2_000
 
 
-def in_order(n_tasks: int) -> TaskGraph:
-    """Return a graph whose threads run in the order of their ids, so that no choice is left."""
+def in_order(n_tasks: int, *, small: bool = False) -> TaskGraph:
+    """Return a graph whose threads run in the order of their ids, so that no choice is left.
+
+    ``small``: what a simulation does not read is one value for all tasks and takes no memory.
+    """
     random = np.random.default_rng(0)
     parts = []
     # One table a kind of dependency, each in the order of time, as a real graph has them.
     for share in (1.0, DEPENDENCIES_PER_TASK - 1):
-        target = np.arange(1, n_tasks)
+        target = np.arange(1, n_tasks, dtype=np.int32)
         target = target[random.random(len(target)) < share]
-        source = np.maximum(target - random.integers(1, WINDOW, len(target)), 0)
+        source = np.maximum(target - random.integers(1, WINDOW, len(target), dtype=np.int32), 0)
         parts.append(Dependencies.of(source, target, DependencyKind.USER))
-    return _graph(random, Dependencies.concatenate(parts), n_tasks, ordered=True)
+    return _graph(random, Dependencies.concatenate(parts), n_tasks, ordered=True, small=small)
 
 
 def with_choices(n_tasks: int, width: int) -> TaskGraph:
@@ -40,11 +43,19 @@ def with_choices(n_tasks: int, width: int) -> TaskGraph:
     return _graph(np.random.default_rng(0), chains, n_tasks, ordered=False)
 
 
-def _graph(random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool) -> TaskGraph:
+def _graph(
+    random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool, small: bool = False
+) -> TaskGraph:
     duration_ns = random.integers(1_000, 50_000, n_tasks)
     # A graph that was read shares the upper bound with the duration.
-    given = {"duration_ns": duration_ns, "low_ns": duration_ns.copy(), "high_ns": duration_ns, "step": 0, "start_ns": 0}
-    columns = filled(n_tasks, {**given, "thread": random.integers(0, THREADS, n_tasks)})
+    low_ns = duration_ns if small else duration_ns.copy()
+    given = {"duration_ns": duration_ns, "low_ns": low_ns, "high_ns": duration_ns, "step": 0, "start_ns": 0}
+    given["thread"] = random.integers(0, THREADS, n_tasks, dtype=np.int32)
+    if small:
+        one = {name: np.broadcast_to(column, n_tasks) for name, column in filled(1, {}).items()}
+        columns = one | given | {name: np.broadcast_to(one[name][:1], n_tasks) for name in ("step", "start_ns")}
+    else:
+        columns = filled(n_tasks, given)
     none = np.empty(0, np.int32)
     return TaskGraph(
         **columns, dependencies=dependencies, waits=Waits(none, none, np.empty(0, np.int64)), names=("",), layers=("",),

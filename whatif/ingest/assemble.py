@@ -53,14 +53,19 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     held = _stream_wait_rows(gpu, waits)
     lead = _lead_in_rows(cpu, parts, origin_ns)
     blocks = [cpu, gpu, held, lead]
-    columns = {name: np.concatenate([b.columns[name] for b in blocks if len(b) or b is cpu]) for name in cpu.columns}
-    order = np.lexsort((columns["sequence"], columns["thread"], columns["key_ns"]))
+    blocks = [block for block in blocks if len(block) or block is cpu]
+    order = np.lexsort([np.concatenate([b.columns[key] for b in blocks]) for key in ("sequence", "thread", "key_ns")])
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    columns = {name: column[order] for name, column in columns.items()}
     n_cpu, n_gpu = len(cpu), len(gpu)
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
     held_place = place[n_cpu + n_gpu :][: int((waits.unexplained_ns > 0).sum())]
+    dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
+    step = parts.steps.of(_step_time(blocks, cpu, gpu)[order])
+    del place, cpu_place, gpu_place, held_place
+    # One after the other, and taken from the blocks: the columns of a long trace are large.
+    columns = {name: np.concatenate([b.columns.pop(name) for b in blocks])[order] for name in list(cpu.columns)}
+    del order
 
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
@@ -70,7 +75,6 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     size_bytes = with_collective_sizes(events, parts.calls, columns, family, size_bytes)
     group, groups = process_groups(events, columns)
     called, operators = called_operators(events, calls, len(name))
-    dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     kind = columns["kind"].astype(np.int8)
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
@@ -82,12 +86,11 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         if len(events) else np.full(len(name), MISSING)
         for told in (events.warps, events.registers)
     )  # fmt: skip
-    launch_time_ns = _step_time(columns, cpu, gpu, order)
     given = {
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
-        "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": parts.steps.of(launch_time_ns),
+        "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": step,
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
         "correlation_id": correlation, "family": family, "dtype": np.where(dtype > 0, dtype, op_dtype),
         "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
@@ -188,15 +191,14 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
     return family, dtype
 
 
-def _step_time(columns: dict[str, Array], cpu: Rows, gpu: Rows, order: Int64) -> Int64:
-    """The time that decides a task's step: its own start on the CPU, its launch's on the GPU."""
+def _step_time(blocks: list[Rows], cpu: Rows, gpu: Rows) -> Int64:
+    """The time that decides a task's step: its own start on the CPU, its launch's on the GPU; in the blocks' order."""
     launch = gpu.columns["launch_row"]
     launched = np.where(launch >= 0, cpu.columns["start_ns"][np.maximum(launch, 0)], gpu.columns["start_ns"]) \
         if len(cpu) else gpu.columns["start_ns"]  # fmt: skip
-    result = columns["start_ns"].astype(np.int64).copy()
-    is_gpu = (order >= len(cpu)) & (order < len(cpu) + len(gpu))
-    result[is_gpu] = launched[order[is_gpu] - len(cpu)]
-    return result
+    result = np.concatenate([block.columns["start_ns"] for block in blocks])
+    result[len(cpu) : len(cpu) + len(gpu)] = launched
+    return result.astype(np.int64, copy=False)
 
 
 def _dependencies(

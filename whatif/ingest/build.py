@@ -31,7 +31,7 @@ from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
-from whatif.ingest.rows import Role, Rows, concatenated, joined, rows_of_calls, running_maximum, wait_rows
+from whatif.ingest.rows import Role, Rows, concatenated, joined, put_in_order, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 
@@ -118,11 +118,14 @@ def cpu_rows(parts: Parts) -> Rows:
         "profiler_events": np.concatenate(profiler_events),
         "profiler_ns": np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int64),
     }
-    rows = _piece_rows(parts, concatenated(all_pieces), concatenated(all_labels), held)
+    pieces, labels = concatenated(all_pieces), concatenated(all_labels)
+    for lists in (all_pieces, all_labels, profiler_events, profiler_ns):  # large, and copied
+        lists.clear()
+    rows = _piece_rows(parts, pieces, labels, held)
+    del pieces, labels, held, thread, cost_ns
     _mark_idle(rows.columns, np.concatenate(works_for))
     with_waits = joined([rows, *_waits_behind(parts, rows.columns, bursts)])
-    by_thread = np.argsort(with_waits.columns["thread"], kind="stable")
-    return Rows({name: column[by_thread] for name, column in with_waits.columns.items()})
+    return put_in_order(with_waits, np.argsort(with_waits.columns["thread"], kind="stable"))
 
 
 def _mark_idle(columns: dict[str, Array], works_for_main: Bool) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.order import places
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events, Stamps
@@ -144,8 +145,8 @@ class Cutter:
         begins_ns = self._events.start_ns[self._recorded[track]]  # sorted, as all events are
         if len(lines_ns := self._lines_ns[self._lines[track]]):
             begins_ns = np.sort(np.concatenate([begins_ns, lines_ns]))
-        before_end = begins_ns.searchsorted(pieces.end_ns, side="right")
-        return before_end - begins_ns.searchsorted(pieces.start_ns, side="right") + (pieces.call >= 0)
+        before_end = places(begins_ns, pieces.end_ns, side="right")
+        return before_end - places(begins_ns, pieces.start_ns, side="right") + (pieces.call >= 0)
 
 
 def _cuts(events: Events, marks: NameMarks) -> Bool:

@@ -52,10 +52,17 @@ def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array
 
 
 def joined(blocks: Sequence[Rows]) -> Rows:
-    """Return the rows of all blocks, which have the same columns."""
+    """Return the rows of all blocks, which have the same columns, and take these from them: long traces are large."""
     if len(blocks) == 1:
         return blocks[0]
-    return Rows({name: np.concatenate([b.columns[name] for b in blocks]) for name in blocks[0].columns})
+    return Rows({name: np.concatenate([b.columns.pop(name) for b in blocks]) for name in list(blocks[0].columns)})
+
+
+def put_in_order(rows: Rows, order: Int64) -> Rows:
+    """Return the rows, which are changed in place, in another order."""
+    for name in rows.columns:  # one after the other: the columns of a long trace are large
+        rows.columns[name] = rows.columns[name][order]
+    return rows
 
 
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
