@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.errors import WhatifError
+from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -28,8 +29,8 @@ sweeps = Loops("whatif.simulation._sweeps")
 _frontier = Loops("whatif.simulation._frontier")
 # What is left for a task beside holders that ask for all there is: nothing stands still for ever.
 LEAST = 0.01
-# Scenarios swept at once.
-BLOCK = 128
+# Scenarios swept at once: with fewer, what a task costs once counts; with more, rows leave the cache.
+BLOCK = 256
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ def simulate_scenarios(
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
     seen, makespan = np.zeros((len(distinct), len(values))), np.zeros(len(values))
-    # Blocks of scenarios keep the rows that are still waited for in the second-level cache.
+    # Blocks of scenarios keep the rows that are still waited for in the cache.
     for first in range(0, len(values), BLOCK):
         part = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
         ends, free, last, of_watched = (
@@ -155,6 +156,10 @@ def simulate_scenarios(
 
 def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
     """Return a row for the ends of each task, free again behind the last that waits for it, and the number of rows."""
+    return found(graph, "live rows", _live_rows)
+
+
+def _live_rows(graph: TaskGraph) -> tuple[Int32, int]:
     offsets, points, _ = graph.incoming
     last, spare, rows = (np.empty(len(graph), dtype=np.int32) for _ in range(3))
     return rows, sweeps.live_rows(offsets, points, last, spare, rows)
