@@ -74,28 +74,26 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
 
 
 def _sums(graph: TaskGraph, sides_ns: list[Int64]) -> list[Float64]:
-    source_of, on_gpu = sources(graph), graph.on_gpu.mask
+    source = sources(graph)
+    # Waits that may vanish have nothing to do with the CPU's work.
+    group = (source + np.int8(len(Source)) * (graph.kind == TaskKind.WAIT)).astype(np.intp)
+    of_model = graph.on_gpu.mask & among(source, _MODELS)
     rows = int(graph.measured.max(initial=-1)) + 1
     columns = []
     for side_ns in sides_ns:
-        wide = np.flatnonzero(side_ns)  # few tasks are wide in most questions
-        source, wide_ns = source_of[wide], side_ns[wide].astype(np.float64)
-        # Waits that may vanish have nothing to do with the CPU's work.
-        group = (source + np.int8(len(Source)) * (graph.kind[wide] == TaskKind.WAIT)).astype(np.intp)
-        alone = (source == Source.MEASURED) & (wide_ns > 0)
-        of_alone = wide[alone]
+        wide_ns = side_ns.astype(np.float64)
+        alone = np.flatnonzero((source == Source.MEASURED) & (side_ns > 0))
         # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
-        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[of_alone], 0)
-        operator = np.where(graph.measured[of_alone] >= 0, graph.measured[of_alone], rows + graph.name[of_alone])
+        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
+        operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
         together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
         together[Source.MEASURED] -= own_ns.sum()
         own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-        modelled = on_gpu[wide] & among(source, _MODELS)
+        modelled = np.flatnonzero(of_model & (side_ns != 0))
         apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
         together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
         # No family is -1.
-        families = graph.family[wide[modelled]] + 1
-        by_family = np.bincount(families, weights=apart_ns, minlength=len(KernelFamily) + 1)
+        by_family = np.bincount(graph.family[modelled] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
         columns += [np.array([wide_ns.sum()]), together, own, by_family]
     return columns
 
