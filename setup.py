@@ -6,7 +6,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext  # Cython's own where Cython is installed
 from setuptools.command.build_py import build_py
 
-# Files of hot loops: see whatif/loops.py.
+# Files of hot loops: see whatif/runtime/loops.py.
 LOOPS = sorted(path.as_posix() for path in Path("whatif").rglob("_[a-z]*.py"))
 # No flag names an instruction set: a wheel runs on every machine. Without contraction the answers of both forms have
 # the same bits.

@@ -18,7 +18,7 @@ from synthetic import DEPENDENCIES_PER_TASK
 from whatif import read
 from whatif.graph.columns import TASK_COLUMNS, bytes_of
 from whatif.graph.task_graph import TaskGraph
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 from whatif.simulation.simulator import Frontier, _prepared, simulate, simulate_scenarios, sweeps
 from whatif.simulation.timeline import Timeline
 

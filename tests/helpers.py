@@ -35,7 +35,7 @@ from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import ALL_STREAMS, Waits
 from whatif.ingest.recorded import recorded_of, written
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 Event = dict[str, Any]
 
@@ -46,7 +46,7 @@ def need(module: str) -> Any:
 
 
 ROOT = Path(__file__).resolve().parent.parent
-# The files of hot loops, which setup.py compiles; whatif/loops.py chooses between both forms.
+# The files of hot loops, which setup.py compiles; whatif/runtime/loops.py chooses between both forms.
 LOOP_FILES = sorted((ROOT / "whatif").rglob("_[a-z]*.py"))
 REBUILD = "run `python -m pip install -e .` (or `make test`, which does)"
 

@@ -46,10 +46,10 @@ def imports(path: Path) -> list[tuple[str, int]]:
 # The folders of whatif/, lowest first: each imports only from those before it. Beside them lie files that everybody
 # may import; the package itself stands above the folders whose public names it lists.
 FOLDERS = (
-    "graph", "simulation", "hardware", "ingest", "opdb", "models", "prediction", "from_module", "questions", "report",
-    "cli",
+    "runtime", "graph", "simulation", "hardware", "ingest", "opdb", "models", "prediction", "from_module", "questions",
+    "report", "cli",
 )  # fmt: skip
-MOST_ENTRIES, MOST_LEVELS, MOST_GRAPH_MODULES = 19, 12, 16
+MOST_ENTRIES, MOST_LEVELS, MOST_GRAPH_MODULES = 18, 12, 16
 
 
 def modules() -> dict[str, Path]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import LOOP_FILES, REBUILD, both_forms, module_of_loops
 from whatif.graph.order import order_by
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 MODULES = [module_of_loops(path) for path in LOOP_FILES]
 

@@ -2,7 +2,7 @@
 
 Only a regular file is ever written, never through a link in its place; what is there already is replaced only where it
 is an older file of the same kind. Files that people write are read up to a bound, and patterns in them are used only
-where they cannot take long.
+where they cannot take long. Files on other machines are reached through fsspec.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from whatif.errors import WhatifError, expecting
 
@@ -186,6 +188,101 @@ def _user_folder(variable: str, on_linux: str, on_windows: str, on_macos: str) -
     else:
         base = Path.home() / on_linux
     return base / "whatif"
+
+
+# -- files on other machines -------------------------------------------------------------------------------------------
+
+# Where fsspec's drivers come from, for the sentence that says which one is missing.
+_DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
+            "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
+            "smb": "smbprotocol"}  # fmt: skip
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def is_address(path: str | Path) -> bool:
+    """Whether a word names a place that fsspec reaches, as ``s3://bucket/run``, and no path of this machine."""
+    return bool(_ADDRESS.match(str(path)))
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of an address, and the path in it.
+
+    Raises WhatifError where fsspec or its driver is missing, or where the address means nothing to it.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise WhatifError(
+            f"{url}: expected the package fsspec, which reaches object stores and other machines, got none; install "
+            "it with `pip install fsspec`."
+        ) from error
+    if not url.strip():
+        raise WhatifError("expected an address, as s3://bucket/folder, got nothing.")
+    if "::" in url:
+        raise WhatifError(f"{url}: expected the address of a folder, got one inside of another; name the folder.")
+    protocol = url.partition("://")[0] if "://" in url else "file"
+    try:
+        files, path = url_to_fs(url)
+    except ImportError as error:
+        package = _DRIVERS.get(protocol, "")
+        how = f"`pip install {package}`" if package else "see fsspec's list of drivers"
+        raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {how}.") from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        raise WhatifError(f"{url}: expected an address that fsspec knows, got '{said}'.") from error
+    return files, str(path).rstrip("/")
+
+
+@contextmanager
+def reaching(url: str, hint: str) -> Iterator[None]:
+    """Turn what a driver raises into one sentence, a WhatifError: each has kinds of errors of its own."""
+    try:
+        yield
+    except WhatifError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        raise WhatifError(f"{url}: expected to read and write there, got '{said}'; {hint}") from error
+
+
+def recordings_in(folder: str | Path) -> list[str] | None:
+    """Return the recordings that lie directly in a folder of this or another machine; None where it is no folder."""
+    if not is_address(folder):
+        path = Path(folder)
+        if not path.is_dir():
+            return None
+        names = [str(file) for file in path.iterdir() if file.is_file()]
+    else:
+        files, path_there = file_system(str(folder))
+        with reaching(str(folder), "look at the address and its access rights."):
+            if not files.isdir(path_there):
+                return None
+            names = [files.unstrip_protocol(one["name"]) for one in files.ls(path_there, detail=True)
+                     if one["type"] == "file"]  # fmt: skip
+    named = ((name, name.replace(os.sep, "/").rpartition("/")[2]) for name in names)
+    return [name for name, last in named if last.endswith(RECORDING_SUFFIXES) and not last.startswith(".")]
+
+
+@contextmanager
+def local_copy(path: str | Path) -> Iterator[Path]:
+    """Return a file of this machine with the bytes at ``path``: itself, or a copy of an address's for the block.
+
+    Errors inside the block name the address. Raises WhatifError where nothing can be read there.
+    """
+    if not is_address(path):
+        yield Path(path)
+        return
+    url = str(path)
+    files, path_there = file_system(url)
+    with tempfile.TemporaryDirectory(prefix="whatif-") as folder:
+        local = Path(folder, url.rpartition("/")[2] or "recording")
+        with reaching(url, "look at the address and its access rights."):
+            files.get_file(path_there, str(local))
+        try:
+            yield local
+        except WhatifError as error:
+            error.args = tuple(str(said).replace(str(local), url) for said in error.args)
+            raise
 
 
 # -- what files of people hold -----------------------------------------------------------------------------------------

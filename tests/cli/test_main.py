@@ -16,7 +16,7 @@ import whatif
 from tests.helpers import launched, write_trace
 from whatif.cli import main as entry
 from whatif.cli.main import COMMANDS, main
-from whatif.loops import all_plain
+from whatif.runtime.loops import all_plain
 
 PLAIN = " (plain: the hot loops are not compiled)"
 HEAVY = {"numpy", "rich", "msgspec", "pandas", "networkx", "json", "importlib.metadata", "torch"}

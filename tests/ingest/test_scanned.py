@@ -24,7 +24,7 @@ from whatif.ingest.kineto_columns import ColumnBuilder
 from whatif.ingest.kineto_fields import RawEvent
 from whatif.ingest.scanned import Scanner
 from whatif.ingest.scanned_columns import ScannedColumns
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 SCAN = "whatif.ingest._scan"
 DECODER = msgspec.json.Decoder(list[RawEvent])

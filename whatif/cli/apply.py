@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from whatif.cli.options import add_analysis, add_plot, check_plots
-from whatif.cli.rank_files import names_then_traces, read_traces
+from whatif.cli.rank_files import add_ranks, names_then_traces, read_traces
 from whatif.cli.reading import patience, show, warn
 from whatif.cli.trusted import baseline_of
 
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or the traces of several ranks of one run, or their folder",
     )
     add_plot(parser, "plot the parts of the step before and after")
+    add_ranks(parser)
     add_analysis(parser)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_analysis, add_top, check_plots
-from whatif.cli.rank_files import add_traces, read_traces
+from whatif.cli.rank_files import add_ranks, add_traces, read_traces
 from whatif.cli.reading import patience, show
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --sensitivity, --efficiency (a roofline) or --by step: plot into a .png, .svg or .pdf file",
     )
+    add_ranks(parser)
     add_analysis(parser)
 
 

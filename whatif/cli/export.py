@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_calibration, add_force, add_steps
-from whatif.cli.rank_files import read_traces, traces_then_names
+from whatif.cli.rank_files import add_ranks, read_traces, traces_then_names
 from whatif.cli.reading import patience, warn
 from whatif.cli.trusted import baseline_of
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="file to write, compressed if its name ends in .gz; replaces an earlier export",
     )
+    add_ranks(parser)
     add_steps(parser)
     add_calibration(parser)
     add_force(parser)

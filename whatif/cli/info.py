@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.options import add_analysis
-from whatif.cli.rank_files import add_traces, read_traces
+from whatif.cli.rank_files import add_ranks, add_traces, read_traces
 from whatif.cli.reading import show
 from whatif.cli.trusted import baseline_of, weigh
 
@@ -13,6 +13,7 @@ from whatif.cli.trusted import baseline_of, weigh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif info``."""
     add_traces(parser)
+    add_ranks(parser)
     add_analysis(parser)
 
 

@@ -113,7 +113,7 @@ _LONG_S = 5
 def _say_if_plain() -> None:
     """Say what a long command could save, at its end, where the loops are not compiled."""
     from whatif.cli.reading import warn
-    from whatif.loops import all_plain
+    from whatif.runtime.loops import all_plain
 
     if time.process_time() > _LONG_S and all_plain():
         warn(["the hot loops run as plain Python; install a C compiler and whatif again to save time"], "note")
@@ -151,7 +151,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
             print(_help())
             return None, flags, []
         if word in ("-V", "--version"):
-            from whatif.loops import all_plain
+            from whatif.runtime.loops import all_plain
 
             print(f"whatif {VERSION}{' (plain: the hot loops are not compiled)' if all_plain() else ''}")
             return None, flags, []

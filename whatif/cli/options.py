@@ -12,6 +12,7 @@ from typing import Any
 
 from whatif.cli.main import UsageError
 from whatif.errors import WhatifError
+from whatif.files import is_address
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
@@ -152,16 +153,24 @@ def check_plots(plot: str | None, paths: Sequence[str]) -> None:
         check_plot(plot, path)
 
 
-def add_spreading(parser: argparse.ArgumentParser) -> None:
-    """Add --jobs and --backend, for predictions that cannot be simulated together."""
+def add_jobs(parser: argparse.ArgumentParser, what: str, default: str) -> None:
+    """Add --jobs, which says where ``what`` runs."""
     parser.add_argument(
         "--jobs",
-        type=POSITIVE,
-        default=1,
+        type=_jobs,
         metavar="N",
-        help="processes for predictions that cannot be simulated together (default: 1)",
+        help=f"{what} in N processes, or on a cluster: dask:ADDRESS or ray:ADDRESS (default: {default})",
     )
-    parser.add_argument("--backend", choices=("dask", "ray"), help="predict on a running cluster, through joblib")
+
+
+def _jobs(text: str) -> str:
+    from whatif.runtime.jobs import Jobs
+
+    try:
+        Jobs.of(text)
+    except WhatifError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--jobs: ").rstrip(".")) from None
+    return text
 
 
 def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str], str]:
@@ -208,7 +217,7 @@ def trace_then_names(words: list[str], command: str = "export") -> tuple[str, li
 
 
 def _is_trace(word: str) -> bool:
-    return os.path.isfile(word) and not word.endswith(".py")
+    return is_address(word) or (os.path.isfile(word) and not word.endswith(".py"))
 
 
 def _is_transform(word: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import POSITIVE, add_analysis, add_plot, add_spreading, add_top, check_plots, trace_then_names
+from whatif.cli.options import POSITIVE, add_analysis, add_jobs, add_plot, add_top, check_plots, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, show
 from whatif.cli.trusted import baseline_of
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("throughput", "cost"), help="order of the plans (default: throughput)")
     add_top(parser, "number of plans to list")
     add_plot(parser, "plot throughput over memory, with the Pareto front,")
-    add_spreading(parser)
+    add_jobs(parser, "try ways of cutting the model", "1")
     add_analysis(parser)
 
 
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     with progress_bar("planning") as progress:
         found = plan(
-            baseline, asked, by=args.by or "throughput", currency=prices.currency if prices else "", jobs=args.jobs,
-            backend=args.backend, progress=progress,
+            baseline, asked, by=args.by or "throughput", currency=prices.currency if prices else "",
+            jobs=args.jobs or 1, progress=progress,
         )  # fmt: skip
     from whatif.report.plot_plan import plan_figure
     from whatif.report.text_plan import print_plan

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import names_then_trace, trace_then_names
+from whatif.cli.options import add_jobs, names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, remember_cut
+from whatif.files import is_address, recordings_in
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
     from whatif.ingest.ranks.read import Ranks
+
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6}))?)?")
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     """Add the positional TRACE, of which there may be several."""
     what = (
         "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; for a "
-        "distributed run, the files of several ranks, or their folder"
+        "distributed run, the files of several ranks, or their folder; or addresses of such, as s3://bucket/run"
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help=what)
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add --ranks, which selects some of a folder's ranks, and --jobs, which says where they are read."""
+    add_only(parser)
+    add_jobs(parser, "read the ranks of a run", "as many as there are cores, for large runs")
+
+
+def add_only(parser: argparse.ArgumentParser) -> None:
+    """Add --ranks alone, for a command that has --jobs already."""
+    parser.add_argument(
+        "--ranks", type=_numbers, metavar="NUMBERS", help="read only these ranks of a run: 0,8,16 or 0-63 or 0-255:8"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    """The ranks that ``0,8``, ``0-63`` or ``0-255:8`` (every eighth) mean, for argparse."""
+    found: list[int] = []
+    for part in text.split(","):
+        numbers = _RANGE.fullmatch(part.strip())
+        first, last, by = (int(n) if n else None for n in numbers.groups()) if numbers else (None, None, None)
+        if first is None or by == 0 or (last is not None and last < first):
+            raise argparse.ArgumentTypeError(f"expected ranks as 0,8,16 or 0-63 or 0-255:8, got {text[:40]!r}")
+        found += range(first, (first if last is None else last) + 1, by or 1)
+    return list(dict.fromkeys(found))
 
 
 def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -32,7 +61,7 @@ def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while first and _is_recording(words[first - 1]):
         first -= 1
     names, traces = list(words[:first]), list(words[first:])
-    if len(traces) < 2 and not (traces and os.path.isdir(traces[0])):
+    if len(traces) < 2 and not (traces and _is_several(traces[0])):
         names, trace = names_then_trace(list(words))
         return names, [trace]
     if not names:
@@ -51,14 +80,21 @@ def traces_then_names(words: Sequence[str], command: str) -> tuple[list[str], li
     others = 0
     if _is_recording(words[0]):
         # A folder after the first word may mean a what-if; the files of several ranks are adjacent.
-        while others + 1 < len(words) and os.path.isfile(words[others + 1]) and _is_recording(words[others + 1]):
+        while others + 1 < len(words) and not os.path.isdir(words[others + 1]) and _is_recording(words[others + 1]):
             others += 1
     trace, names = trace_then_names([words[0], *words[1 + others :]], command)
     return [trace, *words[1 : 1 + others]], names
 
 
 def _is_recording(word: str) -> bool:
+    if is_address(word):
+        return True
     return (os.path.isfile(word) and not word.endswith(".py")) or (os.path.isdir(word) and not _is_name(word))
+
+
+def _is_several(path: str) -> bool:
+    """Whether a path or an address is that of a folder."""
+    return recordings_in(path) is not None
 
 
 def _is_name(word: str) -> bool:
@@ -70,14 +106,14 @@ def _is_name(word: str) -> bool:
 
 def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGraph, Ranks | None]:
     """Return the graph of a recording, or that of several ranks with the findings about them."""
-    if len(paths) == 1 and not os.path.isdir(paths[0]):
+    if len(paths) == 1 and not _is_several(paths[0]):
         graph = read_trace(paths[0], args)
         from whatif.ingest.read_events import is_sqlite
 
-        if not (graph.info.ranks and is_sqlite(Path(paths[0]))):
+        if is_address(paths[0]) or not (graph.info.ranks and is_sqlite(Path(paths[0]))):
             return graph, None
     from whatif.ingest.ranks.read import read_ranks
 
     with progress_bar("reading ranks") as progress:
-        ranks = read_ranks(paths, progress=progress)
+        ranks = read_ranks(paths, only=args.ranks, jobs=args.jobs, progress=progress)
     return remember_cut(ranks.graph), ranks if len(ranks.numbers) > 1 else None

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from whatif.cli.options import add_calibration, add_clock, add_force
-from whatif.cli.rank_files import read_traces, traces_then_names
+from whatif.cli.rank_files import add_ranks, read_traces, traces_then_names
 from whatif.cli.reading import progress_bar, warn
 from whatif.cli.trusted import baseline_of
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="the .html file to write; replaces an earlier report"
     )
+    add_ranks(parser)
     add_clock(parser)
     add_calibration(parser)
     add_force(parser)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots
-from whatif.cli.rank_files import read_traces, traces_then_names
+from whatif.cli.options import add_analysis, add_jobs, add_plot, check_plots
+from whatif.cli.rank_files import add_only, read_traces, traces_then_names
 from whatif.cli.reading import progress_bar, show
 from whatif.cli.trusted import baseline_of
 
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="strong scaling: split the recorded batch among the workers (default: one batch each)",
     )
     add_plot(parser, "plot throughput and step time over the number of workers")
-    add_spreading(parser)
+    add_only(parser)
+    add_jobs(parser, "read ranks and simulate what cannot be simulated together", "1")
     add_analysis(parser)
 
 
@@ -51,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     baseline = baseline_of(args, read_traces(paths, args)[0])
     with progress_bar("predicting") as progress:
-        found = scaling(
-            baseline, transforms, workers, strong=args.strong, jobs=args.jobs, backend=args.backend, progress=progress
-        )
+        found = scaling(baseline, transforms, workers, strong=args.strong, jobs=args.jobs or 1, progress=progress)
     from whatif.report.plot_sweep import scaling_figure
     from whatif.report.text_sweep import print_scaling
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from whatif.cli.main import UsageError
-from whatif.cli.options import add_analysis, add_plot, add_spreading, check_plots, names_then_trace
+from whatif.cli.options import add_analysis, add_jobs, add_plot, check_plots, names_then_trace
 from whatif.cli.reading import progress_bar, read_trace, show
 from whatif.cli.trusted import baseline_of
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ratios; NAME.OPTION selects one what-if; repeat --vary to try every combination",
     )
     add_plot(parser, "plot the step time over the values")
-    add_spreading(parser)
+    add_jobs(parser, "simulate what cannot be simulated together", "1")
     add_analysis(parser)
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     baseline = baseline_of(args, read_trace(path, args))
     with progress_bar("predicting") as progress:
-        found = sweep(baseline, transforms, varied, jobs=args.jobs, backend=args.backend, progress=progress)
+        found = sweep(baseline, transforms, varied, jobs=args.jobs or 1, progress=progress)
     from whatif.report.plot_sweep import sweep_figure
     from whatif.report.text_sweep import print_sweep
 

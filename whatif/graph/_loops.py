@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""The hot loops of the task graph: one source, compiled ahead of time where a compiler is at hand (whatif.loops)."""
+"""The hot loops of the task graph: one source, compiled ahead of time where a compiler is at hand (runtime.loops)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import cython  # what the compiler reads; nothing imports Cython at run time
 else:
-    from whatif import uncompiled as cython
+    from whatif.runtime import uncompiled as cython
 
 COMPILED = cython.compiled
 

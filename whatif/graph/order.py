@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from whatif.graph.types import ALL_STREAMS, Anchor, Array, Dependencies, DependencyKind, Int32, Int64, ThreadKind
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

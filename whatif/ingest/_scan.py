@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import cython
 else:
-    from whatif import uncompiled as cython
+    from whatif.runtime import uncompiled as cython
 
 COMPILED = cython.compiled
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from whatif.errors import WhatifError
+from whatif.files import is_address, local_copy, recordings_in
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.find_steps import StepRule
@@ -27,7 +29,7 @@ def read(
 
     For a timeline that ``whatif export`` wrote, return the graph of its prediction, or of its baseline without one.
     For a folder with the recordings of a run's ranks, or an nsys report of several processes, return one graph of all
-    ranks (``whatif.ingest.ranks``).
+    ranks (``whatif.ingest.ranks``). An address that fsspec reaches, as ``s3://bucket/trace.json.gz``, is copied first.
     ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
     ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
     operators begin them (both only for a single trace). With ``cache`` the graph of a large file is kept in the user's
@@ -36,6 +38,8 @@ def read(
     """
     if not str(path):  # as a path it would be this folder
         raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
+    if is_address(path):
+        return _elsewhere(str(path), progress, step_count, step_mark)
     path, rule = Path(path), StepRule(step_count, step_mark)
     entry = entry_of(path, rule) if cache else None
     known = recall(entry) if entry else None
@@ -62,3 +66,16 @@ def read(
     if entry:
         keep(entry, graph)
     return graph
+
+
+def _elsewhere(url: str, progress: Progress | None, step_count: int | None, step_mark: str | None) -> TaskGraph:
+    """The graph of what lies at an address."""
+    if recordings_in(url) is None:
+        with local_copy(url) as local:
+            graph = read(local, progress=progress, step_count=step_count, step_mark=step_mark)
+        return graph.replace(info=replace(graph.info, path=url))
+    if step_count is not None or step_mark is not None:
+        raise WhatifError(f"{url}: expected a trace for --step-count and --step-mark, got a folder; leave them out.")
+    from whatif.ingest.ranks.read import read_ranks
+
+    return read_ranks([url]).graph

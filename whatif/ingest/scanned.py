@@ -11,7 +11,7 @@ import numpy as np
 from whatif.graph.types import Array, Int64
 from whatif.ingest.json_chunks import decoded
 from whatif.ingest.kineto_fields import RawEvent, Scalar
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 LOOPS = Loops("whatif.ingest._scan")
 

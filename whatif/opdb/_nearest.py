@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""The loop of ``whatif.opdb.neighbours``: one source for both forms (whatif.loops); uncompiled, numpy takes a query."""
+"""The loop of ``whatif.opdb.neighbours``: one source for both forms (see loops.py); uncompiled, numpy takes a query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import cython  # what the compiler reads; nothing imports Cython at run time
 else:
-    from whatif import uncompiled as cython
+    from whatif.runtime import uncompiled as cython
 
 COMPILED = cython.compiled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.types import Float64, Int64
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 
 _loops = Loops("whatif.opdb._nearest")
 

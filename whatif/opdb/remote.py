@@ -19,15 +19,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from whatif.errors import WhatifError
+from whatif.files import file_system, reaching
 from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
 from whatif.opdb.rows import Rows
 from whatif.opdb.shard import LARGEST_SHARD_BYTES
 from whatif.opdb.store import MARKER, Contribution, check_marker, marker_content
 
-# Where fsspec's drivers come from, for the sentence that says which one is missing.
-_DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
-            "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
-            "smb": "smbprotocol"}  # fmt: skip
+_AGAIN = "look at the address, its access rights and the connection, then run it again: what was begun does no harm."
 _PIECE_BYTES = 4_000_000
 _LARGEST_MARKER_BYTES = 4096
 # DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION, below the database's root.
@@ -54,9 +52,9 @@ class Remote:
     @staticmethod
     def open(url: str, *, create: bool = False) -> Remote:
         """Open the database at ``url``; with ``create`` an empty place will do: the first ``put`` makes it one."""
-        remote = Remote(url, *_driver(url))
+        remote = Remote(url, *file_system(url))
         marker = remote._path(MARKER)
-        with remote._speaking():
+        with reaching(url, _AGAIN):
             remote._files.invalidate_cache()
             exists = remote._files.isfile(marker)
             foreign = not exists and remote._files.isdir(remote._root) and bool(remote._files.ls(remote._root))
@@ -72,7 +70,7 @@ class Remote:
 
     def contributions(self) -> tuple[list[Listed], list[str]]:
         """Return the contributions whose two files are there, by id, and a sentence for each sidecar that is none."""
-        with self._speaking():
+        with reaching(self.url, _AGAIN):
             found = self._files.find(self._root, maxdepth=_DEPTH, detail=True)
         files = {path for path, facts in found.items() if facts.get("type") == "file"}
         listed: dict[str, Listed] = {}
@@ -103,7 +101,7 @@ class Remote:
     def put(self, contribution: Contribution, place: tuple[str, ...]) -> None:
         """Write a contribution's files into the folder ``place`` below the root: the sidecar last."""
         target = self._path(*place, contribution.provenance.contribution)
-        with self._speaking():
+        with reaching(self.url, _AGAIN):
             if not self._is_marked:
                 self._files.makedirs(self._root, exist_ok=True)
                 self._publish(self._path(MARKER), marker_content())
@@ -134,7 +132,7 @@ class Remote:
         """
         with TemporaryDirectory() as folder:
             local = Path(folder, posixpath.basename(path))
-            with self._speaking(), self._files.open(path, "rb") as source, local.open("wb") as copy:
+            with reaching(self.url, _AGAIN), self._files.open(path, "rb") as source, local.open("wb") as copy:
                 while piece := source.read(min(_PIECE_BYTES, most_bytes + 1)):
                     copy.write(piece)
                     if copy.tell() > most_bytes:
@@ -146,43 +144,3 @@ class Remote:
 
     def _path(self, *parts: str) -> str:
         return posixpath.join(self._root, *parts)
-
-    @contextlib.contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Turn whatever a driver raises into one sentence: each has kinds of errors of its own."""
-        try:
-            yield
-        except WhatifError:
-            raise
-        except Exception as error:
-            said = " ".join(str(error).split())[:160] or type(error).__name__
-            raise WhatifError(
-                f"{self.url}: expected to read and write there, got '{said}'; look at the address, its access rights "
-                "and the connection, then run it again: what was begun does no harm."
-            ) from error
-
-
-def _driver(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise WhatifError(
-            "opdb: expected the package fsspec, which reaches object stores and other machines, got none; install it "
-            "with `pip install 'whatif-profiler[opdb]'`."
-        ) from error
-    if not url.strip():
-        raise WhatifError("opdb: expected the address of a database, as s3://bucket/folder, got nothing.")
-    if "::" in url:
-        raise WhatifError(f"{url}: expected the address of a folder, got one inside of another; name the folder.")
-    protocol = url.partition("://")[0] if "://" in url else "file"
-    try:
-        files, path = url_to_fs(url)
-    except ImportError as error:
-        package = _DRIVERS.get(protocol, "")
-        how = f"`pip install {package}`" if package else "see fsspec's list of drivers"
-        raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {how}.") from error
-    except Exception as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        raise WhatifError(f"{url}: expected an address that fsspec knows, got '{said}'.") from error
-    return files, str(path).rstrip("/")

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""The longest path in id order, of one scenario or of many: one source for both forms (whatif.loops).
+"""The longest path in id order, of one scenario or of many: one source for both forms (whatif.runtime.loops).
 
 Where nothing is compiled numpy works on the row of all scenarios at once.
 """
@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import cython  # what the compiler reads; nothing imports Cython at run time
 else:
-    from whatif import uncompiled as cython
+    from whatif.runtime import uncompiled as cython
 
 COMPILED = cython.compiled
 

@@ -21,7 +21,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
-from whatif.loops import Loops
+from whatif.runtime.loops import Loops
 from whatif.simulation.sharing import COLUMN, USES, at_bounds, checked
 from whatif.simulation.timeline import Timeline
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,41 +10,53 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.files import RECORDING_SUFFIXES
+from whatif.files import RECORDING_SUFFIXES, is_address, recordings_in
 
 # rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
 IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))
 _DIGITS = re.compile(r"(\d+)")
 
 
-def find_recordings(paths: Sequence[str | Path]) -> list[Path]:
+def find_recordings(paths: Sequence[str | Path]) -> list[str]:
     """Return the files that are meant, those of folders among them, in the order of their names.
 
-    Raises WhatifError where a folder holds none, or where one file is named twice.
+    Files and folders are paths of this machine, or addresses that fsspec reaches. Raises WhatifError where a folder
+    holds none, or where one file is named twice.
     """
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = [file for file in path.iterdir() if file.name.endswith(RECORDING_SUFFIXES) and file.is_file()]
-        if not inside:
+    found: list[str] = []
+    for path in paths:
+        inside = recordings_in(path)
+        if inside is not None and not inside:
             raise WhatifError(
                 f"{path}: expected a folder with the recordings of a run's ranks "
                 f"({', '.join(RECORDING_SUFFIXES)}), got none in it; name the files."
             )
-        found += [file for file in inside if not file.name.startswith(".")]
-    by_file: dict[Path, Path] = {}
+        found += [str(path)] if inside is None else inside
+    by_file: dict[str, str] = {}
     for file in found:
-        if by_file.setdefault(file.resolve(), file) is not file:
+        same = file if is_address(file) else os.path.realpath(file)
+        if same in by_file:
             raise WhatifError(f"{file}: expected each rank's recording once, got this file twice; name it once.")
+        by_file[same] = file
     return sorted(found, key=_in_order)
 
 
-def _in_order(path: Path) -> tuple[object, ...]:
+def chosen(files: Sequence[str], only: Sequence[int] | None) -> list[str]:
+    """Return the files of the ranks that ``only`` names, where their names tell the ranks apart; else all files."""
+    named = [_in_name(file) for file in files]
+    if only is None or None in named or len(set(named)) < len(named):
+        return list(files)
+    return [file for file, rank in zip(files, named, strict=True) if rank in set(only)]
+
+
+def _name(path: str) -> str:
+    return path.replace(os.sep, "/").rpartition("/")[2]
+
+
+def _in_order(path: str) -> tuple[object, ...]:
     """By name, numbers in it by their value: rank10 behind rank9."""
-    parts = _DIGITS.split(path.name)
-    return (*((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)), str(path))
+    parts = _DIGITS.split(_name(path))
+    return (*((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)), path)
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class Places:
     warnings: tuple[str, ...] = field(default=())
 
 
-def place(files: Sequence[Path], facts: Sequence[RankFacts]) -> Places:
+def place(files: Sequence[str], facts: Sequence[RankFacts]) -> Places:
     """Return each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
     warnings = []
     sizes = sorted({t.world_size for t in facts if t.world_size is not None})
@@ -91,7 +104,7 @@ def place(files: Sequence[Path], facts: Sequence[RankFacts]) -> Places:
             warnings.append("the recordings lack their ranks: they are numbered in the order of their names")
         ranks = [by_name if rank is None else rank for rank, by_name in zip(ranks, named, strict=True)]
     placed = [int(rank or 0) for rank in ranks]
-    seen: dict[int, Path] = {}
+    seen: dict[int, str] = {}
     for file, rank in zip(files, placed, strict=True):
         if rank in seen:
             raise WhatifError(
@@ -109,5 +122,5 @@ def place(files: Sequence[Path], facts: Sequence[RankFacts]) -> Places:
     return Places(tuple(placed), world_size, tuple(warnings))
 
 
-def _in_name(file: Path) -> int | None:
-    return next((int(found[1]) for pattern in IN_NAME if (found := pattern.search(file.name))), None)
+def _in_name(file: str) -> int | None:
+    return next((int(found[1]) for pattern in IN_NAME if (found := pattern.search(_name(file)))), None)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from whatif.graph.columns import COLUMNS, filled, one_table
+from whatif.graph.columns import COLUMNS, Column, filled, one_table
 from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import GraphInfo, TaskGraph
@@ -65,33 +65,36 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         for each in COLUMNS
         if each.across_ranks == "number"
     }
-    columns: dict[str, list[Array]] = {each.name: [] for each in COLUMNS}
+    new_thread = [np.arange(begin, end, dtype=np.int32) for begin, end in pairwise(first_thread.tolist())]
+    new_codes = {"names": name_codes, "layers": layer_codes, "operators": operator_codes, "groups": group_codes,
+                 "threads": new_thread}  # fmt: skip
+
+    def placed(each: Column, i: int) -> Array:
+        """A column of part i with what it says of tables, numbers and time as it is among all ranks."""
+        own: Array = getattr(blocks[i], each.name)
+        if each.across_ranks == "table":
+            codes = new_codes[str(each.codes)][i]
+            if not np.array_equal(codes, np.arange(len(codes))):
+                own = np.append(codes, np.int32(-1))[own]  # -1 is the last entry
+        elif each.across_ranks == "number" and first_number[each.name][i]:
+            own = np.where(own >= 0, own + first_number[each.name][i], -1)
+        elif each.across_ranks == "time" and begins_ns[i]:
+            own = np.where(own >= 0, own + begins_ns[i], -1)
+        return own.astype(each.dtype, copy=False)
+
     dtypes = {name: column.dtype for block in blocks for name, column in block.attached.items()}
     attached: dict[str, list[Array]] = {name: [] for name in dtypes}
     dependencies, waits = [], []
     for i, block in enumerate(blocks):
-        new_thread = np.arange(len(block.threads), dtype=np.int32) + np.int32(first_thread[i])
-        new_codes = {"names": name_codes, "layers": layer_codes, "operators": operator_codes, "groups": group_codes}
-        for each in COLUMNS:
-            own = getattr(block, each.name)
-            if each.across_ranks == "table":
-                codes = new_thread if each.codes == "threads" else new_codes[str(each.codes)][i]
-                if not np.array_equal(codes, np.arange(len(codes))):
-                    own = np.append(codes, np.int32(-1))[own]  # -1 is the last entry
-            elif each.across_ranks == "number" and first_number[each.name][i]:
-                own = np.where(own >= 0, own + first_number[each.name][i], -1)
-            elif each.across_ranks == "time" and begins_ns[i]:
-                own = np.where(own >= 0, own + begins_ns[i], -1)
-            columns[each.name].append(own.astype(each.dtype, copy=False))
         for name, dtype in dtypes.items():
             column = block.attached.get(name, np.zeros(len(block), dtype=dtype))
-            attached[name].append(_uses(column, new_thread) if name == USES else column)
+            attached[name].append(_uses(column, new_thread[i]) if name == USES else column)
         new_id = np.arange(sizes[i], sizes[i + 1], dtype=np.int32)
         dependencies.append(renumbered(block.dependencies, new_id))
         scope = np.where(block.waits.scope >= 0, block.waits.scope + first_thread[i], block.waits.scope)
         waits.append(Waits(new_id[block.waits.task], scope.astype(np.int32), block.waits.lag_ns))
     graph = TaskGraph(
-        **{name: _joined(column) for name, column in columns.items()},
+        **{each.name: _joined([placed(each, i) for i in range(len(blocks))]) for each in COLUMNS},
         dependencies=Dependencies.concatenate(dependencies),
         waits=Waits(*(np.concatenate([getattr(w, c) for w in waits]) for c in Waits.__slots__)),
         names=names,
@@ -107,6 +110,9 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         declined=(),
     )
     begins = [_Begin(i, begin_ns, int(first_thread[i + 1]) - 1) for i, begin_ns in enumerate(begins_ns) if begin_ns]
+    # Many ranks fill the memory: what the joined graph was made of is not held any longer.
+    for part in (blocks, attached, dependencies, waits):
+        part.clear()
     return _met(graph, sizes.tolist(), begins)
 
 

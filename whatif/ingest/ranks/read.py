@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whatif.errors import WhatifError
+from whatif.files import local_copy
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
@@ -21,6 +24,7 @@ from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
 from whatif.ingest.ranks.files import (
     Places,
     RankFacts,
+    chosen,
     find_recordings,
     place,
     rank_facts,
@@ -30,12 +34,16 @@ from whatif.ingest.ranks.match import Match, match
 from whatif.ingest.ranks.merge import COLLECTIVE, merge
 from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
 from whatif.ingest.read_events import read_events
+from whatif.runtime.jobs import each
 from whatif.simulation.transfers import LATENCY, WORKERS
 
 # Ranks of one run on clocks that a time server keeps differ by milliseconds; more is told.
 FAR_NS = 10_000_000_000
 # With fewer of the collectives in common than this share the recordings are of one program only by chance.
 FEWEST_MATCHED = 0.5
+
+# Processes take a second to start, which reads about so many bytes; text shrinks tenfold in .gz : our measurements.
+_WORTH_BYTES, _PACKED = 100_000_000, 10
 
 Progress = Callable[[int, int], None]
 
@@ -63,45 +71,71 @@ class Ranks:
         )
 
 
-def read_ranks(paths: Sequence[str | Path], *, progress: Progress | None = None) -> Ranks:
+def read_ranks(
+    paths: Sequence[str | Path],
+    *,
+    only: Sequence[int] | None = None,
+    jobs: str | int | None = None,
+    progress: Progress | None = None,
+) -> Ranks:
     """Return one graph of several ranks, whose recordings ``paths`` names by file or by folder.
 
-    ``progress(done, total)`` is called for each file. Raises WhatifError, one sentence, if a file cannot be read,
-    if two are the same rank, or if they do not belong to one run.
+    Files and folders may lie on other machines: any address that fsspec reaches, as ``s3://bucket/run``. ``only`` are
+    the ranks to read, of many. ``jobs`` is where they are read (``whatif.runtime.jobs``); by default in as many
+    processes as there are cores where that is quicker. ``progress(done, total)`` is called for each file. Raises
+    WhatifError, one sentence, if a file cannot be read, if two are the same rank, or if they do not belong to one run.
     """
-    files: list[Path] = []
-    named, read = [], []
-    found = find_recordings(paths)
-    for done, file in enumerate(found):
-        for name, rank in _ranks_of(file):
-            files.append(file)
-            named.append(name)
-            read.append(rank)
+    found = chosen(find_recordings(paths), only)
+    if not found:
+        raise _none_of(only or (), paths)
+    named: list[tuple[str, _Rank]] = []
+    for done, ranks in enumerate(each(_ranks_of, found, jobs=_usual_jobs(found) if jobs is None else jobs)):
+        named += ranks
         if progress is not None:
             progress(done + 1, len(found))
-    told = [t for _, _, t in read]
-    places = place(files, told)
-    by_rank = sorted(range(len(files)), key=lambda i: places.ranks[i])
-    graphs, collectives = [read[i][0] for i in by_rank], [read[i][1] for i in by_rank]
-    paths_told = [named[i] for i in by_rank]
-    _check_alike(graphs, paths_told)
-    return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), paths_told)
+    places = place([name for name, _ in named], [facts for _, (_, _, facts) in named])
+    wanted = [i for i in range(len(named)) if only is None or places.ranks[i] in only]
+    if not wanted or (only is not None and len(wanted) < len(set(only))):
+        raise _none_of([rank for rank in only or () if rank not in places.ranks], paths)
+    by_rank = sorted(wanted, key=lambda i: places.ranks[i])
+    graphs, collectives = [named[i][1][0] for i in by_rank], [named[i][1][1] for i in by_rank]
+    names = [named[i][0] for i in by_rank]
+    named.clear()  # many ranks fill the memory
+    _check_alike(graphs, names)
+    return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), names)
 
 
 _Rank = tuple[TaskGraph, Collectives, RankFacts]
 
 
-def _ranks_of(file: Path) -> list[tuple[str, _Rank]]:
+def _none_of(ranks: Sequence[int], paths: Sequence[str | Path]) -> WhatifError:
+    some = ", ".join(map(str, ranks[:5])) + (", …" if len(ranks) > 5 else "")
+    return WhatifError(f"{paths[0]}: expected recordings of rank {some}, got none; `whatif info` lists the ranks.")
+
+
+def _usual_jobs(files: Sequence[str]) -> int:
+    """As many processes as there are cores where reading takes longer than starting them, and joblib is there."""
+    packed = sum(os.path.getsize(file) * (_PACKED if file.endswith(".gz") else 1)
+                 for file in files if os.path.isfile(file))  # fmt: skip
+    if packed < _WORTH_BYTES or find_spec("joblib") is None:
+        return 1
+    return max(1, min(len(files), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+
+
+def _ranks_of(file: str) -> list[tuple[str, _Rank]]:
     """The rank of a file by the file's name, or each process of an nsys report with its number behind the name."""
-    try:
-        return [(str(file), _read(file))]
-    except SeveralProcessesError as several:
-        return [(f"{file} (process {pid})", _read(file, process)) for process, pid in several.processes.items()]
+    with local_copy(file) as path:
+        try:
+            return [(file, _read(path, file))]
+        except SeveralProcessesError as several:
+            return [
+                (f"{file} (process {pid})", _read(path, file, process)) for process, pid in several.processes.items()
+            ]
 
 
-def _read(file: Path, process: int | None = None) -> _Rank:
-    events = read_events(file, process=process)
-    graph = graph_of_events(events, str(file))
+def _read(path: Path, file: str, process: int | None = None) -> _Rank:
+    events = read_events(path, process=process)
+    graph = graph_of_events(events, file)
     found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
     return (*found, rank_facts(events.header))
 

@@ -170,8 +170,7 @@ def plan(
     *,
     by: str = "throughput",
     currency: str = "",
-    jobs: int = 1,
-    backend: str | None = None,
+    jobs: str | int = 1,
     progress: Progress | None = None,
 ) -> Planned:
     """Search the plans of all that is ``asked`` and rank them ``by`` "throughput" or "cost".
@@ -193,7 +192,7 @@ def plan(
     for one in asked:
         ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(one) for again in (False, True)]
         compositions = [(*one.what_ifs, *map(load_transform, way.inner(one.cluster))) for way in ways]
-        found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs, backend=backend)
+        found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs)
         for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
             counted += count
             least += [smallest] if smallest else []

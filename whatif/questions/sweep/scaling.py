@@ -168,11 +168,10 @@ def scaling(
     workers: Sequence[int],
     *,
     strong: bool = False,
-    jobs: int = 1,
-    backend: str | None = None,
+    jobs: str | int = 1,
     progress: Progress | None = None,
 ) -> Scaling:
-    """Predict the step on each number of workers; ``jobs`` and ``backend`` as of ``sweep``.
+    """Predict the step on each number of workers; ``jobs`` as of ``sweep``.
 
     Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
     worker alone goes without them. The collectives of a recording of several workers are issued again for each number,
@@ -198,7 +197,7 @@ def scaling(
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
     samples = (single.graph if single else baseline.graph).info.samples
-    answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs, backend=backend)
+    answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs)
     for count, (fields, said) in zip(reported(workers, progress), answers, strict=True):
         if strong and not together and samples and count > samples:
             fields = {

@@ -1,8 +1,7 @@
-"""Work spread over processes, or over a Dask or Ray cluster that runs already: by joblib, not by our own machinery."""
+"""Compositions spread over processes and machines, each of which loads the what-ifs by name."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,11 +10,10 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import new_notes
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
+from whatif.runtime.jobs import Jobs, each
 
 # A what-if as another process loads it: functions of a script cannot be sent to it.
 Named: TypeAlias = tuple[str, dict[str, Any]]
-BACKENDS = ("dask", "ray")
-_INSTALL = "run `pip install 'whatif-profiler[cluster]'`"
 
 
 def spread(
@@ -23,30 +21,18 @@ def spread(
     baseline: Baseline,
     compositions: Sequence[tuple[Transform, ...]],
     *,
-    jobs: int = 1,
-    backend: str | None = None,
+    jobs: str | int = 1,
 ) -> Iterator[Any]:
-    """Yield ``work(baseline, composition)`` for each composition, in their order.
+    """Yield ``work(baseline, composition)`` for each composition, in their order, where ``jobs`` says.
 
-    With one job and no back end it runs here. ``dask`` takes the cluster that its configuration or
-    ``DASK_SCHEDULER_ADDRESS`` names, ``ray`` the one of ``RAY_ADDRESS``; without, either starts one on this machine.
-    Raises WhatifError where a package is missing, or where a what-if is a function that no other process can load.
+    Raises WhatifError as ``whatif.runtime.jobs.each``, or where a what-if is a function that no other process can load.
     """
-    if jobs < 1:
-        raise WhatifError(f"--jobs: expected 1 or more, got {jobs}.")
-    if backend is not None and backend not in BACKENDS:
-        raise WhatifError(f"--backend: expected {' or '.join(BACKENDS)}, got {backend!r}.")
-    if backend is None and (jobs == 1 or len(compositions) < 2):
+    where = Jobs.of(jobs)
+    if where.here or (where.engine is None and len(compositions) < 2):
         yield from (work(baseline, composition) for composition in compositions)
         return
     named = [tuple(_named(transform) for transform in composition) for composition in compositions]
-    try:
-        joblib = importlib.import_module("joblib")
-    except ImportError:
-        raise WhatifError(f"--jobs and --backend need joblib, which is not installed; {_INSTALL}.") from None
-    with _configured(joblib, backend, jobs):
-        run = joblib.Parallel(n_jobs=jobs if backend is None else -1, return_as="generator")
-        yield from run(joblib.delayed(_elsewhere)(work, baseline, composition) for composition in named)
+    yield from each(_elsewhere, named, work, baseline, jobs=where)
 
 
 def predicted(
@@ -61,19 +47,6 @@ def predicted(
     return step | facts(prediction), new_notes(baseline.graph, prediction.graph)
 
 
-def _configured(joblib: Any, backend: str | None, jobs: int) -> Any:
-    try:
-        if backend == "dask":
-            importlib.import_module("distributed").Client()  # joblib's back end takes the one that was made last
-        if backend == "ray":
-            importlib.import_module("ray.util.joblib").register_ray()
-    except ImportError:
-        raise WhatifError(
-            f"--backend {backend} needs a package that is not installed; {_INSTALL} and {backend}."
-        ) from None
-    return joblib.parallel_config(backend=backend or "loky", n_jobs=jobs if backend is None else -1)
-
-
 def _named(transform: Transform) -> Named:
     module = str(getattr(transform.function, "__module__", ""))
     if not transform.source:
@@ -83,9 +56,5 @@ def _named(transform: Transform) -> Named:
     return transform.source if module.startswith("whatif_user_transform_") else transform.name, transform.options
 
 
-def _elsewhere(
-    work: Callable[[Baseline, Sequence[Transform]], Any],
-    baseline: Baseline,
-    named: Sequence[Named],
-) -> Any:
+def _elsewhere(named: Sequence[Named], work: Callable[[Baseline, Sequence[Transform]], Any], baseline: Baseline) -> Any:
     return work(baseline, [load_transform(spec, **options) for spec, options in named])

@@ -144,14 +144,13 @@ def sweep(
     transforms: Sequence[Transform],
     varied: Sequence[Varied],
     *,
-    jobs: int = 1,
-    backend: str | None = None,
+    jobs: str | int = 1,
     progress: Progress | None = None,
 ) -> Sweep:
     """Predict the composition at every combination of the values.
 
     Values that only make durations longer or shorter in a straight line are simulated all at once; the others one by
-    one, in ``jobs`` processes, or on a running cluster with the joblib back end ``dask`` or ``ray``. A combination that
+    one, where ``jobs`` says (``whatif.runtime.jobs``). A combination that
     does not apply keeps its reason; raises WhatifError where none applies, or where there are too many.
     """
     combinations = list(itertools.product(*(part.values for part in varied)))
@@ -173,7 +172,7 @@ def sweep(
     done = len(found)
     for place, (point, said) in zip(
         left,
-        spread(partial(predicted, _facts), baseline, [chosen[place] for place in left], jobs=jobs, backend=backend),
+        spread(partial(predicted, _facts), baseline, [chosen[place] for place in left], jobs=jobs),
         strict=True,
     ):
         found[place] = Point(combinations[place], **point)
