@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import Event, call, kernel, mark, op, write_trace
+import whatif
+from tests.helpers import Event, call, kernel, mark, need, op, write_trace
 from whatif import WhatifError
+from whatif.graph.columns import TASK_COLUMNS
 from whatif.ingest.ranks.files import RankFacts, find_recordings, place
 from whatif.ingest.ranks.read import read_ranks
 
@@ -74,14 +76,14 @@ def test_groups_come_from_the_arguments_and_old_traces_from_the_call(tmp_path: P
 
 
 def test_ranks_by_header_then_by_name() -> None:
-    files = [Path("b.json"), Path("a.json")]
+    files = ["b.json", "a.json"]
     assert place(files, [RankFacts(1, 2), RankFacts(0, 2)]).ranks == (1, 0)
-    assert place([Path("x_rank3.json"), Path("x_rank2.json")], [NOTHING] * 2).ranks == (3, 2)
-    assert place([Path("worker1.pt.trace.json"), Path("worker0.pt.trace.json")], [NOTHING] * 2).ranks == (1, 0)
+    assert place(["x_rank3.json", "x_rank2.json"], [NOTHING] * 2).ranks == (3, 2)
+    assert place(["worker1.pt.trace.json", "worker0.pt.trace.json"], [NOTHING] * 2).ranks == (1, 0)
     unnamed = place(files, [NOTHING] * 2)
     assert unnamed.ranks == (0, 1)
     assert "lack their ranks" in unnamed.warnings[0]
-    missing = place([Path("a.json")], [RankFacts(2, 8)])
+    missing = place(["a.json"], [RankFacts(2, 8)])
     assert missing.world_size == 8
     assert missing.warnings == (
         "7 of 8 ranks are missing (0, 1, 3, 4, 5, …): what the others wait for them counts as transfer",
@@ -124,3 +126,41 @@ def test_a_truncated_rank_is_read_as_far_as_it_goes(tmp_path: Path, own_traces: 
 def test_an_absurd_header_tells_nothing(tmp_path: Path, told: Any) -> None:
     files = [write_trace(tmp_path / f"rank{i}.json", events(), distributedInfo=told) for i in range(2)]
     assert read_ranks(files).numbers == (0, 1)
+
+
+def test_some_ranks_of_many(tmp_path: Path) -> None:
+    ranks(tmp_path, *[events() for _ in range(4)])
+    some = read_ranks([tmp_path], only=[3, 1])
+    assert some.numbers == (1, 3)
+    assert "2 of 4 ranks are missing (0, 2)" in " ".join(some.graph.info.quirks)
+    with pytest.raises(WhatifError, match="expected recordings of rank 9, got none"):
+        read_ranks([tmp_path], only=[1, 9])
+    with pytest.raises(WhatifError, match="expected recordings of rank 8, 9, got none"):
+        read_ranks([tmp_path], only=[8, 9])
+    # Names that tell nothing: all are read, and their headers tell.
+    for i, file in enumerate(sorted(tmp_path.iterdir())):
+        file.rename(tmp_path / f"{'dcba'[i]}.json")
+    assert read_ranks([tmp_path], only=[0, 2]).numbers == (0, 2)
+
+
+def test_processes_and_an_address_give_the_same(tmp_path: Path) -> None:
+    fsspec = need("fsspec")
+    ranks(tmp_path, events(20, spent_us=70), events(70, spent_us=20))
+    here = read_ranks([tmp_path], jobs=1)
+    need("joblib")
+    there = read_ranks([tmp_path], jobs=2)
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{tmp_path}/", "/run-of-two/", recursive=True)
+    by_address = read_ranks(["memory://run-of-two"])
+    for found in (there, by_address):
+        assert found.numbers == here.numbers
+        assert all((getattr(found.graph, c) == getattr(here.graph, c)).all() for c in TASK_COLUMNS)
+    assert by_address.paths == ("memory:///run-of-two/run.rank0.json", "memory:///run-of-two/run.rank1.json")
+    one = whatif.read("memory://run-of-two/run.rank0.json")
+    assert one.info.path == "memory://run-of-two/run.rank0.json"
+    assert len(whatif.read("memory://run-of-two")) == len(here.graph)
+    with pytest.raises(WhatifError, match=r"memory://run-of-two/none\.json: expected to read and write there"):
+        whatif.read("memory://run-of-two/none.json")
+    memory.pipe("/run-of-two/run.rank1.json", b"{")
+    with pytest.raises(WhatifError, match=r"^memory:///run-of-two/run\.rank1\.json: "):
+        read_ranks(["memory://run-of-two"])

@@ -164,7 +164,7 @@ def add_jobs(parser: argparse.ArgumentParser, what: str, default: str) -> None:
 
 
 def _jobs(text: str) -> str:
-    from whatif.runtime.jobs import Jobs
+    from whatif.jobs import Jobs
 
     try:
         Jobs.of(text)

@@ -1,1 +1,1 @@
-"""How work runs: loops compiled or as plain Python, and questions spread over processes and machines."""
+"""How hot loops run: compiled ahead of time, or the same files as plain Python."""

@@ -150,7 +150,7 @@ def sweep(
     """Predict the composition at every combination of the values.
 
     Values that only make durations longer or shorter in a straight line are simulated all at once; the others one by
-    one, where ``jobs`` says (``whatif.runtime.jobs``). A combination that
+    one, where ``jobs`` says (``whatif.jobs``). A combination that
     does not apply keeps its reason; raises WhatifError where none applies, or where there are too many.
     """
     combinations = list(itertools.product(*(part.values for part in varied)))
