@@ -22,9 +22,10 @@ from .hosts import check_machine, clean
 from .models import MODELS
 
 # In the order in which they run: everything is predicted from the recordings of the first.
-EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "pipeline", "collectives")
-# Run only where they are named: their results have folders of their own (traces/lab_dts, traces/lab_ranks_cpu).
-OTHERS = ("dts", "other_hosts")
+EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "collectives")
+# Run only where they are named: their results have folders of their own (traces/lab_dts, traces/lab_ranks_cpu,
+# traces/lab_pipeline_cpu).
+OTHERS = ("dts", "other_hosts", "pipeline", "pipeline_copies")
 INTERRUPTED = 130
 
 

@@ -26,6 +26,9 @@ _NAME = re.compile(rf"{PREFIX}-(\d+)-\w+")
 INTERFACE = "lab0"  # of every host
 SWITCH = "switch"  # the namespace of all bridges
 MOST_HOSTS = 64
+NETWORK = "10.77.0.0/24"  # of all of them
+# Frames of 1,514 bytes for 1,448 of a message, and room to spare: a twelfth of a packet of 16 kB.
+HEADER_BYTES = 2_000
 
 # What a link may send at once after a rest: a millisecond of its rate, but no less than the largest packet that the
 # kernel hands over in one piece, or it would be cut up by a CPU that should train.
@@ -50,19 +53,22 @@ class Hosts:
     """Groups of hosts for the length of a `with` block; leaving it removes them, also by an exception or a signal.
 
     `groups` has a number of hosts for each bridge. `rate_mbit_s` is that of each host's link, `uplink_mbit_s` that of
-    the link by which a group reaches the others, shared by its hosts; None does not limit them. Raises WhatifError
-    where the lab cannot work: not Linux, not root, no `ip` or `tc`.
+    the link by which a group reaches the others, shared by its hosts; None does not limit them. `packet_bytes` is the
+    most that a link sends at once, for messages that would pass in the usual burst whatever the rate. Raises
+    WhatifError where the lab cannot work: not Linux, not root, no `ip` or `tc`.
     """
 
     def __init__(
-        self, groups: Sequence[int] = (2,), *, rate_mbit_s: float | None = None, uplink_mbit_s: float | None = None
-    ) -> None:
+        self, groups: Sequence[int] = (2,), *, rate_mbit_s: float | None = None, uplink_mbit_s: float | None = None,
+        packet_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         if not groups or min(groups) < 1 or sum(groups) > MOST_HOSTS:
             raise WhatifError(f"lab: expected groups of 1 to {MOST_HOSTS} hosts in all, got {list(groups)}.")
         for rate in (rate_mbit_s, uplink_mbit_s):
             _check_rate(rate)
         check_machine()
         self._groups, self._rate, self._uplink = tuple(groups), rate_mbit_s, uplink_mbit_s
+        self._packet_bytes = packet_bytes
         self._prefix = f"{PREFIX}-{os.getpid()}"
         self._switch = f"{self._prefix}-{SWITCH}"
         self.hosts = tuple(
@@ -92,16 +98,16 @@ class Hosts:
         """Return the link of every host this rate in both directions; None takes the limit away."""
         _check_rate(rate_mbit_s)
         for number, host in enumerate(self.hosts):
-            _limit(host.namespace, INTERFACE, rate_mbit_s)
-            _limit(self._switch, f"port{number}", rate_mbit_s)
+            _limit(host.namespace, INTERFACE, rate_mbit_s, self._packet_bytes)
+            _limit(self._switch, f"port{number}", rate_mbit_s, self._packet_bytes)
 
     def set_uplink(self, rate_mbit_s: float | None) -> None:
         """Return the link between each group and the others this rate in both directions; None takes the limit away."""
         _check_rate(rate_mbit_s)
         if len(self._groups) > 1:
             for group in range(len(self._groups)):
-                _limit(self._switch, f"up{group}", rate_mbit_s)
-                _limit(self._switch, f"down{group}", rate_mbit_s)
+                _limit(self._switch, f"up{group}", rate_mbit_s, self._packet_bytes)
+                _limit(self._switch, f"down{group}", rate_mbit_s, self._packet_bytes)
 
     def _build(self) -> None:
         for namespace in (self._switch, *(host.namespace for host in self.hosts)):
@@ -128,8 +134,13 @@ class Hosts:
         own = ("link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", self._switch)
         _in(host.namespace, *own)
         _in(host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+        if self._packet_bytes is not None:
+            _in(host.namespace, "link", "set", INTERFACE, "gso_max_size", str(self._packet_bytes))
         _in(host.namespace, "link", "set", "lo", "up")
         _in(host.namespace, "link", "set", INTERFACE, "up")
+        # Messages that answer one another make TCP hold back acknowledgements; when both sides wait for one, 64 kB
+        # each way stand still for 70 ms, until a timer ends it (docs/lab.md).
+        _in(host.namespace, "route", "change", NETWORK, "dev", INTERFACE, "src", host.address, "quickack", "1")
         self._plug(port, bridge)
 
     def _add_bridge(self, name: str) -> None:
@@ -185,8 +196,10 @@ def clean() -> list[str]:
     return left
 
 
-def burst_bytes(rate_mbit_s: float) -> int:
-    """What a link of this rate sends at once after a rest."""
+def burst_bytes(rate_mbit_s: float, packet_bytes: int | None = None) -> int:
+    """What a link of this rate sends at once after a rest, of packets of at most `packet_bytes` and their headers."""
+    if packet_bytes is not None:
+        return packet_bytes + HEADER_BYTES
     return max(FEWEST_BURST_BYTES, round(rate_mbit_s * 1e6 / 8 * BURST_S))
 
 
@@ -201,14 +214,15 @@ def _delete(names: list[str]) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _limit(namespace: str, device: str, rate_mbit_s: float | None) -> None:
+def _limit(namespace: str, device: str, rate_mbit_s: float | None, packet_bytes: int | None = None) -> None:
     """Let a device send at most so much; None: as fast as it can."""
     if rate_mbit_s is None:
         words = ["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"]
         # There is none to take away where none was set.
         subprocess.run(words, capture_output=True, check=False)
         return
-    limit = ("rate", f"{round(rate_mbit_s * 1e6)}bit", "burst", f"{burst_bytes(rate_mbit_s)}b", "latency", QUEUE)
+    burst = f"{burst_bytes(rate_mbit_s, packet_bytes)}b"
+    limit = ("rate", f"{round(rate_mbit_s * 1e6)}bit", "burst", burst, "latency", QUEUE)
     _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *limit)
 
 

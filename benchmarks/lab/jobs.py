@@ -4,7 +4,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ class Layout:
     groups: tuple[int, ...] = (2,)
     rate_mbit_s: float | None = None
     uplink_mbit_s: float | None = None
+    packet_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As a record tells it."""
         uplink = {"uplink_mbit_s": self.uplink_mbit_s} if len(self.groups) > 1 else {}
-        burst = {} if self.rate_mbit_s is None else {"burst_bytes": burst_bytes(self.rate_mbit_s)}
+        burst = {} if self.rate_mbit_s is None else {"burst_bytes": burst_bytes(self.rate_mbit_s, self.packet_bytes)}
         return {"groups": list(self.groups), "rate_mbit_s": self.rate_mbit_s, **uplink, **burst}
 
 
@@ -53,8 +54,8 @@ class Job:
     def run(self, out: Path) -> None:
         """Build the network, run the workers, and write the record."""
         layout = self.layout
-        rates = {"rate_mbit_s": layout.rate_mbit_s, "uplink_mbit_s": layout.uplink_mbit_s}
-        with Hosts(layout.groups, **rates) as network, network_first():
+        links: dict[str, Any] = asdict(layout)
+        with Hosts(links.pop("groups"), **links) as network, network_first():
             results = run_job(spread(network.hosts, self.module, self.request), timeout_s=self.timeout_s)
         found = self.record(results)
         if found is not None:

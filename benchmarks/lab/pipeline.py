@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.campaign.cnns import ResNet
+from benchmarks.campaign.cnns import ResNet, Vgg
 from whatif import read
 from whatif.models.exchange.network_options import network_of
 from whatif.models.layers.gradients import add_gradients
@@ -32,7 +32,9 @@ from .rank import COMMUNICATION_PRIORITY, Rank, blocks_of, run, time_round, undi
 STAGES = 2
 RATES_MBIT_S = (1000.0, 200.0)
 # Those whose layers form a chain, and whose batch is eight samples or more. A batch of micro-batches has to be whole.
-CHAINS = ("resnet", "mlp")
+CHAINS = ("resnet", "mlp", "vgg")
+# A micro-batch's message would pass in the usual burst of a link, whatever its rate.
+PACKET_BYTES = 16_384
 WAYS = tuple((schedule, micro_batches) for schedule in ("gpipe", "1f1b") for micro_batches in (4, 8))
 BLOCK_S, FEWEST_STEPS, ROUNDS, WARMUP_STEPS = 0.35, 2, 6, 2
 
@@ -47,19 +49,18 @@ def _job(out: Path, model: str, rate_mbit_s: float) -> Job:
     request = {"model": model, "trace": str((out / trace_name(model)).resolve()), "rate_mbit_s": rate_mbit_s,
                "ways": WAYS, "rounds": ROUNDS}  # fmt: skip
     return Job(
-        name, __name__, Layout((STAGES,), rate_mbit_s), request, made=(f"{name}.json",),
+        name, __name__, Layout((STAGES,), rate_mbit_s, packet_bytes=PACKET_BYTES), request, made=(f"{name}.json",),
         record=lambda results: _record(model, rate_mbit_s, results),
     )  # fmt: skip
 
 
 def _record(model: str, rate_mbit_s: float, results: Results) -> dict[str, Any]:
     first, local = results[0], slower_rank(results, "local")
-    options = f"stages={STAGES},bandwidth={rate_mbit_s:g}Mbps"
     runs = []
     for schedule, micro_batches in WAYS:
-        name = _name(schedule, micro_batches)
+        name = name_of(schedule, micro_batches)
         rounds = first["rounds"][name]
-        what_if = f"pipeline:{options},schedule={schedule},micro_batches={micro_batches}"
+        what_if = what_if_of(rate_mbit_s, schedule, micro_batches)
         runs.append({"name": name, "compute": "real", "what_if": [what_if], **first["cuts"][name],
                      **quartiles(rounds), "rounds": rounds})  # fmt: skip
     return {
@@ -69,17 +70,24 @@ def _record(model: str, rate_mbit_s: float, results: Results) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _name(schedule: str, micro_batches: int) -> str:
+def name_of(schedule: str, micro_batches: int) -> str:
+    """Return the name of a run."""
     return f"{schedule}, {micro_batches} micro-batches"
 
 
-def cut_of(trace: Path, micro_batches: int, rate_mbit_s: float) -> str:
+def what_if_of(rate_mbit_s: float, schedule: str, micro_batches: int) -> str:
+    """Return the what-if that describes it."""
+    options = f"stages={STAGES},bandwidth={rate_mbit_s:g}Mbps"
+    return f"pipeline:{options},schedule={schedule},micro_batches={micro_batches}"
+
+
+def cut_of(trace: Path, schedule: str, micro_batches: int, rate_mbit_s: float) -> str:
     """Return the layer before which the what-if cuts the recorded model into two."""
     graph = Baseline.of(read(trace), "mark").graph
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
     ways = plans(graph, STAGES, micro_batches, factor=1 / micro_batches, recompute=False, activation_mb=None)
-    planned, _ = fastest_of(graph, ways, order("gpipe", STAGES, micro_batches, 1), network)
+    planned, _ = fastest_of(graph, ways, order(schedule, STAGES, micro_batches, 1), network)
     return graph.layers[int(planned.model.layer[planned.begins[1]])]
 
 
@@ -98,6 +106,10 @@ def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
             for place, block in enumerate(stage)
         ]
         return [("stem", model.stem), *blocks, ("classifier", nn.Sequential(_Mean(), model.classifier))]
+    if isinstance(model, Vgg):
+        layers = [(f"stages.{at}.{name}", layer) for at, stage in enumerate(model.stages)
+                  for name, layer in stage.named_children()]  # fmt: skip
+        return [*layers, ("classifier", nn.Sequential(nn.Flatten(), model.classifier))]
     assert isinstance(model, nn.Sequential)
     return list(model.named_children())
 
@@ -120,15 +132,19 @@ class Link(Protocol):
         """Take the message when it comes."""
 
 
-class _Gloo:
+class Gloo:
+    """The connection to the stage whose rank is `peer`."""
+
     def __init__(self, peer: int) -> None:
         self._peer = peer
 
     def send(self, tensor: Tensor, tag: int) -> Any:
+        """Begin to send."""
         with _not_held_up():
             return dist.isend(tensor, self._peer, tag=tag)
 
     def receive(self, tensor: Tensor, tag: int) -> Any:
+        """Take the message when it comes."""
         with _not_held_up():
             return dist.irecv(tensor, self._peer, tag=tag)
 
@@ -155,7 +171,7 @@ class Stage:
 
     def __init__(self, model: str, number: int, cut: str, schedule: str, micro_batches: int, link: Link) -> None:
         training = Training(model)
-        self._number, self._link, self._count = number, link, micro_batches
+        self.number, self.link, self.count = number, link, micro_batches
         self._loss: Callable[[Any, Tensor], Tensor] = MODELS[model].loss
         self._inputs = training.inputs[0].chunk(micro_batches)
         self._targets = training.target.chunk(micro_batches)
@@ -164,7 +180,7 @@ class Stage:
         self.model = both[number]
         with torch.no_grad():
             self.message = both[0](self._inputs[0])
-        self._buffers = [torch.empty_like(self.message) for _ in range(micro_batches)]
+        self.buffers = [torch.empty_like(self.message) for _ in range(micro_batches)]
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, foreach=False)
         self._passes = order(schedule, STAGES, micro_batches, 1)[number]
 
@@ -172,35 +188,41 @@ class Stage:
         """Take one training step of all micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         # What the first stage sends has the tag of its micro-batch, what comes back the next ones.
-        back = 0 if self._number else self._count
-        coming = [self._link.receive(buffer, back + micro) for micro, buffer in enumerate(self._buffers)]
+        back = 0 if self.number else self.count
+        coming = [self.link.receive(buffer, back + micro) for micro, buffer in enumerate(self.buffers)]
         ends: dict[int, tuple[Tensor, Tensor]] = {}
         sent = []
         for one in self._passes:
-            message = (self._back if one.backward else self._forward)(one, coming, ends)
+            message = (self.backward if one.backward else self.forward)(one, coming, ends)
             if message is not None:
                 # The message's memory has to last until it is sent.
-                sent.append((message, self._link.send(message, self._count - back + one.micro_batch)))
+                sent.append((message, self.link.send(message, self.count - back + one.micro_batch)))
         for _, work in sent:
             work.wait()
+        self.update()
+
+    def update(self) -> None:
+        """Update the parameters."""
         self.optimizer.step()
 
-    def _forward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
-        if self._number == 0:
+    def forward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
+        """Take the message that it waits for, if any; return what goes to the other stage."""
+        if self.number == 0:
             x = self._inputs[one.micro_batch]
             y: Tensor = self.model(x)
             ends[one.micro_batch] = x, y
             return y.detach().contiguous()
         coming[one.micro_batch].wait()
-        x = self._buffers[one.micro_batch].detach().requires_grad_()
-        ends[one.micro_batch] = x, self._loss(self.model(x), self._targets[one.micro_batch]) / self._count
+        x = self.buffers[one.micro_batch].detach().requires_grad_()
+        ends[one.micro_batch] = x, self._loss(self.model(x), self._targets[one.micro_batch]) / self.count
         return None
 
-    def _back(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
+    def backward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
+        """As `forward`, the other way."""
         x, y = ends.pop(one.micro_batch)
-        if self._number == 0:
+        if self.number == 0:
             coming[one.micro_batch].wait()
-            y.backward(self._buffers[one.micro_batch])  # type: ignore[no-untyped-call]
+            y.backward(self.buffers[one.micro_batch])  # type: ignore[no-untyped-call]
             return None
         y.backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
@@ -214,9 +236,9 @@ def work(rank: Rank) -> dict[str, Any]:
     steps: dict[str, Callable[[], None]] = {"local": local.step}
     cuts: dict[str, dict[str, Any]] = {}
     for schedule, micro_batches in request["ways"]:
-        name = _name(schedule, micro_batches)
-        cut = cut_of(Path(request["trace"]), micro_batches, request["rate_mbit_s"])
-        stage = Stage(request["model"], rank.number, cut, schedule, micro_batches, _Gloo(1 - rank.number))
+        name = name_of(schedule, micro_batches)
+        cut = cut_of(Path(request["trace"]), schedule, micro_batches, request["rate_mbit_s"])
+        stage = Stage(request["model"], rank.number, cut, schedule, micro_batches, Gloo(1 - rank.number))
         steps[name] = stage.step
         cuts[name] = {"cut": cut, "message_bytes": stage.message.numel() * stage.message.element_size()}
     counts = blocks_of(steps, warmup_steps=WARMUP_STEPS, block_s=BLOCK_S, fewest=FEWEST_STEPS)

@@ -63,7 +63,7 @@ def test_two_stages_train_as_one_model(schedule: str) -> None:
 
 @pytest.mark.parametrize(("model", "cut", "parts"), [("mlp", "4", 4), ("resnet", "stages.1.1.reduce.0", 4)])
 def test_halves_are_cut_where_the_what_if_cuts(own_traces: Path, model: str, cut: str, parts: int) -> None:
-    assert pipeline.cut_of(own_traces / "lab_cpu" / f"{model}.trace.json.gz", 4, 1000.0) == cut
+    assert pipeline.cut_of(own_traces / "lab_cpu" / f"{model}.trace.json.gz", "gpipe", 4, 1000.0) == cut
     training = models.Training(model)
     first, rest = pipeline.halves(training.model, cut)
     assert len(first) == parts  # stem and three blocks, or two layers with their activations

@@ -23,7 +23,7 @@ from whatif.models.durations.estimator import Estimates, Source, device, shortes
 from whatif.models.durations.measured import task_batch_ratio
 from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
-from whatif.models.kernels.stored_weights import fixed_share_of_training, stored_weights
+from whatif.models.kernels.stored_weights import packing_ns, stored_weights
 from whatif.models.layers.calls import launches_of
 from whatif.simulation.transfers import grown_ns, latency_of, of_activations
 
@@ -153,8 +153,7 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
 
 def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
     if not graph.on_gpu.any():
-        share = fixed_share_of_training(graph)[ids]
-        fixed_ns = np.maximum(float(CPU_OPERATOR_NS), share * graph.duration_ns[ids])
+        fixed_ns = np.maximum(float(CPU_OPERATOR_NS), packing_ns(graph)[ids])
         return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
