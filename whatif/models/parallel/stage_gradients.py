@@ -21,7 +21,7 @@ from whatif.models.exchange.collective_tasks import with_workers
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
-from whatif.models.layers.calls import calls_of
+from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline import GRADIENTS
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
@@ -155,6 +155,8 @@ def _rows(graph: TaskGraph, ends: _Ends, size_bytes: Int64, *, sharded: bool) ->
         ready = (backward, summed) if summed >= 0 else (backward,)
         known = [task for task in (backward, update) if task >= 0]
         calls = calls_of(graph, np.array(known)).tolist() if on_gpu else known
+        if update >= 0:  # what the backward pass sends to the stage before comes first
+            calls[0] = int(task_before(graph, np.array(calls[-1:]))[0])
         waiting = (update,) if update >= 0 else ()
         operation = "reduce_scatter" if sharded else "all_reduce"
         rows.append(Exchange(operation, size, calls[0], Phase.BACKWARD, ready, waiting))
