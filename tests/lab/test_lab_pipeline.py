@@ -85,4 +85,4 @@ def test_the_stored_runs_were_cut_where_they_are_predicted(own_traces: Path, mod
     assert len(record["runs"]) == len(pipeline.WAYS)
     for run in record["runs"][:2]:  # 4 and 8 micro-batches
         count = int(run["what_if"][0].rpartition("=")[2])
-        assert run["cut"] == pipeline.cut_of(folder / f"{model}.trace.json.gz", count, 200.0)
+        assert run["cut"] == pipeline.cut_of(folder / f"{model}.trace.json.gz", "gpipe", count, 200.0)

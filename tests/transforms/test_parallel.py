@@ -121,6 +121,17 @@ def test_gradients_that_are_told_are_divided_among_the_stages() -> None:
     assert sent(found, "all-reduce") == pytest.approx(50e6, abs=2)
 
 
+def test_the_last_gradient_goes_to_the_stage_before_ahead_of_the_all_reduce() -> None:
+    """On a CPU the thread that calls an all-reduce waits for it: those of the stages are side by side all the same."""
+    alone, copies = (
+        apply(gpt2(), "pipeline:stages=2,micro_batches=2,bandwidth=10Gbps", *others)
+        for others in ([], ["distributed:workers=2,bandwidth=50Mbps,spread_pct=0,gradient_mb=20"])
+    )
+    reduced_ms = copies.graph.duration_ns[copies.graph.select(name="^all-reduce$").mask].max() / 1e6
+    assert reduced_ms > alone.predicted_ms
+    assert alone.predicted_ms < copies.predicted_ms < alone.predicted_ms + 1.2 * reduced_ms
+
+
 def test_sequence_parallel_moves_activations_and_its_groups_share_a_clusters_links() -> None:
     """A gather and a scatter for each sum, of as many bytes, and as many workers whose links are shared.
 
