@@ -42,6 +42,8 @@ NOT_RUN = [
     ("docs/performance.md", "it measures for minutes"),
     ("docs/predict.md", "it needs models in the local cache, and timm"),
     ("docs/profile.md", "it measures for minutes to hours"),
+    ("docs/scale.md", "it needs several machines"),
+    ("docs/scale.md", "it needs several machines"),
     ("docs/tutorial.md", NETWORK),
     ("docs/tutorial.md", NETWORK),
     ("docs/validate.md", "it measures for hours"),
