@@ -240,6 +240,8 @@ def reaching(url: str, hint: str) -> Iterator[None]:
         yield
     except WhatifError:
         raise
+    except FileNotFoundError as error:
+        raise WhatifError(f"{url}: expected to read and write there, got nothing of that name; {hint}") from error
     except Exception as error:
         said = " ".join(str(error).split())[:160] or type(error).__name__
         raise WhatifError(f"{url}: expected to read and write there, got '{said}'; {hint}") from error

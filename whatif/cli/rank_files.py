@@ -106,7 +106,7 @@ def _is_name(word: str) -> bool:
 
 def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGraph, Ranks | None]:
     """Return the graph of a recording, or that of several ranks with the findings about them."""
-    if len(paths) == 1 and not _is_several(paths[0]):
+    if len(paths) == 1 and args.ranks is None and not _is_several(paths[0]):
         graph = read_trace(paths[0], args)
         from whatif.ingest.read_events import is_sqlite
 
