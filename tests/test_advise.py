@@ -389,7 +389,8 @@ def test_every_trial_is_what_apply_predicts(graph: TaskGraph, factors: list[tupl
     def scaling(on_gpu: bool, factor: float) -> Callable[[TaskGraph], TaskGraph]:
         return lambda graph: graph.scale(graph.on_gpu if on_gpu else graph.on_cpu, factor, low=0.1, high=2.0)
 
-    found = advise(baseline, Candidates(tuple(script(f"s{n}", scaling(*pair)) for n, pair in enumerate(factors))))
+    candidates = Candidates(tuple(script(f"s{n}", scaling(*pair)) for n, pair in enumerate(factors)))
+    found = advise(baseline, candidates, top=100)  # ranges of all entries
     assert len(found.gaining) + len(found.not_gaining) + len(found.refused) <= len(factors)
     for entry in (*found.gaining, *found.together):
         prediction = apply(baseline, *entry.trial.transforms)

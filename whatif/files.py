@@ -251,7 +251,7 @@ def recordings_in(folder: str | Path) -> list[str] | None:
     """Return the recordings that lie directly in a folder of this or another machine; None where it is no folder."""
     if not is_address(folder):
         path = Path(folder)
-        if not path.is_dir():
+        if not str(folder) or not path.is_dir():  # an empty text would be this folder
             return None
         names = [str(file) for file in path.iterdir() if file.is_file()]
     else:

@@ -52,14 +52,16 @@ def train(branch: str) -> None:
         model.parameters(), foreach=False, capturable=branch == "capturable" and DEVICE == "cuda"
     )
     precision = torch.autocast(DEVICE, torch.bfloat16, enabled=branch == "amp")
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        with precision:
-            loss = loss_of(forward)
-        loss.backward()
-        optimizer.step()
-    if branch == "nccl":
-        torch.distributed.destroy_process_group()
+    try:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            with precision:
+                loss = loss_of(forward)
+            loss.backward()
+            optimizer.step()
+    finally:  # `collect --stop` ends the loop by an exception
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def replay(path: str) -> None:
