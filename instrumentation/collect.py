@@ -4,8 +4,10 @@ Output, exit status, signals, `finally` blocks and `atexit` handlers are the scr
 is to be stopped: then an exception that is a SystemExit ends it, and its `finally` blocks run.
 """
 
+import atexit
 import gc
 import importlib.util
+import os
 import runpy
 import sys
 import threading
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from whatif.errors import WhatifError
 
@@ -59,8 +61,11 @@ def collect(
     collector = Collector(Path(output), stop=stop, say=say, **options)
     if say is not None:
         say(_plan(script, output, collector, stop))
+    process = os.getpid()
     with collector, _quiet_threads():
         ended = _run(run)
+        if os.getpid() != process:
+            _end_forked(_status(ended))
         recording = collector.finish()
     _free_gpu_memory()
     failure = collector.failure
@@ -155,6 +160,16 @@ def _status(ended: BaseException | None) -> int:
     ended = ended.with_traceback(_of_the_script(ended.__traceback__))
     sys.excepthook(type(ended), ended, ended.__traceback__)
     return 1
+
+
+def _end_forked(status: int) -> NoReturn:
+    """End a process that the script forked as Python does; the recording is its parent's."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Its copy of the profiler has no threads: to tear it down would wait for them without end.
+    os._exit(status)
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

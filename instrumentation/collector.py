@@ -79,6 +79,7 @@ class Collector:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._detach: list[Callable[[], None]] = []
         self._children_s = 0.0
+        self._process = os.getpid()
         self._explicit = False
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
@@ -217,6 +218,9 @@ class Collector:
         self._search_steps_left = _SEARCH_STEPS
 
     def _end_step(self) -> None:
+        if os.getpid() != self._process:  # The script has forked: its steps are no part of the recording.
+            self._let_go()
+            return
         if not self.done:
             self._guarded(self._advance)
         if not self.done:

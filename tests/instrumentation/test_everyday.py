@@ -47,6 +47,7 @@ def checkpoints(folder: Path) -> dict[str, bytes]:
         (["train.py", "--fail-at", "20"], []),
         (["gan.py"], []),
         (["lstm.py"], []),
+        (["forks.py"], []),
         (["infer.py"], ["--inference"]),
         (["-m", "pkg.train", "-m", "--stop"], []),
     ],
