@@ -83,7 +83,7 @@ A pair on which a constant of the model was chosen is listed but not scored eith
 
 ### Ranges on pairs that are left out
 
-Two runs of one program differ by what no recording tells. How much is fitted on these same pairs (`RUN_TO_RUN` and
+Two runs of one program differ by what no recording shows. How much is fitted on these same pairs (`RUN_TO_RUN` and
 `RUN_TO_RUN_WORKERS` in `whatif/prediction/ranges.py`), so the table above flatters the ranges. Here both are fitted
 again without each pair, and then that pair is scored; goal: 85 to 95 % inside, median width at most 15 % of the step.
 {fit}. The share of a collective's upper end on a CPU (`GLOO_SLOWED`) was chosen on the pairs of several workers and is

@@ -102,7 +102,7 @@ def _cluster(jobs: Jobs) -> AbstractContextManager[Any]:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nobody listens at host:port: Ray itself then waits for minutes and ends the process."""
+    """Raise OSError where nothing listens at host:port: Ray itself then waits for minutes and ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal() and int(port) < 2**16:
         socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()

@@ -55,7 +55,8 @@ def first_reason(said: str) -> str:
     """Return an error's sentence, after the reason that comes before any other: that a file was cut."""
     for path, sentence in _cut.items():
         if sentence not in said:
-            return f"{path}: {sentence}; copy or record it again (as far as it goes: {said.removeprefix(f'{path}: ')})"
+            what = said.removeprefix(f"{path}: ")
+            return f"{path}: {sentence}; copy or record it again (from what could be read: {what})"
     return said
 
 

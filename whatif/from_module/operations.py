@@ -73,7 +73,7 @@ class OperatorGraph:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that the device holds in the step, bytes; None where no allocations are told."""
+        """The most memory that the device holds in the step, bytes; None where no allocations are known."""
         if not self.allocations:
             return None
         # What is given back makes room for what is taken in the same place.

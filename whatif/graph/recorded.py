@@ -1,6 +1,6 @@
 """What the recorder wrote beside the events of a recording, as facts of known types; ingest reads them once.
 
-``None`` and empty are not told. ``other`` holds what nobody reads, as it was written: it is there to be written back.
+``None`` and empty mean unknown. ``other`` holds what no code reads, as it was written, so that it can be written back.
 ``told`` names the settings that were written, ``None`` among them: torch's own choice.
 """
 

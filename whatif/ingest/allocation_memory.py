@@ -95,7 +95,7 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     if resident_bytes is not None:
         known = static.parameters + static.optimizer_state + (int(gradients.sum()) if stay else 0)
         inputs = max(resident_bytes - known, 0)
-        # What is held all the while is parameters and the like that nobody told, but for a batch that is used again.
+        # Held all the while: parameters and the like that the recording does not name, but for a batch that is reused.
         buffers = max(inputs - static.inputs, 0)
     columns = (
         activations, gradients, forward, backward, uses.by_row(uses.kept & uses.from_before),

@@ -23,7 +23,7 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
 
     Times are whole nanoseconds of the trace's own clock, exact; ``baseTimeNanoseconds`` stays in the header and is not
     added. Damage costs the events it touches, counted by reason in ``Events.dropped``; a file that ends early is read
-    as far as it goes, and counts one. The header says under "_whatif_foreign_categories" how many duration events had
+    up to there, and counts one. The header says under "_whatif_foreign_categories" how many duration events had
     a category that is not known. ``progress`` is called with (bytes of the file read, bytes in all).
 
     Raises WhatifError if there is no such file or no permission, or it holds no JSON array of trace events.

@@ -256,7 +256,7 @@ class ColumnBuilder:
         self.python.append((time_ns[status == 0], track[status == 0]))
 
     def _add_allocations(self, events: list[RawEvent]) -> None:
-        """Keep what was allocated and given back; old profilers told no address, and then nobody knows what lives."""
+        """Keep what was allocated and given back; old profilers gave no address, and then it is unknown what lives."""
         args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
         time_ns, status = parse_us_as_ns([event.ts for event in events])
         columns = [time_ns, _first_known(args, "bytes_2", "bytes")]

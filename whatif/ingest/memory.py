@@ -25,7 +25,7 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
     if rows is None or not len(rows.forward):
         return None
     static = resident(info.recorded)
-    # Of a compiled step the operators tell some of what it keeps, and nobody knows how much.
+    # Of a compiled step the operators show only a part of what it keeps, and it is unknown how large a part.
     shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, static)
     if not info.recorded.layers:
         static = _from_shapes(rows, shapes, info)

@@ -89,7 +89,7 @@ def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal[
 
 
 def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> ProfilerCost | None:
-    """Return the profiler's cost of a trace that torch wrote; None where the trace tells nothing of it."""
+    """Return the profiler's cost of a trace that torch wrote; None where the trace does not show it."""
     is_operator = events.category == EventCategory.CPU_OP
     operators = by_track(events, is_operator)
     n_operators = sum(len(operators[track]) for track in tracks)

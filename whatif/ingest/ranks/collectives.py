@@ -67,7 +67,7 @@ def first_step_of(events: Events) -> int:
 def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
     """Return the communication kernels of a rank's graph with what the trace shows of each.
 
-    An old trace tells nothing of a kernel: then the annotation around its launch tells operation and size.
+    An old trace says nothing about a kernel: then the annotation around its launch has operation and size.
     """
     task = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION).astype(np.int32)
     event = _events_of(graph, events, task)

@@ -37,7 +37,7 @@ from whatif.ingest.read_events import read_events
 from whatif.jobs import each
 from whatif.simulation.transfers import LATENCY, WORKERS
 
-# Ranks of one run on clocks that a time server keeps differ by milliseconds; more is told.
+# Ranks of one run on clocks that a time server keeps differ by milliseconds; a larger difference is reported.
 FAR_NS = 10_000_000_000
 # With fewer of the collectives in common than this share the recordings are of one program only by chance.
 FEWEST_MATCHED = 0.5

@@ -1,4 +1,4 @@
-"""Waiting for peers told from transfer: a rank arrives at a collective, and bytes move when all have arrived.
+"""Waiting for peers and transfer, separated: a rank arrives at a collective, and bytes move when all have arrived.
 
 On rank r it lasts from arrival s_r to end e_r. Where nobody leaves before the last one has come, at A = max s_r, the
 wait is A - s_r and the transfer e_r - A. Clocks are only nearly one: a transfer that is shorter than the shortest time

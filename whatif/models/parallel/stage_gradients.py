@@ -57,7 +57,7 @@ class _Ends(NamedTuple):
 def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> TaskGraph:
     """Return the pipeline whose stages have ``gradient_mb`` million bytes of gradients in all, as they are divided now.
 
-    Raises WhatifError where that is not above 0, or where the recording tells nothing to divide them by.
+    Raises WhatifError where that is not above 0, or where the recording shows nothing to divide them by.
     """
     if gradient_mb is None:
         return graph

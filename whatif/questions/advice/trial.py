@@ -227,7 +227,7 @@ class Trier:
         """
         found = _peak_bytes(self._applied(tuple(transforms))[0])
         if found is None:
-            raise WhatifError("memory: expected a recording that tells what a step keeps, got one that does not.")
+            raise WhatifError("memory: expected a recording that shows what a step keeps, got one that does not.")
         return found
 
     def fits(self, trial: Trial) -> bool:

@@ -37,7 +37,7 @@ def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[
         ]
         return tuple(free), ()
     told = told_by(graph, None)
-    assumed = (f"The recording lists no gradients: their sizes are told by {told}.",) if told else ()
+    assumed = (f"The recording lists no gradients: their sizes come from {told}.",) if told else ()
     return (*asked, load_transform(DATA_PARALLEL)), assumed
 
 
@@ -79,7 +79,7 @@ def faster_links(
     assumed = (
         f"the recording has no communication: assumed is DDP on workers with links of {ETHERNET}, and {factor:g} times "
         "that (distributed:bandwidth=, cluster= name others)",
-        *([f"the sizes of its gradients are told by {told}"] if told else []),
+        *([f"the sizes of its gradients come from {told}"] if told else []),
     )
     return chosen, (parse_vary(FEW_WORKERS, chosen), parse_vary(rates, chosen)), assumed
 
