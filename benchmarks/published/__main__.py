@@ -1,10 +1,11 @@
 """Score predictions against what others published, and write docs/published.md.
 
-    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published [TABLE ...] [--write]
+    WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published [TABLE ...] [--left-out FOLDER] [--write]
 
 Each table is a module of this folder with ``score(data) -> Scores``; without names all of them run. ``--write`` puts
 their summaries into the page, where each table has a section of its own. Where timm and NeuSight's table are among
-them, the constants of the ranges are chosen again without the rows that are scored (``widths``).
+them, the constants of the ranges are chosen again without the rows that are scored (``widths``). ``--left-out`` scores
+NeuSight's table once more, each GPU by models that were fitted without it (``benchmarks.published.neusight``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 
 import benchmarks.published
 from benchmarks.extra_data import extra_data
-from benchmarks.published import widths
-from benchmarks.published.scores import Row, Scores
+from benchmarks.published import neusight, widths
+from benchmarks.published.scores import Row, Scores, summary
 from benchmarks.published.timm import family
 from whatif.report.layout import markdown_table
 
@@ -34,11 +35,12 @@ def tables() -> list[str]:
 
 
 def section(scores: Scores) -> str:
-    """Return what the page says of a table."""
+    """Return what the page says of a table: each group, and all rows together."""
+    groups = scores.groups()
     rows = [
         (s.group, str(s.rows), f"{s.median_pct:.1f}", f"{s.mean_pct:.1f}", f"{s.bias_pct:+.1f}",
          f"{s.coverage_pct:.0f}", f"{s.width:.2f}")
-        for s in scores.groups()
+        for s in (groups if len(groups) == 1 else [*groups, summary("all", scores.rows)])
     ]  # fmt: skip
     return f"## {scores.name}\n\n{markdown_table(COLUMNS, rows)}\n"
 
@@ -55,12 +57,16 @@ def main() -> int:
     """Print the summaries, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"among {', '.join(tables())} (default: all)")
+    parser.add_argument("--left-out", type=Path, metavar="FOLDER", help="one folder of models for each GPU")
     parser.add_argument("--write", action="store_true", help="write the page")
     args = parser.parse_args()
     found = {}
     for name in args.tables or tables():
         found[name] = importlib.import_module(f"benchmarks.published.{name}").score(extra_data())
         told(name, section(found[name]), write=args.write)
+    if args.left_out and "neusight" in found:
+        left_out = neusight.score(extra_data(), args.left_out)
+        told("neusight_left_out", section(left_out), write=args.write)
     if {"timm", "neusight"} <= set(found):
         told("widths", f"## Ranges, groups left out\n\n{widths.table(_folds(found))}", write=args.write)
     return 0

@@ -36,7 +36,7 @@ from whatif.prediction.predict import Baseline, Prediction, apply
 
 _GPUS = {**nvidia.GPUS, "DGX A100 40GB": "A100-SXM-40"}
 _CLUSTERS = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
-_AMP = {**nvidia.AMP, "Transformer-XL": ("amp",)}
+_AMP = {**nvidia.AMP, ("PyTorch", "Transformer-XL"): ("amp",)}
 # Among these the fit looks: percent, and bytes of traffic for each byte that is summed.
 SPREADS_PCT, TRAFFIC = np.arange(0, 3.01, 0.1), np.arange(0, 25, 1.0)
 
@@ -57,7 +57,7 @@ class Cell:
     @property
     def family(self) -> str:
         """The model as it is left out."""
-        return next(name for name in _AMP if self.model.startswith(name))
+        return next(name for _, name in _AMP if self.model.startswith(name))
 
 
 def cells(data: Path) -> Iterator[Cell]:
@@ -114,7 +114,7 @@ def _what_ifs(cell: Cell) -> tuple[Baseline, list[str], str]:
     """The step of one GPU, its own what-ifs, and the one that makes many of it."""
     length = 512 if "pre-training" in cell.model else nvidia.BERT_POSITIONS
     one = step_of_one(cell.family, cell.batch, length, _GPUS[cell.machine], cell.precision)
-    names = [*(_AMP[cell.family] if cell.precision == "amp" else ())]
+    names = [*(_AMP[cell.framework, cell.family] if cell.precision == "amp" else ())]
     names += [f"gradient_accumulation:passes={cell.passes}"] if cell.passes > 1 else []
     cluster = next(preset for name, preset in _CLUSTERS.items() if cell.machine.startswith(name))
     return one, names, f"distributed:cluster={cluster},workers={cell.gpus}"

@@ -70,6 +70,23 @@ def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
     return np.asarray(np.maximum(compute, memory))
 
 
+# Products of 16 bits that take longer find clocks that their own power has lowered. Our estimate.
+UNDER_LOAD_S = 3e-4
+
+
+def under_load_s(gpu: Gpu, ops: Operators) -> Float64:
+    """Return the time of long products of 16 bits at the rate that a GPU's file says it sustains; 0 for all others.
+
+    Repeated alone for a moment they are faster than inside a training step.
+    """
+    if ops.family != "matmul" or gpu.bf16_sustained_tflops is None:
+        return np.zeros(len(ops))
+    dtypes = ops.texts["dtype"]
+    half = np.array([dtype in ("fp16", "bf16") for dtype in dtypes.table] or [False])[dtypes.codes]
+    found = sustained_s(gpu, ops)
+    return np.asarray(np.where(half & (found > UNDER_LOAD_S), found, 0.0))
+
+
 # With the launch inside the time: a third of what events around one kernel read on five GPUs (NeuSight's smallest times
 # are 24 to 46 us). Our estimate.
 LAUNCH_FLOOR_S = 20e-6

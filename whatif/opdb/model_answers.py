@@ -11,7 +11,7 @@ from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns
 from whatif.opdb.anchors import Anchors, fit_anchors
-from whatif.opdb.data_sheet import analytic_s, answers_analytically, bound_s
+from whatif.opdb.data_sheet import analytic_s, answers_analytically, bound_s, under_load_s
 from whatif.opdb.features import reference_s, sheet_of
 from whatif.opdb.learned import LearnedModel
 from whatif.opdb.rows import Operators
@@ -77,7 +77,7 @@ def ask_model(
     t = np.exp(log_t)
     half = half + extra + facts.growth * outside
     if gpu is not None:
-        t = np.maximum(t, bound_s(gpu, ops, cold=False))
+        t = np.maximum(t, np.maximum(bound_s(gpu, ops, cold=False), under_load_s(gpu, ops)))
     low, high = t * np.exp(-half), t * np.exp(half)
     certain = outside == 0
     if kernels_alone and launch:
