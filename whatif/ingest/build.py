@@ -65,13 +65,14 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
     launched = Launched(launched_ns[order], gpu.call[order], events.name[gpu.event[order]].astype(np.int64))
     by_graph = calls.kind == CallKind.GRAPH_LAUNCH
     steps = find_steps(events, marks, tracks[0] if tracks else -1, launched, by_graph, rule)
+    workers = [h.track for h in handoffs if len(h.start_ns)]
     threads = [Thread(f"CPU thread {events.tracks[t][1]}", ThreadKind.CPU) for t in tracks]
     threads += [
         Thread(f"GPU {device} stream {stream}", ThreadKind.STREAM, device, stream, int(gpu.stream_lag_ns[code]))
         for code, (device, stream) in enumerate(gpu.streams)
     ]
     return Parts(
-        events, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, marks),
+        events, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, marks, workers),
         call_times(events, calls, gpu), _profiler_cost(events, calls, tracks), threads,
     )  # fmt: skip
 
@@ -101,7 +102,7 @@ def cpu_rows(parts: Parts) -> Rows:
             edges, left_out = np.concatenate([handoffs.start_ns, handoffs.end_ns]), idle_between(handoffs)
         pieces = cutter.cut(track, edges_ns=edges, extent_ns=extent, left_out=left_out)
         all_pieces.append(pieces)
-        all_labels.append(parts.labeller.label(track, pieces.start_ns, worker=bool(handoffs)))
+        all_labels.append(parts.labeller.label(track, pieces.start_ns))
         profiler_events.append(cutter.profiler_events(track, pieces))
         if parts.profiler:
             profiler_ns.append(parts.profiler.of_pieces(track, pieces))

@@ -6,6 +6,7 @@ number of the forward operator that created it, and so belongs to that one's lay
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,19 +36,20 @@ class Labels:
     loading: Bool
     landmark: Bool  # tells the phase of what lies around it
     in_optimizer: Bool  # inside an optimizer's own mark
-    recomputed: Bool  # what builds the autograd graph while the backward pass runs
+    recomputed: Bool  # inside an operator that builds the autograd graph while the backward pass runs
     pause: Int64  # row of the pause of the program that it lies in (garbage collection); -1 where it runs
 
 
 class Labeller:
     """Knows the layers of a trace: ``layers[0]`` is "", and each operator's layer by its sequence number.
 
-    ``is_backward`` and ``is_building`` say which events are operators of the backward pass, and which create its nodes,
-    shape (n_events,).
+    ``is_backward``, ``is_building`` and ``is_recomputing`` say which events are operators of the backward pass, which
+    create its nodes, and which of these do so while it runs (activation checkpointing), shape (n_events,). ``workers``
+    are the tracks that work for the main thread (autograd): all that they do is backward.
     """
 
-    def __init__(self, events: Events, marks: NameMarks) -> None:
-        self._events, self._marks = events, marks
+    def __init__(self, events: Events, marks: NameMarks, workers: Collection[int] = ()) -> None:
+        self._events, self._marks, self._workers = events, marks, frozenset(workers)
         self.layers = [""]
         self._layer_of_name = _add_layers(self.layers, events, marks.layer)
         self._region_of_name = _add_layers(self.layers, events, marks.region)
@@ -68,6 +70,7 @@ class Labeller:
         self._operators, self._backward, self._building = (
             by_track(events, chosen) for chosen in (self._operator, self.is_backward, self.is_building)
         )
+        self.is_recomputing = self._builders_that_recompute()
         self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, annotation & named[events.name])
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
@@ -92,6 +95,17 @@ class Labeller:
         np.maximum.at(latest, np.asarray(which).reshape(-1), steps_before)
         building[rows] = steps_before == latest[np.asarray(which).reshape(-1)]
         return building
+
+    def _builders_that_recompute(self) -> Bool:
+        events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
+        rows = np.flatnonzero(self.is_building) if self.has_backward else np.empty(0, dtype=np.int64)
+        for track, mine in Grouped(rows, events.track[rows]).items():
+            backward = self._backward[track]
+            if track in self._workers:
+                found[mine] = True
+            elif len(backward):
+                found[mine] = self._nest(backward).innermost(events.start_ns[mine]) >= 0
+        return found
 
     def _nest(self, rows: Array) -> Nest:
         start_ns = self._events.start_ns[rows]
@@ -151,12 +165,9 @@ class Labeller:
                 target = rows[reached[chosen]]
                 layers[target] = np.where(layers[target] == 0, layer, layers[target])
 
-    def label(self, track: int, time_ns: Int64, *, worker: bool) -> Labels:
-        """Return the labels of the pieces of ``track`` that start at ``time_ns``.
-
-        ``worker``: the thread works for the main thread (autograd), so all that it does is backward.
-        """
-        events = self._events
+    def label(self, track: int, time_ns: Int64) -> Labels:
+        """Return the labels of the pieces of ``track`` that start at ``time_ns``."""
+        events, worker = self._events, track in self._workers
         operators = self._operators[track]
         found = self._nest(operators).innermost(time_ns)
         operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
@@ -187,7 +198,11 @@ class Labeller:
         # the closure of an optimizer.
         building = self._building[track]
         # A recording without operators has the layers' forward calls alone to show it.
-        forward = self._nest(building).innermost(time_ns) >= 0 if len(building) else in_layer
+        forward, recomputed = in_layer, np.zeros(len(time_ns), dtype=np.bool_)
+        if len(building):
+            inner = self._nest(building).innermost(time_ns)
+            forward = inner >= 0
+            recomputed = forward & self.is_recomputing[building[np.maximum(inner, 0)]]
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
         phase[update] = Phase.UPDATE
         phase[loading] = Phase.DATA
@@ -199,7 +214,6 @@ class Labeller:
         pauses = self._pausing[track]
         pause = self._nest(pauses).innermost(time_ns)
         pause = np.where(pause >= 0, pauses[np.maximum(pause, 0)], -1) if len(pauses) else pause
-        recomputed = forward & (backward | worker) & bool(len(building))
         return Labels(
             layer, phase, operator.astype(np.int64), loading, landmark, stepping, recomputed, pause.astype(np.int64)
         )

@@ -12,7 +12,6 @@ import numpy as np
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
-from whatif.simulation.intervals import interval_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     if not len(backward):
         return None
     builds = inside[labeller.is_building[inside]]
-    again = builds[_within(parts, builds, backward)]  # recomputed activations
-    builds = np.setdiff1d(builds, again, assume_unique=True)
+    recomputing = labeller.is_recomputing[builds]
+    again, builds = builds[recomputing], builds[~recomputing]
     if not len(builds):
         return None
     # A pass begins where an operator builds the graph behind a backward one.
@@ -107,13 +106,6 @@ def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
     begins = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
     names = tuple(events.names[code].removeprefix("aten::") for code in events.name[forward[begins]].tolist())
     return names, np.cumsum(begins).astype(np.int64) - 1
-
-
-def _within(parts: Parts, rows: Int64, backward: Int64) -> Bool:
-    """Which of ``rows`` run while an operator of the backward pass does, shape of ``rows``."""
-    events = parts.events
-    reach_ns = np.maximum.accumulate(events.start_ns[backward] + events.duration_ns[backward])
-    return interval_of(events.start_ns[rows], events.start_ns[backward], reach_ns) >= 0
 
 
 def _runs(
