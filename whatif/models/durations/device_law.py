@@ -26,7 +26,7 @@ from whatif.opdb.importers.described import operators_of
 # So much of the places for warps has to be filled with blocks of attention for memory to be busy: our estimate.
 _BUSY_MEMORY_FILL = 0.5
 # What a thread reads and writes while the device waits for memory (Little's law), GB/s: elementwise kernels that leave
-# places for threads empty move 10 to 13 MB/s a thread on V100, A100, H100 and MI300X alike (seven public recordings).
+# places for threads empty move 10 to 13 MB/s a thread on V100, A100-SXM, H100 and MI300X; an A100-PCIE-40 2 to 5.
 _THREAD_GBYTE_S = 0.012
 # A nominal 90 % range of a ratio of two laws: between boards of one architecture, between a vendor's architectures,
 # between vendors, whose libraries are others; and by how much more where the work is not known. Our estimate;
