@@ -18,3 +18,8 @@ def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterat
     except errors as error:
         lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
         raise WhatifError(f"{sentence}, got '{lines[0][:120]}'{hint}.") from error
+
+
+def in_short(error: Exception) -> str:
+    """Return what an error of another library says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError, expecting
+from whatif.errors import WhatifError, expecting, in_short
 
 # Which whatif wrote a file; pyproject.toml reads it from here.
 VERSION = "0.2.0"
@@ -58,9 +58,9 @@ def file_beside(path: str | Path, trace: str | Path) -> Path:
 
     A folder of several ranks is the traces in it.
     """
-    target, told = output_file(path), Path(trace)
-    files = [file for file in told.iterdir() if file.name.endswith(RECORDING_SUFFIXES)] if told.is_dir() else [told]
-    if target.exists() and any(file.is_file() and target.samefile(file) for file in files):
+    target = output_file(path)
+    files = [] if is_address(trace) else recordings_in(trace) if is_folder(trace) else [str(trace)]
+    if target.exists() and any(os.path.isfile(file) and target.samefile(file) for file in files):
         raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
     return target
 
@@ -196,6 +196,7 @@ def _user_folder(variable: str, on_linux: str, on_windows: str, on_macos: str) -
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
             "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
             "smb": "smbprotocol"}  # fmt: skip
+_LOOK = "look at the address and its access rights."
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -228,8 +229,7 @@ def file_system(url: str) -> tuple[Any, str]:
         how = f"`pip install {package}`" if package else "see fsspec's list of drivers"
         raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {how}.") from error
     except Exception as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        raise WhatifError(f"{url}: expected an address that fsspec knows, got '{said}'.") from error
+        raise WhatifError(f"{url}: expected an address that fsspec knows, got '{in_short(error)}'.") from error
     return files, str(path).rstrip("/")
 
 
@@ -240,25 +240,27 @@ def reaching(url: str, hint: str) -> Iterator[None]:
         yield
     except WhatifError:
         raise
-    except FileNotFoundError as error:
-        raise WhatifError(f"{url}: expected to read and write there, got nothing of that name; {hint}") from error
     except Exception as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        raise WhatifError(f"{url}: expected to read and write there, got '{said}'; {hint}") from error
+        got = "nothing of that name" if isinstance(error, FileNotFoundError) else f"'{in_short(error)}'"
+        raise WhatifError(f"{url}: expected to read and write there, got {got}; {hint}") from error
 
 
-def recordings_in(folder: str | Path) -> list[str] | None:
-    """Return the recordings that lie directly in a folder of this or another machine; None where it is no folder."""
+def is_folder(path: str | Path) -> bool:
+    """Whether a path of this machine, or an address, is that of a folder."""
+    if not is_address(path):
+        return os.path.isdir(path)
+    files, path_there = file_system(str(path))
+    with reaching(str(path), _LOOK):
+        return bool(files.isdir(path_there))
+
+
+def recordings_in(folder: str | Path) -> list[str]:
+    """Return the recordings that lie directly in a folder of this or another machine."""
     if not is_address(folder):
-        path = Path(folder)
-        if not str(folder) or not path.is_dir():  # an empty text would be this folder
-            return None
-        names = [str(file) for file in path.iterdir() if file.is_file()]
+        names = [str(file) for file in Path(folder).iterdir() if file.is_file()]
     else:
         files, path_there = file_system(str(folder))
-        with reaching(str(folder), "look at the address and its access rights."):
-            if not files.isdir(path_there):
-                return None
+        with reaching(str(folder), _LOOK):
             names = [files.unstrip_protocol(one["name"]) for one in files.ls(path_there, detail=True)
                      if one["type"] == "file"]  # fmt: skip
     named = ((name, name.replace(os.sep, "/").rpartition("/")[2]) for name in names)
@@ -278,7 +280,7 @@ def local_copy(path: str | Path) -> Iterator[Path]:
     files, path_there = file_system(url)
     with tempfile.TemporaryDirectory(prefix="whatif-") as folder:
         local = Path(folder, url.rpartition("/")[2] or "recording")
-        with reaching(url, "look at the address and its access rights."):
+        with reaching(url, _LOOK):
             files.get_file(path_there, str(local))
         try:
             yield local

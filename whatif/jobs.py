@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from whatif.errors import WhatifError
+from whatif.errors import WhatifError, in_short
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,10 +93,9 @@ def _cluster(jobs: Jobs) -> AbstractContextManager[Any]:
             stack.callback(ray.shutdown)
         _package("ray.util.joblib", asked, "run `pip install ray`").register_ray()
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
         where = f":{jobs.address}" if jobs.address else ""
         raise WhatifError(
-            f"{asked}{where}: expected a cluster that answers, got '{said}'; start one, or name its address."
+            f"{asked}{where}: expected a cluster that answers, got '{in_short(error)}'; start one, or name its address."
         ) from error
     return stack
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import csv
 import importlib
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from benchmarks.extra_data import extra_data
 from benchmarks.published.scores import Row, Scores, summary
+from benchmarks.published.steps import baseline_of
 from whatif.from_module.operations import OperatorGraph
-from whatif.from_module.predict_step import predict_step
 from whatif.hardware.gpu import load_gpu
-from whatif.ingest.read import read
-from whatif.opdb.default import estimator
 from whatif.prediction.predict import Baseline, apply
 
 DEVICE = "A100-SXM-80"
@@ -39,17 +36,13 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
     """Return the predicted step of a GPT on one A100 at one micro-batch, fp16."""
     step = importlib.import_module("whatif.instrumentation.trace_module.step")
     shape = {"width": width, "layers": layers, "heads": heads, "context": sequence}
-    gpu = load_gpu(DEVICE)
     wanted = step.Wanted(
         MODEL, [("", (samples, sequence), "int64")], shape, "fp16", "adamw:master", "cross_entropy", None, False,
-        float(gpu.compute_capability),
+        float(load_gpu(DEVICE).compute_capability),
     )  # fmt: skip
     graph = step.take_down_step(wanted)
     assert isinstance(graph, OperatorGraph)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json.gz"
-        predict_step(graph, estimator(DEVICE), gpu, save=path)
-        return Baseline.of(read(path))
+    return baseline_of(graph, DEVICE)
 
 
 def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1) -> list[str]:

@@ -13,17 +13,14 @@ SimuMax itself, with a table of those times, misses these rows by 4.8 % on avera
 from __future__ import annotations
 
 import importlib
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.published.scores import Row, Scores, summary
+from benchmarks.published.steps import baseline_of
 from whatif.from_module.operations import OperatorGraph
-from whatif.from_module.predict_step import predict_step
 from whatif.hardware.gpu import load_gpu
-from whatif.ingest.read import read
-from whatif.opdb.default import estimator
 from whatif.prediction.predict import Baseline, apply
 
 DEVICE, CLUSTER = "B200-SXM", "dgx-b200"
@@ -57,18 +54,14 @@ def model(name: str) -> Any:
 def micro_batch(name: str) -> Baseline:
     """Return the predicted step of a model on one B200 at one sample."""
     step = importlib.import_module("whatif.instrumentation.trace_module.step")
-    gpu = load_gpu(DEVICE)
     inputs = [(word, (1, SEQUENCE), "int64") for word in ("input_ids", "labels")]
     wanted = step.Wanted(
         f"{__file__}:model", inputs, keywords={"name": name}, dtype="bf16", optimizer="adamw:master",
-        capability=float(gpu.compute_capability),
+        capability=float(load_gpu(DEVICE).compute_capability),
     )  # fmt: skip
     graph = step.take_down_step(wanted)
     assert isinstance(graph, OperatorGraph)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json.gz"
-        predict_step(graph, estimator(DEVICE), gpu, save=path)
-        return Baseline.of(read(path))
+    return baseline_of(graph, DEVICE)
 
 
 def what_ifs(ways: tuple[int, int, int], passes: int) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,14 +23,11 @@ from benchmarks.extra_data import extra_data
 from benchmarks.published import nvidia
 from benchmarks.published.kept_graphs import kept
 from benchmarks.published.scores import Row, Scores
+from benchmarks.published.steps import baseline_of
 from benchmarks.published.transformer_xl import LENGTH
 from whatif.from_module.operations import OperatorGraph
-from whatif.from_module.predict_step import predict_step
 from whatif.graph.types import Float64
-from whatif.hardware.gpu import load_gpu
-from whatif.ingest.read import read
 from whatif.models.exchange import beside_kernels, stragglers
-from whatif.opdb.default import estimator
 from whatif.prediction.predict import Baseline, Prediction, apply
 
 _GPUS = {**nvidia.GPUS, "DGX A100 40GB": "A100-SXM-40"}
@@ -89,11 +85,7 @@ def step_of_one(family: str, batch: int, length: int, device: str, precision: st
     """Return the predicted step of one GPU, what-ifs of its precision applied."""
     graph = kept(f"scaling 1 {family} {batch} {length}", lambda: _operators(family, batch, length))
     assert graph is not None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json.gz"
-        predict_step(graph, estimator(device), load_gpu(device), tf32="none" if precision == "fp32" else "all",
-                     save=path)  # fmt: skip
-        return Baseline.of(read(path))
+    return baseline_of(graph, device, tf32="none" if precision == "fp32" else "all")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def run_fit(args: argparse.Namespace) -> int:
     """Fit the models, write them, and report the error of each."""
     from whatif.cli.opdb import _device, _family, _store
     from whatif.cli.reading import progress_bar, show, warn
-    from whatif.opdb.default import MODELS
+    from whatif.opdb.default import MODELS as FOLDER
     from whatif.opdb.index import read_contributions
     from whatif.opdb.learned import TREES
     from whatif.report.text_models import model_dict, print_models
@@ -81,7 +81,7 @@ def run_fit(args: argparse.Namespace) -> int:
         for said, rows in contributions
         if device in (None, said.origin.device.name) and family in (None, rows.family)
     ]
-    folder = Path(args.out) if args.out else store.folder / MODELS
+    folder = Path(args.out) if args.out else store.folder / FOLDER
     with progress_bar("fitting") as progress:
         fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across, kinds=wanted)
     if not fitted:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_jobs, names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, remember_cut
-from whatif.files import is_address, recordings_in
+from whatif.files import is_address, is_folder
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
@@ -61,7 +61,7 @@ def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while first and _is_recording(words[first - 1]):
         first -= 1
     names, traces = list(words[:first]), list(words[first:])
-    if len(traces) < 2 and not (traces and _is_several(traces[0])):
+    if len(traces) < 2 and not (traces and is_folder(traces[0])):
         names, trace = names_then_trace(list(words))
         return names, [trace]
     if not names:
@@ -92,11 +92,6 @@ def _is_recording(word: str) -> bool:
     return (os.path.isfile(word) and not word.endswith(".py")) or (os.path.isdir(word) and not _is_name(word))
 
 
-def _is_several(path: str) -> bool:
-    """Whether a path or an address is that of a folder."""
-    return recordings_in(path) is not None
-
-
 def _is_name(word: str) -> bool:
     """Whether a word that is also a folder means a what-if: it has no slash, and a what-if has that name."""
     from whatif.prediction.transform import built_in_names, plug_in_names
@@ -106,7 +101,7 @@ def _is_name(word: str) -> bool:
 
 def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGraph, Ranks | None]:
     """Return the graph of a recording, or that of several ranks with the findings about them."""
-    if len(paths) == 1 and args.ranks is None and not _is_several(paths[0]):
+    if len(paths) == 1 and args.ranks is None and not is_folder(paths[0]):
         graph = read_trace(paths[0], args)
         from whatif.ingest.read_events import is_sqlite
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from whatif.errors import WhatifError
-from whatif.files import is_address, local_copy, recordings_in
+from whatif.files import is_address, is_folder, local_copy
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.find_steps import StepRule
@@ -38,10 +37,10 @@ def read(
     """
     if not str(path):  # as a path it would be this folder
         raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
-    if is_address(path):
-        return _elsewhere(str(path), progress, step_count, step_mark)
-    path, rule = Path(path), StepRule(step_count, step_mark)
-    entry = entry_of(path, rule) if cache else None
+    address, rule = is_address(path), StepRule(step_count, step_mark)
+    local = Path(path)
+    named = path if address else local
+    entry = entry_of(local, rule) if cache and not address else None
     known = recall(entry) if entry else None
     if known is not None:
         return known
@@ -51,31 +50,22 @@ def read(
     from whatif.ingest.ranks.read import read_ranks
     from whatif.ingest.read_events import read_events
 
-    several = os.path.isdir(path)
-    if rule != StepRule() and (several or is_exported(path)):
+    several = is_folder(path)
+    if rule != StepRule() and (several or is_exported(local)):
         what = "a folder of ranks" if several else "a timeline that whatif exported"
-        raise WhatifError(f"{path}: expected a trace for --step-count and --step-mark, got {what}; leave them out.")
+        raise WhatifError(f"{named}: expected a trace for --step-count and --step-mark, got {what}; leave them out.")
     if several:
-        return read_ranks([path]).graph
-    if is_exported(path):
-        return read_exported(path, progress)
+        return read_ranks([named]).graph
+    if address:
+        with local_copy(path) as copy:
+            graph = read(copy, progress=progress, step_count=step_count, step_mark=step_mark)
+        return graph.replace(info=replace(graph.info, path=str(path)))
+    if is_exported(local):
+        return read_exported(local, progress)
     try:
-        graph = graph_of_events(read_events(path, progress), str(path), rule)
+        graph = graph_of_events(read_events(local, progress), str(local), rule)
     except SeveralProcessesError:
-        return read_ranks([path]).graph
+        return read_ranks([local]).graph
     if entry:
         keep(entry, graph)
     return graph
-
-
-def _elsewhere(url: str, progress: Progress | None, step_count: int | None, step_mark: str | None) -> TaskGraph:
-    """The graph of what lies at an address."""
-    if recordings_in(url) is None:
-        with local_copy(url) as local:
-            graph = read(local, progress=progress, step_count=step_count, step_mark=step_mark)
-        return graph.replace(info=replace(graph.info, path=url))
-    if step_count is not None or step_mark is not None:
-        raise WhatifError(f"{url}: expected a trace for --step-count and --step-mark, got a folder; leave them out.")
-    from whatif.ingest.ranks.read import read_ranks
-
-    return read_ranks([url]).graph

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.errors import WhatifError
-from whatif.files import RECORDING_SUFFIXES, is_address, recordings_in
+from whatif.files import RECORDING_SUFFIXES, is_address, is_folder, recordings_in
 
 # rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
 IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))
@@ -25,13 +25,13 @@ def find_recordings(paths: Sequence[str | Path]) -> list[str]:
     """
     found: list[str] = []
     for path in paths:
-        inside = recordings_in(path)
-        if inside is not None and not inside:
+        inside = recordings_in(path) if is_folder(path) else [str(path)]
+        if not inside:
             raise WhatifError(
                 f"{path}: expected a folder with the recordings of a run's ranks "
                 f"({', '.join(RECORDING_SUFFIXES)}), got none in it; name the files."
             )
-        found += [str(path)] if inside is None else inside
+        found += inside
     by_file: dict[str, str] = {}
     for file in found:
         same = file if is_address(file) else os.path.realpath(file)
@@ -46,7 +46,8 @@ def chosen(files: Sequence[str], only: Sequence[int] | None) -> list[str]:
     named = [_in_name(file) for file in files]
     if only is None or None in named or len(set(named)) < len(named):
         return list(files)
-    return [file for file, rank in zip(files, named, strict=True) if rank in set(only)]
+    wanted = set(only)
+    return [file for file, rank in zip(files, named, strict=True) if rank in wanted]
 
 
 def _name(path: str) -> str:
