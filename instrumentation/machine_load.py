@@ -17,7 +17,7 @@ class LoadMeter:
         self._ended = _counters()
 
     def summary(self, steps: int) -> dict[str, float] | None:
-        """Return what was counted over `steps` steps, and the load average of a minute; None where nothing is told."""
+        """Return what was counted over `steps` steps, and the load average of a minute; None where nothing is known."""
         if self._began is None or self._ended is None:
             return None
         wall_s, cpu_s, switches, faults = (end - begin for end, begin in zip(self._ended, self._began, strict=True))

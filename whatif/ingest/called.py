@@ -76,7 +76,7 @@ def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -
 def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:
     """Return each task's row in a table of distinct operators, shape (n_tasks,), -1 where none is known; and the table.
 
-    What a call was is told by its name, shapes, types and numbers. Where old recordings tell no numbers, those of a
+    Name, shapes, types and numbers say what a call was. Where old recordings have no numbers, those of a
     convolution follow from its sizes.
     """
     table: dict[Described, int] = {}

@@ -124,7 +124,7 @@ def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
 def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     """Join GPU events with their calls and measure the trace's launch lag, stream lags and queue depth."""
     rows = np.flatnonzero(among(events.category, GPU_CATEGORIES))
-    # Where neither device nor stream is told, the row that the profiler drew the task on stands for the stream.
+    # Where neither device nor stream is known, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)
     # One number a pair: np.unique sorts rows of a table ten times slower.
