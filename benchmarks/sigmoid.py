@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Float64
+from whatif.runtime.errors import WhatifError
 
 # Gauss-Newton steps: it stops earlier once a step moves nothing.
 _MOST_STEPS = 500

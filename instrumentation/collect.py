@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .collector import Collector, RecordingWrittenError
 from .collector import step as step  # the name under which scripts have imported it

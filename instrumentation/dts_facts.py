@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .tensors import tensors_in
 

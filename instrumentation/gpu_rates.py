@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .gpu import GPU
 from .operators.timing import CYCLES_PER_NS, cuda_clock

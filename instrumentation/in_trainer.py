@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .collector import tell
 from .recorder import Recording, describe_error, record

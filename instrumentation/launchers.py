@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # What `whatif collect` may be asked to run, besides a script; behind `-m` the modules of the same programs.
 _LAUNCHERS = {

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .kept_memory import KEEP_FREED_MEMORY
 

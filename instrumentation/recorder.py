@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
 from whatif.ingest.busy import machine_doubts
 from whatif.ingest.recorded import recorded_of
+from whatif.runtime.errors import WhatifError
 
 from .execution import describe_execution
 from .flops import forward_flops

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from whatif.errors import WhatifError
-from whatif.files import output_file, replaceable_file, replacing
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import output_file, replaceable_file, replacing
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .gc_pauses import GcMarks
 from .gpu import GPU

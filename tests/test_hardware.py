@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import (
     Gpu,
     find_gpu,
@@ -17,6 +16,7 @@ from whatif.hardware.gpu import (
     gpu_names,
     load_gpu,
 )
+from whatif.runtime.errors import WhatifError
 
 # Names and memory sizes as real recordings spell them (deviceProperties), and the device that they are.
 RECORDED = [

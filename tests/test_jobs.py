@@ -16,9 +16,9 @@ from tests.helpers import need
 from whatif import WhatifError, load_transform
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.ingest.ranks.read import read_ranks
-from whatif.jobs import Jobs, each
 from whatif.prediction.baseline import Baseline
 from whatif.questions.sweep import parse_vary, sweep
+from whatif.runtime.jobs import Jobs, each
 
 
 def times(number: int, factor: int) -> int:
@@ -64,7 +64,7 @@ def test_a_missing_package_and_a_silent_cluster_are_one_sentence(monkeypatch: py
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("whatif.jobs.importlib.import_module", missing)
+    monkeypatch.setattr("whatif.runtime.jobs.importlib.import_module", missing)
     with pytest.raises(WhatifError, match="--jobs 2 needs the package joblib, which is not installed"):
         list(each(times, range(2), 1, jobs=2))
 

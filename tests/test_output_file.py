@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from whatif.errors import WhatifError
-from whatif.files import output_file, replacing
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import output_file, replacing
 
 
 def test_a_link_stands_for_what_it_leads_to(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 def test_what_a_killed_program_left_is_swept_and_a_running_ones_stays(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write = (
-        "import sys, os, signal; from whatif.files import replacing\n"
+        "import sys, os, signal; from whatif.runtime.files import replacing\n"
         "with replacing(sys.argv[1]) as part:\n"
         "    part.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )

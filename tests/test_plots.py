@@ -17,12 +17,12 @@ import whatif
 from tests.cli.test_commands import training
 from tests.helpers import CPU, STREAM, Build, need, write_trace
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import load_transform
 from whatif.questions.validate.validate import Validation, baseline_of, predict
 from whatif.questions.validate.validate_pairs import find_pairs
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.breakdown import Breakdown
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -73,15 +72,12 @@ def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest
 def test_the_script_makes_the_same_steps(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As many tasks of each name; durations move with the models, and a file may lag behind by a tenth."""
     need("torch")
-    spec = importlib.util.spec_from_file_location("make_predicted", FOLDER / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = whatif.read(module.make(step.name.partition(".")[0], tmp_path))
+    from benchmarks.predicted_steps import make
+
+    made = whatif.read(make(step.name.partition(".")[0], tmp_path))
     shipped = whatif.read(step)
     capsys.readouterr()
-    again = "run `python traces/predicted/make.py`"
+    again = "run `python -m benchmarks.predicted_steps`"
     for graph in (made, shipped):
         assert graph.info.is_predicted
     names = [sorted(np.array(graph.names)[graph.name[graph.on_gpu]].tolist()) for graph in (made, shipped)]

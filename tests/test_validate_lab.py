@@ -11,9 +11,9 @@ import pytest
 
 import whatif
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.questions.validate.validate import validate
 from whatif.questions.validate.validate_pairs import find_pairs
+from whatif.runtime.errors import WhatifError
 
 TRACE = "transformer_cpu.json.gz"
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from whatif.graph.notebook_view import FIGURES, VIEWS
 
 if TYPE_CHECKING:
-    from whatif.errors import WhatifError
     from whatif.graph.insert import NewTasks
     from whatif.graph.selection import Selection
     from whatif.graph.task_graph import GraphInfo, TaskGraph
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from whatif.ingest.read import read
     from whatif.prediction.predict import Prediction, apply
     from whatif.prediction.transform import Transform, load_transform
+    from whatif.runtime.errors import WhatifError
     from whatif.simulation.simulator import ByPriority, Frontier, simulate, simulate_scenarios
     from whatif.simulation.timeline import Timeline
 
@@ -61,7 +61,7 @@ _HOME = {
     "Change": "whatif.graph.types",
     "Thread": "whatif.graph.types",
     "ThreadKind": "whatif.graph.types",
-    "WhatifError": "whatif.errors",
+    "WhatifError": "whatif.runtime.errors",
 }
 
 __all__ = [
@@ -77,7 +77,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from whatif.files import VERSION
+        from whatif.runtime.files import VERSION
 
         return VERSION
     if name not in _HOME:

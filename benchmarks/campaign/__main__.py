@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .pack import MB, pack
 from .queue import Plan, Progress, Queue

@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from whatif.files import replacing
+from whatif.runtime.files import replacing
 
 MB = 1_000_000
 

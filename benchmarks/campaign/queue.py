@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .records import Record
 from .variants import EMULATED_TIER, Job, baseline_of

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
-from whatif.files import replacing
 from whatif.questions.validate.validate_records import step_time_of
 from whatif.questions.validate.validate_truth import paced
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import replacing
 
 from .variants import Job
 

@@ -16,7 +16,7 @@ from whatif.instrumentation.gpu_events import NoGpuEventsError
 from whatif.instrumentation.metadata import describe_environment
 from whatif.instrumentation.recorder import record
 
-from whatif.files import replacing
+from whatif.runtime.files import replacing
 
 from .memory import measure_memory
 from .timing import time_in_turn, time_steps

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .hosts import check_machine, clean
 from .models import MODELS

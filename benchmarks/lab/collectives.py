@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from whatif.files import replacing
+from whatif.runtime.files import replacing
 
 from .ddp import RATES_MBIT_S, rate_name
 from .jobs import Job, Layout, Results

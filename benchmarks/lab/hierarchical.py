@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .baseline import trace_name
 from .ddp import SMALL_BUCKET_MB

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # A namespace is `PREFIX-<process>-<part>`: of a lab whose process is gone everything may be removed.
 PREFIX = "whatif-lab"

@@ -15,7 +15,7 @@ from typing import Any
 
 from whatif.instrumentation.kept_memory import KEEP_FREED_MEMORY
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .hosts import INTERFACE, Host
 

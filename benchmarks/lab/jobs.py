@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whatif.files import replacing
+from whatif.runtime.files import replacing
 
 from .hosts import Hosts, burst_bytes
 from .job import run_job, spread

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from whatif.instrumentation.metadata import describe_environment
 
-from whatif.files import replacing
+from whatif.runtime.files import replacing
 
 # So much memory is the process's own before anything is timed: a page's first touch costs more than its work.
 TOUCHED_BYTES = 384 << 20

@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Callable
 from dataclasses import fields
 
-from whatif.files import cache_home
 from whatif.from_module.operations import Operation, OperatorGraph
+from whatif.runtime.files import cache_home
 
 
 def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGraph | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from ..gpu_events import causes_of, this_machine
 

@@ -10,7 +10,7 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from ..gpu import GPU
 from ..gpu_events import loaded_cupti_libraries

@@ -6,7 +6,7 @@ python -m whatif.instrumentation.operators RECORDING [--variants bf16,channels_l
 import argparse
 from pathlib import Path
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from .times import add_operator_times
 from .variants import VARIANTS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 from ..line_process import EndedError, MeasuringProcess
 from .recording import Operator

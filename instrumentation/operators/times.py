@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
-from whatif.files import output_file
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import output_file
 
 from ..recording_file import read_recording, rewrite_recording
 from .measure import Measured, measure_operators

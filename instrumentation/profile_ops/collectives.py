@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from whatif.errors import WhatifError
 from whatif.graph.described import DTYPE_BYTES, Described
+from whatif.runtime.errors import WhatifError
 
 from ..line_process import MeasuringProcess
 from .machine import Way

@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
+from whatif.runtime.errors import WhatifError
 
 # Tianshu, section 4.3: each dimension of a tensor is drawn from 1 to 1024.
 LARGEST_DIMENSION = 1024

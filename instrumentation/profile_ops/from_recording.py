@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.ingest.operator_calls import describe, describe_other
+from whatif.runtime.errors import WhatifError
 
 from ..operators.calls import BF16, FP32, Call, NotReplayable, RecordedCall
 from ..operators.measure import TRANSFERS

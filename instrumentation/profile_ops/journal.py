@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import msgspec
 
-from whatif.errors import WhatifError
 from whatif.graph.described import FAMILIES, Described
 from whatif.opdb.provenance import Device, Environment, Method, Origin
+from whatif.runtime.errors import WhatifError
 
 from .pace import sensitivity
 from .visits import Visit, Visited

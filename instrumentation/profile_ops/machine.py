@@ -7,9 +7,9 @@ import platform
 from typing import NamedTuple
 
 import whatif
-from whatif.errors import WhatifError
 from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.provenance import Environment, Method, Origin, Source
+from whatif.runtime.errors import WhatifError
 
 from ..gpu import GPU
 from ..gpu_clocks import describe_clocks, power_limit_watt

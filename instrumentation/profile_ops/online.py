@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.rows import Operators, Rows
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 from ..gpu import GPU
 from .machine import Way, origin_of

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from whatif.files import replacing
 from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
+from whatif.runtime.files import replacing
 
 from ..operators.timing import Clock
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.graph.types import Float64
 from whatif.opdb.importers.described import operators_of, rows_of
@@ -22,6 +21,7 @@ from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Operators, Rows, measurements
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 from ..operators.calls import NotReplayable
 from ..operators.measure import NO_TIME

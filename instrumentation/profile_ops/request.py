@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 from ..gpu import GPU
 from .collectives import LAYOUTS, SIZES_BYTES, collective_design

@@ -8,8 +8,8 @@ import re
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
 from whatif.from_module.lora import ALL_LINEAR, Lora
+from whatif.runtime.errors import WhatifError
 
 # What PEFT adapts by default (peft/utils/constants.py): the first of these that a model has all of.
 _USUAL = (

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
 from whatif.from_module.targets import CONFIG, TIMM_PREFIX
+from whatif.runtime.errors import WhatifError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 
 def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:

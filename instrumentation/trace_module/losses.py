@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 
 def loss_of(output: Any, wanted: str) -> tuple[torch.Tensor, str]:

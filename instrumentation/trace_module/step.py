@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from whatif.errors import WhatifError
 from whatif.from_module.lora import Lora
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.targets import Kind, kind_of
 from whatif.graph.types import Phase
+from whatif.runtime.errors import WhatifError
 
 from ..layers import GradientOrder, describe_layers
 from ..metadata import describe_optimizer, describe_precision

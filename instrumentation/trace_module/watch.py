@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whatif.errors import WhatifError
 from whatif.from_module.operations import Allocation, LayerCall, Operation
 from whatif.graph.types import Phase
+from whatif.runtime.errors import WhatifError
 
 from ..layers import Hooks, hook_layers
 from ..tensors import tensors_in

@@ -16,8 +16,8 @@ import pytest
 
 import whatif
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.questions.validate.validate import validate
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 campaign = need("benchmarks.campaign.__main__")

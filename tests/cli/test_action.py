@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.files import VERSION
+from whatif.runtime.files import VERSION
 
 yaml = need("yaml")
 ROOT = Path(__file__).resolve().parents[2]

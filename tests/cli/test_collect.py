@@ -14,7 +14,7 @@ import pytest
 
 from whatif.cli import collect
 from whatif.cli.main import main
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from tests.cli.test_commands import training
 from tests.helpers import CPU, STREAM, Build, equal, launched, write_trace
 from tests.trace_event_format import check_trace_events
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.graph.types import TaskKind, Thread, ThreadKind
 from whatif.prediction.predict import Baseline, apply
 from whatif.report.perfetto import write_perfetto
 from whatif.report.task_changes import task_changes
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 
 

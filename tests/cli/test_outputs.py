@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_commands import training
 from tests.helpers import write_trace
 from whatif.cli.main import main
-from whatif.files import replaceable_file
+from whatif.runtime.files import replaceable_file
 
 pytestmark = pytest.mark.slow
 

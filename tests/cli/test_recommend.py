@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import launched, mark, op, write_trace
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import gpu_names
 from whatif.prediction.baseline import Baseline
 from whatif.questions.recommend.prices import Prices, parse_prices, read_prices
 from whatif.questions.recommend.ranking import recommend
+from whatif.runtime.errors import WhatifError
 
 VGG = Path("triosim-vgg13-h100") / "vgg13_bs512_adam.json.gz"
 PRICES = """

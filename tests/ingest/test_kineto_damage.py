@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ingest.kineto_oracle import as_rows, check_columns, read_bytes
-from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks, scanned
 from whatif.ingest.events import DROPPED_FAR, Events
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
+from whatif.runtime.errors import WhatifError
 
 
 def event(index: int, **fields: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.ingest.kineto_oracle import check_columns
-from whatif.errors import WhatifError
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.kineto import FOREIGN_CATEGORIES, read_kineto
+from whatif.runtime.errors import WhatifError
 
 
 def event(name: str = "aten::add", cat: str = "cpu_op", ts: Any = 1, dur: Any = 1, **fields: Any) -> dict[str, Any]:

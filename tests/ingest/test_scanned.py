@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from tests.helpers import both_forms
-from whatif.errors import WhatifError
 from whatif.ingest import file_bytes, json_chunks, kineto, scanned
 from whatif.ingest.events import Events
 from whatif.ingest.kineto import read_kineto
@@ -24,6 +23,7 @@ from whatif.ingest.kineto_columns import ColumnBuilder
 from whatif.ingest.kineto_fields import RawEvent
 from whatif.ingest.scanned import Scanner
 from whatif.ingest.scanned_columns import ScannedColumns
+from whatif.runtime.errors import WhatifError
 from whatif.runtime.loops import Loops
 
 SCAN = "whatif.ingest._scan"

@@ -20,8 +20,8 @@ from whatif.instrumentation.gpu_events import Machine
 import whatif
 from tests.helpers import need
 from tests.instrumentation import cupti_machine, gpu_machine
-from whatif.errors import WhatifError
 from whatif.report.layout import markdown_table
+from whatif.runtime.errors import WhatifError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/cupti.md"
 START, END = "<!-- faults played: start -->\n", "<!-- faults played: end -->"

@@ -12,7 +12,7 @@ import pytest
 
 import whatif
 from tests.helpers import need
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 machines = need("tests.instrumentation.gpu_machine")

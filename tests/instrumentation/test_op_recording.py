@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 op_recording: Any = importlib.import_module("whatif.instrumentation.operators.recording")  # Needs no torch.
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.ingest.operator_calls import describe
 from whatif.opdb.rows import operators
 from whatif.opdb.work import work
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 designs = need("whatif.instrumentation.profile_ops.designs")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.provenance import Device, Environment, Method, Origin
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 visits = need("whatif.instrumentation.profile_ops.visits")

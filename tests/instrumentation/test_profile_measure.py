@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers import need
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.rows import operators
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 need("pyarrow")

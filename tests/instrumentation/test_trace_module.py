@@ -12,11 +12,11 @@ import pytest
 
 import whatif
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.from_module.operations import OperatorGraph
 from whatif.graph.memory import peak
 from whatif.graph.types import Phase
 from whatif.ingest.op_cost import op_cost
+from whatif.runtime.errors import WhatifError
 
 pytestmark = pytest.mark.slow
 

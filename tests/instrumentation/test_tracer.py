@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 nn = torch.nn

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.opdb.collective_table import read_table
+from whatif.runtime.errors import WhatifError
 
 torch = need("torch")
 

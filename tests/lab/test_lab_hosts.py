@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 need("torch")
 hosts = need("benchmarks.lab.hosts")

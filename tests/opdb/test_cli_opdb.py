@@ -13,12 +13,12 @@ from tests.opdb.builders import T4, V100, database, origin, own_cache, some_rows
 from tests.opdb.test_importers import NCCL
 from whatif.cli import opdb as cli
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.opdb.asking import parse_operator
 from whatif.opdb.chain import ALL_SOURCES
 from whatif.opdb.importing import KINDS
 from whatif.opdb.location import default_database
 from whatif.opdb.shard import parquet
+from whatif.runtime.errors import WhatifError
 
 __all__ = ["own_cache"]
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from tests.opdb.builders import T4, V100, database, origin, timed
-from whatif.errors import WhatifError
 from whatif.opdb.chain import AnswerSource
 from whatif.opdb.evaluate import evaluate, score
 from whatif.opdb.merging import merge
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 
 def test_a_score_by_hand() -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from tests.helpers import Event, launched, mark, op, write_trace
 from tests.opdb.builders import V100, database, origin, some_rows, timed
-from whatif.errors import WhatifError
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.opdb.exporting import export_csv
 from whatif.opdb.importers.found import Found
 from whatif.opdb.importing import KINDS, add_found, read_foreign
 from whatif.opdb.provenance import Method
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 
 def told(found: Found) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb import blending
 from whatif.opdb.anchors import fit_anchors
@@ -34,6 +33,7 @@ from whatif.opdb.learned import (
 )
 from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators, measurements, operators
+from whatif.runtime.errors import WhatifError
 
 __all__ = ["own_cache"]
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tests.helpers import need
 from tests.opdb.builders import V100, database, origin, provenance
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.index import Index
 from whatif.opdb.learned import KINDS, LearnedModel, models_in, write_model
 from whatif.opdb.rows import Operators, joined, measurements, operators
+from whatif.runtime.errors import WhatifError
 
 need("torch")
 need("sklearn")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, products, timed
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb import blending
 from whatif.opdb.chain import AnswerSource, Estimator
@@ -17,6 +16,7 @@ from whatif.opdb.evaluate import evaluate_unseen_devices
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Operators, Rows, measurements
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 P100, A100, H100 = "P100-PCIE-16", "A100-SXM-80", "H100-SXM-80"
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.helpers import need
 from tests.opdb.builders import T4, V100, database, files_of, origin, own_cache, some_rows, timed  # noqa: F401
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.opdb.sharing import pull, push
 from whatif.opdb.store import MARKER, Store
+from whatif.runtime.errors import WhatifError
 
 need("fsspec")
 

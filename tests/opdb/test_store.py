@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.opdb.builders import T4, V100, database, files_of, origin, provenance, some_rows, timed
-from whatif.errors import WhatifError
 from whatif.opdb.merging import diff, merge
 from whatif.opdb.provenance import encode
 from whatif.opdb.rows import Rows, sound_part
 from whatif.opdb.shard import columns_of, read_shard, write_shard
 from whatif.opdb.store import MARKER, CannotWriteError, Outcome, Store
+from whatif.runtime.errors import WhatifError
 
 
 def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.opdb.trees import LEAF, Forest, forest_of
+from whatif.runtime.errors import WhatifError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.from_module.chakra import read_chakra
 from whatif.from_module.gpu_work import kernels_of
 from whatif.from_module.operations import OperatorGraph
 from whatif.graph.types import Phase
+from whatif.runtime.errors import WhatifError
 
 
 @pytest.fixture(scope="module")

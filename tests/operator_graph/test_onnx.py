@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
-from whatif.errors import WhatifError
 from whatif.from_module.gpu_work import kernels_of
 from whatif.from_module.onnx_file import read_onnx
+from whatif.runtime.errors import WhatifError
 
 
 def small_network(path: Path, batch: int | str) -> Path:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import whatif
-from whatif.errors import WhatifError
 from whatif.from_module.cpu_costs import CpuCosts, cpu_costs
 from whatif.from_module.durations import unanswered
 from whatif.from_module.operations import (
@@ -25,6 +24,7 @@ from whatif.hardware.gpu import load_gpu
 from whatif.ingest.graph_of_events import NOT_RECORDED
 from whatif.ingest.saved_graph import PREDICTED
 from whatif.prediction.baseline import Baseline
+from whatif.runtime.errors import WhatifError
 
 COSTS = CpuCosts(
     launch_ns=4_000, operator_ns=2_000, view_ns=1_000, layer_call_ns=6_000, node_ns=5_000, parameter_ns=0,

@@ -12,7 +12,6 @@ import pytest
 from tests.helpers import need
 from tests.plan.conftest import BATCH
 from whatif.cli.main import main
-from whatif.errors import WhatifError
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose
@@ -22,6 +21,7 @@ from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
+from whatif.runtime.errors import WhatifError
 
 CLUSTER = "dgx-h100"
 

@@ -14,10 +14,10 @@ import whatif
 from tests.trust import damage_table
 from tests.trust.common import ROOT, TRACES, call, extra_folder, loaded, written
 from tests.trust.retelling import RETELLINGS, damages
-from whatif.errors import WhatifError
 from whatif.graph.types import Severity
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.trust import trust_of
+from whatif.runtime.errors import WhatifError
 
 HALVE = "scale:kind=gpu,factor=0.5"
 # Steps are found by other means than these marks, and streams by what their events say and not by where they lie.

@@ -9,8 +9,8 @@ import pytest
 
 from tests.trust.common import CPU_RECORDING, Outcome, call, small_traces, written
 from tests.trust.crashes import TRACE
-from whatif.errors import WhatifError
-from whatif.files import check_file_pattern, read_at_most
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import check_file_pattern, read_at_most
 
 
 def refused(outcome: Outcome, why: str) -> None:

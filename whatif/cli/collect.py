@@ -12,7 +12,7 @@ from whatif.cli import reading
 from whatif.cli.as_python import as_python, interrupt_at_exit
 from whatif.cli.main import COULD_NOT
 from whatif.cli.options import with_torch
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # What stands behind the script's name belongs to the script.
 REST_IS_FOREIGN = True

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # Of `traces/`: what each shows, and the what-if to try on it. pyproject.toml lists the same files.
 SHIPPED = {
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
     from whatif.cli import report
     from whatif.cli.main import parser_of
-    from whatif.files import START_BYTES, file_beside, replaceable_file, replacing
     from whatif.report.printable import printable
+    from whatif.runtime.files import START_BYTES, file_beside, replaceable_file, replacing
 
     shipped, what, what_if = SHIPPED[args.name]
     source = _folder_of_traces() / shipped

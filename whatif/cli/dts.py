@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rank the architectures."""
-    from whatif.errors import WhatifError
     from whatif.hardware.cluster.cluster_file import load_cluster
     from whatif.models.dts.architecture import load_architecture
     from whatif.models.dts.built_in import BUILT_IN
@@ -64,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from whatif.models.dts.plan import Training
     from whatif.models.dts.ranking import rank
     from whatif.report.plot_network import check_export, export
+    from whatif.runtime.errors import WhatifError
 
     # Checks the options before reading the trace, which may be large.
     cluster = load_cluster(args.cluster)

@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
     paths, names = traces_then_names(args.words, "export")
-    from whatif.files import file_beside, replaceable_file
     from whatif.ingest.exported import EXPORTED_BEGIN
     from whatif.prediction.composition import spelled
     from whatif.prediction.predict import apply
     from whatif.prediction.transform import load_transform
     from whatif.report.perfetto import write_perfetto
     from whatif.report.printable import printable
+    from whatif.runtime.files import file_beside, replaceable_file
 
     for path in paths:
         file_beside(args.output, path)

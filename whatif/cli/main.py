@@ -17,8 +17,8 @@ from typing import NoReturn, TextIO
 
 from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
-from whatif.errors import WhatifError
-from whatif.files import VERSION
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _capacity(text: str) -> int:
-    from whatif.errors import WhatifError
+    from whatif.runtime.errors import WhatifError
     from whatif.units import Size
 
     try:

@@ -143,8 +143,8 @@ def _device(name: str | None) -> str | None:
 
 
 def _family(name: str | None) -> str | None:
-    from whatif.errors import WhatifError
     from whatif.graph.described import FAMILIES
+    from whatif.runtime.errors import WhatifError
 
     if name is not None and name not in FAMILIES:
         raise WhatifError(f"opdb: expected a family ({', '.join(FAMILIES)}), got {name!r}.")
@@ -182,9 +182,9 @@ def _show_merged(
 
 
 def _method(args: argparse.Namespace) -> Method | None:
-    from whatif.errors import WhatifError
     from whatif.opdb.provenance import Method
     from whatif.opdb.schema import METHODS
+    from whatif.runtime.errors import WhatifError
 
     if not (args.method or args.cache or args.launch):
         return None
@@ -199,7 +199,6 @@ def _method(args: argparse.Namespace) -> Method | None:
 
 
 def _query(args: argparse.Namespace) -> int:
-    from whatif.errors import WhatifError
     from whatif.hardware.gpu import gpu_asked_for
     from whatif.opdb.asking import ask, parse_operator
     from whatif.opdb.default import opened
@@ -207,6 +206,7 @@ def _query(args: argparse.Namespace) -> int:
     from whatif.opdb.learned import shipped_models
     from whatif.opdb.schema import METHODS
     from whatif.report.text_opdb import print_reply
+    from whatif.runtime.errors import WhatifError
 
     if args.method not in (None, *METHODS):
         raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
@@ -326,10 +326,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from whatif.errors import WhatifError
     from whatif.opdb.chain import ALL_SOURCES, AnswerSource
     from whatif.opdb.evaluate import SEED, SHARE, evaluate, evaluate_unseen_devices
     from whatif.report.text_opdb import print_evaluation
+    from whatif.runtime.errors import WhatifError
 
     if args.unseen_device and (args.seed is not None or args.share is not None):
         raise WhatifError("opdb: expected --unseen-device without --seed and --share, which have no effect with it.")

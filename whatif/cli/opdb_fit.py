@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # Loaded by name: the library does not import what trains.
 TRAINING = "whatif.instrumentation.estimators.models"

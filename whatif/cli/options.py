@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from whatif.cli.main import UsageError
-from whatif.errors import WhatifError
-from whatif.files import is_address
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import is_address
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +164,7 @@ def add_jobs(parser: argparse.ArgumentParser, what: str, default: str) -> None:
 
 
 def _jobs(text: str) -> str:
-    from whatif.jobs import Jobs
+    from whatif.runtime.jobs import Jobs
 
     try:
         Jobs.of(text)

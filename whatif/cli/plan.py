@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     path, names = trace_then_names(args.words, "plan")
     if not args.gpus:
         raise UsageError("plan: expected --gpus N, as in --gpus 64 --cluster dgx-h100.")
-    from whatif.errors import WhatifError
     from whatif.hardware.cluster.cluster_file import load_cluster
     from whatif.hardware.gpu import find_gpu
     from whatif.prediction.transform import load_transform
     from whatif.questions.recommend.prices import read_prices
+    from whatif.runtime.errors import WhatifError
     from whatif.units import Size
 
     # Checks names and numbers before reading the trace, which may be large.

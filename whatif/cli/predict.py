@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_json, add_plot, check_plots
 from whatif.cli.reading import patience, show
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     device, gpu = _device(args.device)
     if args.save is not None:
-        from whatif.files import replaceable_file
         from whatif.from_module.recording import is_predicted
+        from whatif.runtime.files import replaceable_file
 
         replaceable_file(args.save, "predicted recording", is_predicted)
     check_plots(args.plot, [target])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from whatif.cli.main import UsageError
 from whatif.cli.options import add_jobs, names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, remember_cut
-from whatif.files import is_address, is_folder
+from whatif.runtime.files import is_address, is_folder
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

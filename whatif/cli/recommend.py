@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the devices, the best first."""
     path, names = trace_then_names(args.words, "recommend")
-    from whatif.errors import WhatifError
     from whatif.hardware.gpu import gpu_asked_for
     from whatif.prediction.transform import load_transform
     from whatif.questions.recommend.prices import read_prices
+    from whatif.runtime.errors import WhatifError
 
     # Checks names and prices before reading the trace, which may be large.
     transforms = [load_transform(name) for name in names]

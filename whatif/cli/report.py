@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     paths, names = traces_then_names(args.words, "report")
-    from whatif.files import file_beside, replaceable_file
     from whatif.prediction.transform import load_transform
     from whatif.report.printable import printable
+    from whatif.runtime.files import file_beside, replaceable_file
 
     # Checks the output file and the names before reading the trace, which may be large.
     for path in paths:

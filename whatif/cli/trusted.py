@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     import argparse

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison."""
-    from whatif.errors import WhatifError
-    from whatif.files import replaceable_file, replacing
     from whatif.questions.validate.validate import validate
+    from whatif.runtime.errors import WhatifError
+    from whatif.runtime.files import replaceable_file, replacing
 
     if args.markdown:
         # Checks the output's name before the work.

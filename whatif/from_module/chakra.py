@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from whatif.errors import WhatifError
-from whatif.files import read_at_most
 from whatif.from_module.gpu_work import has_rule
 from whatif.from_module.moved_bytes import moves_once
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import read_at_most
 
 _SCHEMA = re.compile(r"\d+\.\d+\.\d+-chakra\.")
 _MOST_NODES = 5_000_000

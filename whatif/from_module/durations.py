@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.from_module.gpu_work import Kernel, kernels_of
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.described import Described
@@ -18,6 +17,7 @@ from whatif.ingest.operator_calls import describe, describe_other
 from whatif.opdb.answers import Answers, AnswerSource
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators
+from whatif.runtime.errors import WhatifError
 
 # What a kernel that no rule knows takes, estimated from its bytes, may be wrong by. Our estimate.
 UNKNOWN_FACTOR = 3.0

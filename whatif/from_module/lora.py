@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # As a name of a target, PEFT's: every linear layer but the output's.
 ALL_LINEAR = "all-linear"

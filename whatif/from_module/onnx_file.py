@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
+from whatif.runtime.errors import WhatifError
 
 # ONNX's numbers of element types (onnx.proto, TensorProto.DataType), as PyTorch's profiler spells them.
 _TYPES = {

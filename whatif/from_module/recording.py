@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from whatif.files import replacing
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.schedule import (
     COPY_NAME,
@@ -18,6 +17,7 @@ from whatif.from_module.schedule import (
 )
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import Gpu
+from whatif.runtime.files import replacing
 
 _PROCESS, _STREAM = 1, 7
 

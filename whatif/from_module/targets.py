@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 CONFIG = "config.json"
 TIMM_PREFIX = "timm:"

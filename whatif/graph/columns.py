@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.types import Array, Int32, Phase, TaskKind
+from whatif.runtime.errors import WhatifError
 
 _T = TypeVar("_T")
 

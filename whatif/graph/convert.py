@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -18,6 +17,7 @@ from whatif.graph.types import (
     Phase,
     TaskKind,
 )
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     import networkx

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, taken
 from whatif.graph.order import topological_order
 from whatif.graph.selection import Selection, Tasks, mask_of
@@ -25,6 +24,7 @@ from whatif.graph.types import (
     Thread,
     Waits,
 )
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.columns import COLUMNS
 from whatif.graph.edit import (
     Columns,
@@ -30,6 +29,7 @@ from whatif.graph.types import (
     Waits,
     among,
 )
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

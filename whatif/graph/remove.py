@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.edit import as_mask, renumbered, reorder, with_rows
 from whatif.graph.order import streams
 from whatif.graph.selection import Tasks
@@ -21,6 +20,7 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph import edit
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, Column
 from whatif.graph.edit import as_ids, as_index
@@ -45,6 +44,7 @@ from whatif.graph.types import (
     Waits,
     among,
 )
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     import networkx

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # Formats that `Gpu.matrix_tflops` knows.
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.order import order_by
 from whatif.graph.types import Array, Int8, Int32, Int64
+from whatif.runtime.errors import WhatifError
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1

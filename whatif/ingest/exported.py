@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.file_bytes import FileBytes, cut_first, ends_early
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_of_text
+from whatif.runtime.errors import WhatifError
 
 # How every such file begins, and where the graph begins in it.
 EXPORTED_BEGIN = b'{"displayTimeUnit":"ms","otherData":{"tool": "whatif",'

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 try:
     from isal import isal_zlib as fast_zlib  # three times faster than zlib, and optional

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.order import places
 from whatif.graph.task_graph import matching
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.marks import NameMarks, sequences_served
+from whatif.runtime.errors import WhatifError
 
 # A period explains a trace when this share of the kernels equals the one a period later.
 REPEATS = 0.97

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool, Finding, Severity
 from whatif.ingest.assemble import assemble
@@ -24,6 +23,7 @@ from whatif.ingest.ranks.files import rank_facts
 from whatif.ingest.recorded import recorded_of
 from whatif.ingest.saved_graph import with_ranges
 from whatif.ingest.step_rows import StepRows, find_step_rows
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import step_times_ns
 
 FOUND = StepRule()

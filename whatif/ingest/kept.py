@@ -22,12 +22,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from whatif.files import cache_home
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array
 from whatif.ingest.find_steps import StepRule
 from whatif.ingest.saved_graph import Plain, arrays_of, graph_of, info_of, plain_of
+from whatif.runtime.files import cache_home
 
 # Names another folder than the user's own; empty: nothing is kept.
 CACHE_VARIABLE = "WHATIF_CACHE"

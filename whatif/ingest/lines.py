@@ -19,7 +19,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int32, Int64, ThreadKind
 from whatif.ingest.decimal_ns import parse_us_as_ns
@@ -27,6 +26,7 @@ from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.kineto_fields import NOTHING, Scalar, as_int, as_text
 from whatif.ingest.nest import Nest
+from whatif.runtime.errors import WhatifError
 
 By = Literal["line", "file", "layer", "stack"]
 

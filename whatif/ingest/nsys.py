@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.columns import one_table
 from whatif.graph.types import (
     Array,
@@ -32,6 +31,7 @@ from whatif.ingest.nsys_tables import (
     read_memsets,
     read_syncs,
 )
+from whatif.runtime.errors import WhatifError
 
 _GPU_READERS = (read_kernels, read_copies, read_memsets, read_graphs)
 _THREAD_BITS = 24

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError, expecting
 from whatif.graph.types import Int64
 from whatif.ingest.file_bytes import ends_early
+from whatif.runtime.errors import WhatifError, expecting
 
 # Stands for NULL, for a column that the report's version lacks and for a value that is no integer.
 ABSENT = int(np.iinfo(np.int64).min)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from whatif.errors import WhatifError
-from whatif.files import is_address, is_folder, local_copy
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.events import SeveralProcessesError
 from whatif.ingest.find_steps import StepRule
 from whatif.ingest.kept import entry_of, keep, recall
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import is_address, is_folder, local_copy
 
 Progress = Callable[[int, int], None]
 

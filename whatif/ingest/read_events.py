@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.ingest.events import Events
 from whatif.ingest.file_bytes import cut_first
 from whatif.ingest.kineto import read_kineto
+from whatif.runtime.errors import WhatifError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 # What Nsight Systems calls its own format, which only its exporter reads.

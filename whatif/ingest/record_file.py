@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from whatif.errors import WhatifError
-from whatif.files import read_at_most
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import read_at_most
 
 # A record holds times, a table of layers and no events; what is larger is another file.
 MAX_RECORD_BYTES = 64 << 20

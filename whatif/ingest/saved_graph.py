@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS
 from whatif.graph.recorded import AUTOCAST_CASTS, AUTOCAST_SHARE, Simulated
 from whatif.graph.task_graph import GraphInfo, TaskGraph
@@ -32,6 +31,7 @@ from whatif.graph.types import (
     Waits,
 )
 from whatif.ingest.recorded import recorded_of, written
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.timeline import Timeline
 

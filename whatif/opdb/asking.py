@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.described import (
     DTYPES,
     FAMILIES,
@@ -26,6 +25,7 @@ from whatif.opdb.provenance import Basis
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.work import work
+from whatif.runtime.errors import WhatifError
 
 _TEXTS = ("dtype", "phase", "layout")
 _REASONS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.calibration import Curve, Table
+from whatif.runtime.errors import WhatifError
 
 _SIZE_UNITS = {"bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _TIME_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}

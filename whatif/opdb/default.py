@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import gpu_names
 from whatif.opdb.chain import Estimator
 from whatif.opdb.devices import device_called
@@ -13,6 +12,7 @@ from whatif.opdb.index import Index, Progress, open_index
 from whatif.opdb.learned import LearnedModel, models_in, shipped_models
 from whatif.opdb.location import default_database
 from whatif.opdb.store import MARKER, Store
+from whatif.runtime.errors import WhatifError
 
 # A person's own models lie in this folder of a database.
 MODELS = "models"

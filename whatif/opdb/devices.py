@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import Gpu, find_gpu, load_gpu
 from whatif.opdb.provenance import Device
+from whatif.runtime.errors import WhatifError
 
 CPU_PREFIX = "cpu:"
 

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from whatif.errors import WhatifError
-from whatif.files import replacing
 from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.keys import held_out
@@ -27,6 +25,8 @@ from whatif.opdb.provenance import Provenance
 from whatif.opdb.published import UNSEEN_DEVICES, UNSEEN_SHAPES, Published
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import replacing
 
 # Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
 Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from whatif.errors import WhatifError
-from whatif.files import replaceable_file, replacing
 from whatif.graph.described import FAMILIES
 from whatif.opdb.merging import is_chosen
 from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows
 from whatif.opdb.schema import TEXTS, TIMES
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import replaceable_file, replacing
 
 
 def export_csv(store: Store, target: Path, *, device: str | None = None, family: str | None = None) -> int:

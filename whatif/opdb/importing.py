@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.opdb.importers.found import Found
 from whatif.opdb.merging import Merged
 from whatif.opdb.provenance import Method
 from whatif.opdb.store import Store, in_shards
+from whatif.runtime.errors import WhatifError
 
 # What `whatif opdb import` reads: the importer's module, its function, and the options that it takes.
 _IMPORTERS = {

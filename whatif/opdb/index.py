@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError, expecting
 from whatif.graph.described import FAMILIES
 from whatif.opdb.family_index import FamilyIndex, GroupInfo, family_index
 from whatif.opdb.location import cache_folder
@@ -28,6 +27,7 @@ from whatif.opdb.rows import Rows, sound_part
 from whatif.opdb.schema import TIMES
 from whatif.opdb.shard import parquet
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError, expecting
 
 Progress = Callable[[int, int], None] | None
 

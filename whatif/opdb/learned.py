@@ -22,8 +22,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError, expecting
-from whatif.files import replacing
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
@@ -34,6 +32,8 @@ from whatif.opdb.provenance import Basis
 from whatif.opdb.rows import Operators
 from whatif.opdb.stand_ins import stand_ins
 from whatif.opdb.trees import Forest, forest_of
+from whatif.runtime.errors import WhatifError, expecting
+from whatif.runtime.files import replacing
 
 MODEL_VERSION = 1
 # Gradient-boosted trees, and Tianshu's networks with a principal component, which are of one device each.

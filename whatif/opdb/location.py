@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from whatif.files import cache_home, data_home
+from whatif.runtime.files import cache_home, data_home
 
 # Names another database than the person's own, for all commands of a shell.
 DATABASE_VARIABLE = "WHATIF_OPDB"

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.opdb.exact import lower_medians
 from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
+from whatif.runtime.errors import WhatifError
 
 Progress = Callable[[int, int], None] | None
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import expecting
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64, Int8, Int64
 from whatif.opdb.rows import Operators
+from whatif.runtime.errors import expecting
 
 # A network of raw numbers may leave the range of times; below half of the shortest it knows nothing.
 _LEAST_OF_SHORTEST = 0.5

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from whatif.errors import WhatifError, expecting
 from whatif.graph.described import FAMILIES
 from whatif.opdb.schema import CACHE_STATES, METHODS, SCHEMA_VERSION
+from whatif.runtime.errors import WhatifError, expecting
 
 # A sidecar is a page of text; more is not one.
 LARGEST_SIDECAR_BYTES = 1_000_000

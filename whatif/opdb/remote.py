@@ -18,12 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from whatif.errors import WhatifError
-from whatif.files import file_system, reaching
 from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
 from whatif.opdb.rows import Rows
 from whatif.opdb.shard import LARGEST_SHARD_BYTES
 from whatif.opdb.store import MARKER, Contribution, check_marker, marker_content
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import file_system, reaching
 
 _AGAIN = "look at the address, its access rights and the connection, then run it again: what was begun does no harm."
 _PIECE_BYTES = 4_000_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError, expecting
 from whatif.graph.described import FAMILIES
 from whatif.opdb.rows import Operators, Rows, Texts
 from whatif.opdb.schema import MOST_ROWS, TEXTS, TIMES
+from whatif.runtime.errors import WhatifError, expecting
 
 # Compressed text unfolds ten-thousandfold: what a file says that it unfolds to is checked before it is.
 LARGEST_SHARD_BYTES = 2_000_000_000

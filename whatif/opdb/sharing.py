@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from whatif.errors import WhatifError
 from whatif.opdb.merging import Merged, Progress, is_chosen, take_over
 from whatif.opdb.remote import Remote
 from whatif.opdb.store import Outcome, Store, check_device_of_times, is_sound
+from whatif.runtime.errors import WhatifError
 
 
 def push(

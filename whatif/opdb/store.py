@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from whatif.errors import WhatifError, expecting
-from whatif.files import replacing
 from whatif.opdb import devices
 from whatif.opdb.provenance import Origin, Provenance, contribution_id, encode, read_sidecar
 from whatif.opdb.rows import Rows
 from whatif.opdb.schema import MOST_ROWS, SCHEMA_VERSION
 from whatif.opdb.shard import read_shard, write_shard
+from whatif.runtime.errors import WhatifError, expecting
+from whatif.runtime.files import replacing
 
 MARKER = "opdb.json"
 # The same few times can be measured on two devices; as many as this cannot.

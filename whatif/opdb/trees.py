@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Bool, Float64, Int64
+from whatif.runtime.errors import WhatifError
 
 Uint8 = npt.NDArray[np.uint8]
 

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, Float64, TaskKind
 from whatif.prediction.calibrate import Calibration, calibrate
@@ -19,6 +18,7 @@ from whatif.prediction.ranges import (
     simulated_at,
     spread_of_steps,
 )
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import Schedule, simulate, simulate_bounds
 from whatif.simulation.steps import default_clock, steady, step_ns

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import Schedule, simulate
 from whatif.simulation.steps import step_ns

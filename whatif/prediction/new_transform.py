@@ -6,9 +6,9 @@ import keyword
 import sys
 from pathlib import Path
 
-from whatif.errors import WhatifError
-from whatif.files import output_file
 from whatif.prediction.transform import built_in_names
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import output_file
 
 # In a folder with a file of such a name Python takes it for the real one.
 TAKEN = sys.stdlib_module_names | {"whatif", "numpy"}

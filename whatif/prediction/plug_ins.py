@@ -15,7 +15,7 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

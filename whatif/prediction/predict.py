@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.read import read
@@ -30,6 +29,7 @@ from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
 from whatif.prediction.unfinished import unfinished_work
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whatif.errors import WhatifError
 from whatif.prediction.plug_ins import find_plug_in, plug_ins
+from whatif.runtime.errors import WhatifError
 from whatif.units import QUANTITIES
 
 if TYPE_CHECKING:

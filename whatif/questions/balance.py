@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
 from whatif.ingest.ranks.merge import rank_numbers, ranks_of
 from whatif.questions.stragglers import steady_steps, work_ms
+from whatif.runtime.errors import WhatifError
 
 
 def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:

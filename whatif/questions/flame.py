@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
 from whatif.ingest.lines import SEPARATOR, Lines, may_have_stacks, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import LAG, step_critical_ms
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import CLOCK_NOUNS
 
 # A narrower frame would be less than a pixel wide: it counts in the frame that holds it.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import SYNC_NAME, Bool, Float64, TaskKind
 from whatif.ingest.lines import By, Lines, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import Part, parts_by
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, steady
 from whatif.simulation.timeline import Timeline

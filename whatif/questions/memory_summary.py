@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import (
     Memory,
     Moment,
@@ -21,6 +20,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.questions.what_fits import Asked, FewestWorkers, LargestBatch, fewest_workers, largest_batch
+from whatif.runtime.errors import WhatifError
 
 # The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
 DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (

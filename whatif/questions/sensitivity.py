@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -24,6 +23,7 @@ from whatif.graph.types import (
 )
 from whatif.prediction.predict import Baseline
 from whatif.questions.explain import family_codes, step_work_ms
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.group_scenarios import simulate_groups
 from whatif.simulation.steps import (
     edge_tasks,

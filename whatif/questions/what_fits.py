@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.composition import spelled
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
+from whatif.runtime.errors import WhatifError
 
 Asked = Literal["batch", "workers"]
 # No batch is searched beyond this many times the recorded one: no step so much larger can be predicted from this one.

@@ -15,7 +15,6 @@ from typing import IO
 
 import numpy as np
 
-from whatif.files import VERSION, replacing
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.types import (
     Bool,
@@ -27,6 +26,7 @@ from whatif.ingest.saved_graph import GRAPH_FIELD, graph_text
 from whatif.report.perfetto_counters import memory_counter, rate_counters
 from whatif.report.perfetto_flows import flows
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
+from whatif.runtime.files import VERSION, replacing
 from whatif.simulation.timeline import Timeline
 
 # chrome://tracing colors by these names; Perfetto colors by the task's name and shows `change` among its arguments.

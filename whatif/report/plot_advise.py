@@ -5,7 +5,6 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.report.layout import CLOCK_SUBJECTS
 from whatif.report.plots import (
@@ -20,6 +19,7 @@ from whatif.report.plots import (
     write_behind,
 )
 from whatif.report.printable import printable
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
 from whatif.models.dts.ranking import Ranking
 from whatif.report.plot_network import draw, network_graph
 from whatif.report.plots import COLORS, name_rows, new_figure, reach, unboxed
 from whatif.report.printable import drawn
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import networkx
 
-from whatif.errors import WhatifError
-from whatif.files import replacing
 from whatif.models.dts.estimate import Estimate
 from whatif.report.plots import COLORS, ENDINGS, new_figure, save
 from whatif.report.printable import printable
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

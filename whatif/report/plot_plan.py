@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
 from whatif.questions.plan.search import Planned, Row
 from whatif.report.plots import COLORS, new_figure, title, unboxed
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
 from whatif.questions.recommend.ranking import Ranking
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
 from whatif.report.plots import (
@@ -19,6 +18,7 @@ from whatif.report.plots import (
     write_behind,
 )
 from whatif.report.printable import drawn
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from whatif.errors import WhatifError
 from whatif.questions.validate.validate import Outcome, Validation
 from whatif.report.plots import COLORS, MARKERS, NAME_LENGTH, legend, name_rows, new_figure, reach, unboxed
 from whatif.report.printable import drawn
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from whatif.errors import WhatifError
-from whatif.files import file_beside, replacing
 from whatif.report.printable import drawn
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import file_beside, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

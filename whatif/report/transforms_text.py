@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.text import Text
 
-from whatif.errors import WhatifError
 from whatif.prediction.plug_ins import PlugIn, plug_ins
 from whatif.prediction.transform import (
     Transform,
@@ -21,6 +20,7 @@ from whatif.prediction.transform import (
     plug_in_names,
 )
 from whatif.report.layout import plain, report
+from whatif.runtime.errors import WhatifError
 from whatif.units import QUANTITIES
 
 # The sections of a transform's docstring, and how far their further lines are indented.

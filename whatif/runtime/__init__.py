@@ -1,1 +1,1 @@
-"""How hot loops run: compiled ahead of time, or the same files as plain Python."""
+"""What every folder stands on: errors, files, jobs, and how hot loops run."""

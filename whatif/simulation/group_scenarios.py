@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -15,6 +14,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import BLOCK, live_rows, simulate, sweeps
 

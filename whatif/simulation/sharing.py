@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, ThreadKind
+from whatif.runtime.errors import WhatifError
 
 # The attached column; rows of zeros, as inserted tasks have them, use nothing.
 USES = "uses"

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -21,6 +20,7 @@ from whatif.graph.types import (
     Int32,
     Int64,
 )
+from whatif.runtime.errors import WhatifError
 from whatif.runtime.loops import Loops
 from whatif.simulation.sharing import COLUMN, USES, at_bounds, checked
 from whatif.simulation.timeline import Timeline

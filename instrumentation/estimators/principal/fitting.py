@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from whatif.errors import WhatifError
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64, Int8, Int64
 from whatif.opdb.networks import inputs_of
 from whatif.opdb.rows import Operators
+from whatif.runtime.errors import WhatifError
 
 from .parameters import Parameter, combinations, modes_of, told
 from .search import (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Bool, Int64
 from whatif.opdb.keys import held_out
 from whatif.opdb.learned import PRINCIPAL
 from whatif.opdb.networks import NetworkModel
+from whatif.runtime.errors import WhatifError
 
 from ..boosting import Settings
 from ..fitting import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.collectives import Cost, bus_factor
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.network import Network

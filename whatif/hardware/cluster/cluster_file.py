@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.derive_levels import check_connected
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.network import MOST_WORKERS
@@ -26,6 +25,7 @@ from whatif.hardware.cluster.topology import (
     Processor,
 )
 from whatif.hardware.gpu import Gpu
+from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
 # What people call a link. Of the costs NCCL's tuner alone asks for it.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Float64
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.network import Network

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.topology import Cluster, ClusterLevel
+from whatif.runtime.errors import WhatifError
 
 
 def check_connected(cluster: Cluster) -> None:

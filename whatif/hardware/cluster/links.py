@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 # NCCL's own constant for one step of a ring over a network, protocol Simple (tuning.cc of NCCL 2.30): what a message
 # takes beside its bytes, on either side.

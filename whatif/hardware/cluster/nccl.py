@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Float64
 from whatif.hardware.cluster.collectives import Cost, fastest
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.network import Network

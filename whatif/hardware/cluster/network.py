@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.collectives import (
     MODELS,
     NCCL_CHOICES,
@@ -24,6 +23,7 @@ from whatif.hardware.cluster.collectives import (
 )
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.nccl import COLLECTIVES, nccl_cost
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.calibration import Table

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.network import Level, Network
+from whatif.runtime.errors import WhatifError
 
 
 @dataclass(frozen=True, slots=True)

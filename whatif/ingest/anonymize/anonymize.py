@@ -15,14 +15,14 @@ from typing import IO, Any
 
 import msgspec
 
-from whatif.errors import WhatifError
-from whatif.files import replaceable_file, replacing
 from whatif.ingest.anonymize.text import Scrubber, dropped_field, find_secrets
 from whatif.ingest.exported import EXPORTED_BEGIN
 from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.read_events import SQLITE_MAGIC
 from whatif.ingest.record_file import read_record
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import replaceable_file, replacing
 
 Progress = Callable[[int, int], None]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
-from whatif.files import RECORDING_SUFFIXES, is_address, is_folder, recordings_in
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import RECORDING_SUFFIXES, is_address, is_folder, recordings_in
 
 # rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
 IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))

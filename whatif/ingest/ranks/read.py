@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
-from whatif.files import local_copy
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
@@ -34,7 +32,9 @@ from whatif.ingest.ranks.match import Match, match
 from whatif.ingest.ranks.merge import COLLECTIVE, merge
 from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
 from whatif.ingest.read_events import read_events
-from whatif.jobs import each
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import local_copy
+from whatif.runtime.jobs import each
 from whatif.simulation.transfers import LATENCY, WORKERS
 
 # Ranks of one run on clocks that a time server keeps differ by milliseconds; a larger difference is reported.
@@ -81,7 +81,7 @@ def read_ranks(
     """Return one graph of several ranks, whose recordings ``paths`` names by file or by folder.
 
     Files and folders may lie on other machines: any address that fsspec reaches, as ``s3://bucket/run``. ``only`` are
-    the ranks to read, of many. ``jobs`` is where they are read (``whatif.jobs``); by default in as many
+    the ranks to read, of many. ``jobs`` is where they are read (``whatif.runtime.jobs``); by default in as many
     processes as there are cores where that is quicker. ``progress(done, total)`` is called for each file. Raises
     WhatifError, one sentence, if a file cannot be read, if two are the same rank, or if they do not belong to one run.
     """

@@ -11,9 +11,9 @@ from itertools import islice
 from operator import itemgetter
 from statistics import median
 
-from whatif.errors import WhatifError
 from whatif.models.dts.machines import Machines, Processor
 from whatif.models.dts.plan import Role
+from whatif.runtime.errors import WhatifError
 
 Assignment = dict[str, str]  # a role's name -> its processor's
 # The time of a round under an assignment, ns, and the delay that each role causes in it.

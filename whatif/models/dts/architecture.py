@@ -6,8 +6,8 @@ import inspect
 from pathlib import Path
 from types import ModuleType
 
-from whatif.errors import WhatifError
 from whatif.models.dts.built_in import BUILT_IN, Architecture
+from whatif.runtime.errors import WhatifError
 
 SHAPES = {
     "roles": ("dnn", "training"),

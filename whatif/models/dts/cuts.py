@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.models.dts.dnn import Dnn, Part
 from whatif.models.dts.machines import Machines
+from whatif.runtime.errors import WhatifError
 
 # Cuts that carry more than this many others carry are not tried: they only send more.
 MOST_CUTS = 16

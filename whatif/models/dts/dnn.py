@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -20,6 +19,7 @@ from whatif.models.durations.estimator import moving
 from whatif.models.exchange.buckets import step_of
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.models.layers.segments import prefixes
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import MIN_STEPS
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.models.dts.allocate import Assignment, Found, allocate
 from whatif.models.dts.built_in import Architecture
 from whatif.models.dts.dnn import Dnn
@@ -21,6 +20,7 @@ from whatif.models.dts.plan import (
     run,
     spread_ns,
 )
+from whatif.runtime.errors import WhatifError
 
 
 @dataclass(frozen=True)

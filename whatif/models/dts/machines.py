@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import networkx
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 MOST_PROCESSORS = 10_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Phase
 from whatif.hardware.cluster.cluster_file import load_cluster
@@ -17,6 +16,7 @@ from whatif.models.dts.machines import Machines, Processor, Wire
 from whatif.models.dts.plan import Training
 from whatif.models.dts.step_graph import step_graph
 from whatif.models.exchange.collective_tasks import communicates
+from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
 # A machine that stops altogether takes for ever; table I allows any percentage.

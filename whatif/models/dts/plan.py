@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Float64, Phase
 from whatif.models.dts.dnn import Dnn
 from whatif.models.dts.machines import Machines, Wire
+from whatif.runtime.errors import WhatifError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.types import Phase
 from whatif.models.dts.built_in import Architecture
 from whatif.models.dts.check import equation_ns
@@ -15,6 +14,7 @@ from whatif.models.dts.dnn import Dnn
 from whatif.models.dts.estimate import Estimate, Spread, estimate
 from whatif.models.dts.machines import Machines
 from whatif.models.dts.plan import Training
+from whatif.runtime.errors import WhatifError
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
+from whatif.runtime.errors import WhatifError
 
 # Volta's peaks stand for an unknown device (V100 data sheet), FLOP/ns; either way by this much.
 _UNKNOWN_FLOPS_PER_NS = {"fp32": 15.7e3, "fp64": 7.8e3}

@@ -13,7 +13,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.edit import as_index
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
@@ -21,6 +20,7 @@ from whatif.graph.types import Array, Float64, Int8, TaskKind
 from whatif.hardware.gpu import Gpu, find_gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_share
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD, memory_gbyte_s
+from whatif.runtime.errors import WhatifError
 
 # The attached column that holds the source of each task's duration.
 ESTIMATED = "estimated by"

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -18,6 +17,7 @@ from whatif.graph.types import (
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
 from whatif.models.layers.gradients import ready_gradients
 from whatif.models.layers.layer_facts import gradient_bytes
+from whatif.runtime.errors import WhatifError
 
 # Limits of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
 CAP_BYTES, FIRST_BYTES = 25 << 20, 1 << 20

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.edit import add_thread
 from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
@@ -29,6 +28,7 @@ from whatif.models.durations.estimator import (
     Source,
     sources,
 )
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, of_activations, workers_of
 
 ALL_REDUCE = "all-reduce"

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.edit import add_thread, as_mask
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily, collective_of
@@ -42,6 +41,7 @@ from whatif.models.durations.occupancy import filled, matrix_flops_per_ns
 from whatif.models.exchange.beside_kernels import send_less
 from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, recorded_workers
 from whatif.models.exchange.recorded_overlap import set_to_alone
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES, Role, uses_of
 from whatif.simulation.transfers import latency_of, workers_of
 

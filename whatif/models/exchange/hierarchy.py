@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -27,6 +26,7 @@ from whatif.models.exchange.collective_tasks import (
     tell,
 )
 from whatif.models.layers.columns import named, with_values
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import latency_of
 from whatif.units import Bandwidth
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
@@ -13,6 +12,7 @@ from whatif.hardware.cluster.network import ALGORITHMS, Network
 from whatif.hardware.gpu import find_gpu, load_gpu
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.opdb.collective_table import read_table
+from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
 # What is assumed where it is not given: eight machines on 25 Gbit Ethernet.

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -47,6 +46,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.priority import PRIORITY
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.columns import named
+from whatif.runtime.errors import WhatifError
 
 PUSH, PULL, REDUCE = "push", "pull", "reduce and update"
 TO_HOST, TO_GPU = "Memcpy DtoH (gradients, what-if)", "Memcpy HtoD (weights, what-if)"

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Int64, TaskKind
 from whatif.ingest.ranks.merge import COLLECTIVE, merge
+from whatif.runtime.errors import WhatifError
 
 WHAT = ("all", "gpu", "cpu")
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, TaskKind
@@ -22,6 +21,7 @@ from whatif.hardware.cluster.network import Network
 from whatif.hardware.gpu import Gpu, find_gpu
 from whatif.models.exchange.collective_tasks import OVERLAPPED
 from whatif.models.exchange.exchanges import tensor_workers
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import workers_of
 
 # Points at which the distribution of the slowest is read: with so many the mean of 100,000 workers is off by 0.01 %.

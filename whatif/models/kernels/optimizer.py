@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int64
 from whatif.models.durations.estimator import Estimates, Source, put, scaled, shortest_kernel_ns
@@ -12,6 +11,7 @@ from whatif.models.durations.measured import LARGEST_RATIO, SMALLEST_RATIO
 from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory, updated_as
 from whatif.models.layers.update_tasks import FUSED_NAMES, implementation, step_kernels
+from whatif.runtime.errors import WhatifError
 
 # In a step the update meets gradients that left the cache: our estimate of what that changes.
 MEASURED_SPREAD = 0.15

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.described import DTYPE_BYTES
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -20,6 +19,7 @@ from whatif.models.durations.estimator import device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s as copy_gbyte_s
 from whatif.models.durations.occupancy import matrix_flops_per_ns
 from whatif.models.kernels.whole_graphs import check_kernels_known
+from whatif.runtime.errors import WhatifError
 
 # Products of activations with weights, as recordings describe them; a batched one multiplies two activations.
 _OF_WEIGHTS = ("mm", "linear")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.execution import WHOLE_GRAPH
+from whatif.runtime.errors import WhatifError
 
 # With this share of the GPU's time in them, a what-if that knows the other kernels alone knows too little.
 MOST = 0.5

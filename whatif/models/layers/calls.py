@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from whatif.errors import WhatifError
 from whatif.graph.insert import NewTasks, insert_all
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Int64, Phase, TaskKind
 from whatif.models.durations.estimator import mark
+from whatif.runtime.errors import WhatifError
 
 
 def task_before(graph: TaskGraph, tasks: Array) -> Int64:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -23,6 +22,7 @@ from whatif.models.layers.calls import launches_of
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.models.layers.memory_effects import change_memory, with_share
 from whatif.models.layers.update_tasks import implementation, step_kernels
+from whatif.runtime.errors import WhatifError
 
 
 def layer_work(graph: TaskGraph, layers: Bool) -> Bool:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
-from whatif.files import check_file_pattern, read_at_most
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import check_file_pattern, read_at_most
 
 MOST_FACTOR = 1e6
 # A policy names layers; a thousand times those of a large model.

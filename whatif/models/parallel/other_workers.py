@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.kernels import collective_of
 from whatif.graph.recorded import Recorded
 from whatif.graph.task_graph import GraphInfo, TaskGraph
@@ -29,6 +28,7 @@ from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations, workers_of
 
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
@@ -27,6 +26,7 @@ from whatif.models.parallel.stages import (
     model_of,
     stage_of,
 )
+from whatif.runtime.errors import WhatifError
 
 # Passes in one step: a graph of a few million tasks is as much as one simulates gladly.
 MOST_PASSES = 100_000

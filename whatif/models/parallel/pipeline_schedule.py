@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from whatif.errors import WhatifError
+from whatif.runtime.errors import WhatifError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64
 from whatif.models.exchange.buckets import StepGradients
 from whatif.models.layers.segments import are_classes, places_within, segments
 from whatif.models.parallel.passes import Passes, Use, uses
+from whatif.runtime.errors import WhatifError
 
 # Where nothing repeats: FSDP1's size_based_auto_wrap_policy wraps from 1e8 parameters on (torch.distributed.fsdp.wrap).
 UNIT_BYTES = 400_000_000

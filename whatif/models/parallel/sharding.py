@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
@@ -32,6 +31,7 @@ from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import Passes, Use, passes
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import Units, units_of
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import workers_of
 
 CHANNEL, ACROSS = "network", "network across nodes"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
@@ -26,6 +25,7 @@ from whatif.models.layers.memory_effects import change_memory
 from whatif.models.parallel.pipeline import GRADIENTS
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
 from whatif.models.parallel.sharding import BUCKET_CALL
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations
 
 CHANNEL = "stage {stage}: network"

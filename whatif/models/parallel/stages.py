@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -24,6 +23,7 @@ from whatif.models.layers.feature_maps import input_bytes, memory_rows
 from whatif.models.layers.layer_calls import Calls, layer_calls
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.models.layers.segments import are_classes, places_within, prefixes
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations
 
 _NUMBER = re.compile(r"\d+")

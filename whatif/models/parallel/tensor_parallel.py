@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import LayerMemory, Memory
 from whatif.graph.recorded import Gradient, Layer, Recorded
 from whatif.graph.task_graph import TaskGraph
@@ -34,6 +33,7 @@ from whatif.models.parallel.passes import (
 )
 from whatif.models.parallel.sharding import BUCKET_CALL, update_share
 from whatif.models.parallel.transformer_blocks import Part, split_parts, vocabulary_parts
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations
 
 CHANNEL = "network, tensor parallel"

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from whatif.errors import WhatifError, expecting
 from whatif.graph.described import DTYPE_BYTES, LONGEST_TEXT
 from whatif.graph.types import Int64
 from whatif.opdb.devices import device_called
@@ -24,6 +23,7 @@ from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.schema import MOST_ROWS
 from whatif.opdb.shard import LARGEST_SHARD_BYTES, parquet
+from whatif.runtime.errors import WhatifError, expecting
 
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "int8": "int8", "fp8": "fp8",

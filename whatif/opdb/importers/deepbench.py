@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256, read_text
 from whatif.opdb.provenance import Method, Origin, Source
+from whatif.runtime.errors import WhatifError
 
 _DTYPES = {"float": "fp32", "half": "fp16", "int8": "int8"}
 _GEMM = ("m", "n", "k", "a_t", "b_t")

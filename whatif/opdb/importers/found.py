@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from whatif.errors import WhatifError, expecting
-from whatif.files import read_at_most
 from whatif.graph.described import LARGEST_ATTRIBUTE
 from whatif.graph.types import Int64
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
+from whatif.runtime.errors import WhatifError, expecting
+from whatif.runtime.files import read_at_most
 
 # No table of measurements that people share as text is larger.
 LARGEST_TEXT_BYTES = 2_000_000_000

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from whatif.errors import WhatifError
 from whatif.graph.described import DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES, default_of
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.provenance import Method, Origin, Source
 from whatif.opdb.rows import measurements, operators
+from whatif.runtime.errors import WhatifError
 
 _UNITS = {"t_s": 1.0, "t_ms": 1e-3, "t_us": 1e-6, "t_ns": 1e-9}
 

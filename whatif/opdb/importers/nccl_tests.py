@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from whatif.errors import WhatifError
 from whatif.graph.described import Described
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256, read_text
 from whatif.opdb.provenance import Environment, Method, Origin, Source
+from whatif.runtime.errors import WhatifError
 
 _TYPES = {
     "float": "fp32", "half": "fp16", "bfloat16": "bf16", "double": "fp64", "f8e4m3": "fp8", "f8e5m2": "fp8",

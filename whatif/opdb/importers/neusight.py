@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import replace
 
-from whatif.errors import WhatifError
 from whatif.graph.described import LONGEST_TEXT
 from whatif.graph.types import Float64
 from whatif.opdb.devices import device_called
@@ -24,6 +23,7 @@ from whatif.opdb.importers.growing_overhead import growing_overhead
 from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.work import work
+from whatif.runtime.errors import WhatifError
 
 NOTE = (
     "times corrected by importer: an overhead that grew from row to row, {:.3f} ms at the end of the table, is taken "

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.described import LONGEST_TEXT, Described
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import Float64, Int64
@@ -27,6 +26,7 @@ from whatif.opdb.devices import cpu_called, device_called
 from whatif.opdb.importers.described import Timed, rows_of
 from whatif.opdb.importers.found import Found, file_sha256
 from whatif.opdb.provenance import Device, Environment, Method, Origin, Source
+from whatif.runtime.errors import WhatifError
 
 
 def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:

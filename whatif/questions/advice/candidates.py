@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from whatif.errors import WhatifError
 from whatif.models.kernels.fp8 import chosen_for_fp8
 from whatif.prediction.transform import (
     Transform,
@@ -15,6 +14,7 @@ from whatif.prediction.transform import (
 )
 from whatif.questions.advice.effort import Effort, EffortSize
 from whatif.questions.advice.trial import Refusal, Refused
+from whatif.runtime.errors import WhatifError
 
 # What is tried of a transform whose defaults alone are not the question that people ask; of the others the defaults.
 VARIANTS = {

@@ -8,7 +8,6 @@ from enum import Enum
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, TaskKind
@@ -24,6 +23,7 @@ from whatif.prediction.composition import (
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
 from whatif.questions.explain import explain
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import step_ns
 

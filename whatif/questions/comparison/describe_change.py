@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.prediction.baseline import Baseline
@@ -26,6 +25,7 @@ from whatif.questions.comparison.told_changes import told_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate import BOUND_PCT
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 
 # Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of

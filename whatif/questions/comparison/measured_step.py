@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.untraced import untraced_step
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import steady
 
 # Quartiles of fewer steps say less than their extremes.

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.edit import renumbered, with_rows
 from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
@@ -40,6 +39,7 @@ from whatif.models.parallel.sharding import UNIT_CALL, units_in_memory
 from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
 from whatif.models.parallel.stages import Model, balanced, model_of
 from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.runtime.errors import WhatifError
 from whatif.units import Size
 
 # What is sent at once: DDP's buckets (torch.nn.parallel.DistributedDataParallel), taken for ZeRO's as `zero` does.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
-from whatif.errors import WhatifError
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.runtime.errors import WhatifError
 
 SCRIPT = "train.py"
 

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
@@ -22,6 +21,7 @@ from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
+from whatif.runtime.errors import WhatifError
 
 # Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.
 MOST_TENSOR = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.hardware.gpu import gpu_asked_for
+from whatif.runtime.errors import WhatifError
 
 _LARGEST_FILE_BYTES = 1_000_000
 _MOST_AN_HOUR = 1e6

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
 from whatif.models.durations.estimator import device
@@ -16,6 +15,7 @@ from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.progress import Progress, reported
 from whatif.questions.recommend.prices import Prices
+from whatif.runtime.errors import WhatifError
 
 # Steps that differ by less than this are the same: replays miss as much.
 SAME_SHARE = 0.003

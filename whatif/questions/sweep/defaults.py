@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.exchange.buckets import step_gradients, told_by
 from whatif.models.exchange.collective_tasks import communicates
@@ -13,6 +12,7 @@ from whatif.models.exchange.network_options import ETHERNET
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.sweep.scaling import LOADERS, OPTION
 from whatif.questions.sweep.values import Varied, parse_vary
+from whatif.runtime.errors import WhatifError
 
 # From what an office has to what two GPU servers have.
 BANDWIDTHS = "bandwidth=1Gbps,2.5Gbps,5Gbps,10Gbps,25Gbps,40Gbps,50Gbps,100Gbps,200Gbps,400Gbps"

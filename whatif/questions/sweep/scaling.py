@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.baseline import Baseline
@@ -21,6 +20,7 @@ from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.progress import Progress, reported
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
+from whatif.runtime.errors import WhatifError
 
 OPTION = "workers"
 MOST_WORKERS = 1_000_000

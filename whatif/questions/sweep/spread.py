@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from whatif.errors import WhatifError
-from whatif.jobs import Jobs, each
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import new_notes
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.jobs import Jobs, each
 
 # A what-if as another process loads it: functions of a script cannot be sent to it.
 Named: TypeAlias = tuple[str, dict[str, Any]]
@@ -25,7 +25,7 @@ def spread(
 ) -> Iterator[Any]:
     """Yield ``work(baseline, composition)`` for each composition, in their order, where ``jobs`` says.
 
-    Raises WhatifError as ``whatif.jobs.each``, or where a what-if is a function that no other process can load.
+    Raises WhatifError as ``whatif.runtime.jobs.each``, or where a what-if is a function that no other process can load.
     """
     where = Jobs.of(jobs)
     if where.here or (where.engine is None and len(compositions) < 2):

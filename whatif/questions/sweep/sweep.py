@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from whatif.errors import WhatifError
 from whatif.graph.memory import peak
 from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
@@ -29,6 +28,7 @@ from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import MOST_VALUES, Varied
+from whatif.runtime.errors import WhatifError
 
 # Numbers of samples that differ by less are the same: they come from a rate.
 SAME_SAMPLES = 1e-6
@@ -150,7 +150,7 @@ def sweep(
     """Predict the composition at every combination of the values.
 
     Values that only make durations longer or shorter in a straight line are simulated all at once; the others one by
-    one, where ``jobs`` says (``whatif.jobs``). A combination that
+    one, where ``jobs`` says (``whatif.runtime.jobs``). A combination that
     does not apply keeps its reason; raises WhatifError where none applies, or where there are too many.
     """
     combinations = list(itertools.product(*(part.values for part in varied)))

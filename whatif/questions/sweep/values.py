@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.prediction.transform import Transform
+from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth, Size
 
 # Two numbers with their units, and how many values from the one to the other.

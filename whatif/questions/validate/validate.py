@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError
 from whatif.graph.recorded import StepTimes
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.read import read
@@ -21,6 +20,7 @@ from whatif.prediction.untraced import untraced_step
 from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
 from whatif.questions.validate.validate_records import StepTime
+from whatif.runtime.errors import WhatifError
 
 # What a prediction is asked to stay within: a single one by where it was measured, and the median of all; percent.
 BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whatif.errors import WhatifError
-from whatif.files import check_file_pattern, read_at_most
 from whatif.ingest.record_file import read_json
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
 from whatif.questions.validate.validate_records import (
@@ -29,6 +27,8 @@ from whatif.questions.validate.validate_what_ifs import (
     is_plain,
     what_ifs_between,
 )
+from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import check_file_pattern, read_at_most
 
 PAIRS_FILE = "pairs.toml"
 _MOST_PAIRS_BYTES = 16 << 20

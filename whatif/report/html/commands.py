@@ -6,12 +6,12 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from whatif.errors import WhatifError
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.transform import Transform, load_transform
 from whatif.report.html.markup import Html, paragraph, tag
 from whatif.report.printable import printable
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import default_clock
 
 # Where the trace stands among the words of a command.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from whatif.errors import WhatifError
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.ranks.read import Ranks
 from whatif.prediction.baseline import Baseline
@@ -27,6 +26,7 @@ from whatif.questions.sweep.defaults import bandwidths_of, spread_of
 from whatif.questions.sweep.scaling import Scaling, scaling
 from whatif.questions.sweep.sweep import Sweep, sweep
 from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import RECORDED
 
 # Rows of a table of layers or kernels; what is left out is the smallest, and the page shows how many.

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from whatif.errors import WhatifError, in_short
+from whatif.runtime.errors import WhatifError, in_short
 
 T = TypeVar("T")
 R = TypeVar("R")

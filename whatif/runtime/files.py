@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from whatif.errors import WhatifError, expecting, in_short
+from whatif.runtime.errors import WhatifError, expecting, in_short
 
 # Which whatif wrote a file; pyproject.toml reads it from here.
 VERSION = "0.2.0"

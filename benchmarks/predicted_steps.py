@@ -1,6 +1,6 @@
-"""Makes the steps of this folder: predicted ones, because no GPU was at hand to record any.
+"""Makes the steps of traces/predicted: predicted ones, because no GPU was at hand to record any.
 
-python traces/predicted/make.py [NAME ...]
+python -m benchmarks.predicted_steps [NAME ...]
 
 Each is what `whatif predict --save` writes for a network of the campaign, cut to its first steps. Needs torch.
 """
@@ -11,15 +11,13 @@ import tempfile
 from pathlib import Path
 
 from torch import nn
+from whatif.instrumentation.recording_file import read_recording, rewrite_recording
+from whatif.instrumentation.whole_steps import keep_whole_steps
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent.parent))
-from whatif.instrumentation.recording_file import read_recording, rewrite_recording  # noqa: E402
-from whatif.instrumentation.whole_steps import keep_whole_steps  # noqa: E402
+from benchmarks.campaign.models import FULL
+from whatif.cli.main import main
 
-from benchmarks.campaign.models import FULL  # noqa: E402 - importable from here on
-from whatif.cli.main import main  # noqa: E402
-
+FOLDER = Path(__file__).resolve().parent.parent / "traces" / "predicted"
 # Name of the step: the network and the options of `whatif predict`.
 STEPS = {
     "resnet50_a100_predicted": ("resnet50", "--input", "32,3,224,224", "--device", "A100-SXM-80"),
@@ -48,7 +46,7 @@ def make(name: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as empty:
         os.environ["XDG_DATA_HOME"] = empty
         os.environ.pop("WHATIF_OPDB", None)
-        status = main(["predict", f"{FOLDER / 'make.py'}:{network}", *options, *OPTIMIZER, "--save", str(path)])
+        status = main(["predict", f"{__file__}:{network}", *options, *OPTIMIZER, "--save", str(path)])
     if status:
         raise SystemExit(status)
     recording, compressed = read_recording(path)

@@ -1,6 +1,6 @@
-"""Makes the recordings of this folder: a campaign's twin models with every allocation, each in a process of its own.
+"""Makes the recordings of traces/memory_cpu: a campaign's twin models with every allocation, one process each.
 
-python traces/memory_cpu/record.py [MODEL ...]
+python -m benchmarks.memory_recordings [MODEL ...]
 
 Times are not what these recordings are for: the profiler takes down every allocation and every release, too. Needs
 torch.
@@ -11,8 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent.parent))  # the script finds the package `benchmarks` from any folder
+from whatif.instrumentation.recording_file import read_recording, rewrite_recording
+
+from benchmarks.campaign.models import TWINS
+from benchmarks.campaign.training import Training
+from benchmarks.campaign.variants import baseline_options
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "traces" / "memory_cpu"
 UNREAD = ("Input Strides", "Ev Idx", "Record function id", "Total Reserved", "finished")
 STEPS, WARMUP_STEPS, UNTRACED_STEPS = 3, 2, 4
 
@@ -21,10 +27,6 @@ def record_here(name: str) -> None:
     """Record the baseline of one twin in this process."""
     import torch
     from whatif.instrumentation.recorder import record
-
-    from benchmarks.campaign.models import TWINS
-    from benchmarks.campaign.training import Training
-    from benchmarks.campaign.variants import baseline_options
 
     torch.set_num_threads(1)
     training = Training(name, baseline_options(TWINS[name]), full=False)
@@ -46,8 +48,6 @@ def record_here(name: str) -> None:
 
 def shorten(path: Path) -> None:
     """Take out of a recording what no reader needs, to keep it small."""
-    from whatif.instrumentation.recording_file import read_recording, rewrite_recording
-
     recording, compressed = read_recording(path)
     for event in recording["traceEvents"]:
         for unread in UNREAD:
@@ -61,12 +61,9 @@ def main() -> None:
     if words[:1] == ["--here"]:
         record_here(words[1])
         return
-    from benchmarks.campaign.models import TWINS
-
     for name in words or TWINS:
-        subprocess.run(
-            [sys.executable, __file__, "--here", name], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True
-        )
+        here = [sys.executable, "-m", "benchmarks.memory_recordings", "--here", name]
+        subprocess.run(here, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
