@@ -1,6 +1,6 @@
 """The GPU of this process: the only place that asks torch.cuda or nvidia-smi, so that tests can put a machine under it.
 
-CUPTI stands behind `cupti.session.load_cupti`, torch.profiler behind `tracer.KinetoTracer`.
+CUPTI stands behind `cupti.session.load_cupti`, torch.profiler behind `kineto_tracer.KinetoTracer`.
 """
 
 import subprocess

@@ -24,9 +24,9 @@ from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
 from .steptimer import StepTimer
-from .tracer import TRACER_WARMUP_STEPS, Tracer, check_backend, check_session, make_tracer
+from .tracer import Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
-from .whole_steps import keep_whole_steps
+from .whole_steps import TRACER_WARMUP_STEPS, keep_whole_steps
 
 # Readers warn of a recording whose version they do not know.
 METADATA_VERSION = 1

@@ -1,26 +1,17 @@
-"""What records the events of the steps: one interface, and torch's own profiler behind it."""
+"""What records the events of the steps: one interface, and which of two tracers stands behind it."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from whatif.runtime.errors import WhatifError
 
-from .gc_pauses import GcMarks
 from .gpu import GPU
-from .layers import LayerMarks
-from .line_marks import LineMarks
 
 BACKENDS = ("kineto", "cupti")
-
-# Steps with the tracer running whose events are thrown away: its first steps pay for its own start-up.
-TRACER_WARMUP_STEPS = 3
 
 _gpu_recorded = False  # whether a recording on a GPU was begun in this process
 
@@ -103,6 +94,8 @@ def make_tracer(
     check_session(backend, cuda=cuda)
     tracer: Tracer
     if backend == "kineto":
+        from .kineto_tracer import KinetoTracer
+
         tracer = KinetoTracer(model, cuda=cuda, steps=steps, memory=memory, scratch=scratch, lines=lines)
     elif cuda:
         from .cupti.tracer import CuptiTracer
@@ -112,66 +105,3 @@ def make_tracer(
         raise WhatifError("expected a model on the GPU for backend cupti, got one on the CPU: use backend kineto.")
     _gpu_recorded |= cuda
     return tracer
-
-
-class KinetoTracer:
-    """Records with torch.profiler: operators with shapes, GPU work and its calls, and the layers' marks."""
-
-    def __init__(
-        self, model: nn.Module, *, cuda: bool, steps: int, memory: bool, scratch: Path, lines: bool = False
-    ) -> None:
-        self._model = model
-        self._scratch = scratch
-        self._marks: LayerMarks | None = None
-        self._pauses: GcMarks | None = None
-        self._lines = LineMarks() if lines else None
-        self._profiler = profile(
-            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
-            # One step more, so that the profiler still runs when the last one has ended: its own cost is measured then.
-            schedule=schedule(wait=0, warmup=TRACER_WARMUP_STEPS, active=steps + 1, repeat=1),
-            record_shapes=True,
-            profile_memory=memory,
-            # Without these events a trace does not say which GPU work a waiting CPU thread waits for.
-            experimental_config=_ExperimentalConfig(enable_cuda_sync_events=cuda),
-        )
-
-    def start(self) -> None:
-        """Mark the layers and the pauses, and start the profiler."""
-        self._marks = LayerMarks(self._model)
-        self._pauses = GcMarks()
-        self._profiler.start()
-        if self._lines is not None:
-            self._lines.start()
-
-    def step(self) -> None:
-        """End a training step; the next one begins."""
-        self._profiler.step()
-
-    def stop(self) -> None:
-        """Stop the profiler and take the marks off the model."""
-        if self._lines is not None and self._marks is not None:
-            self._lines.stop()
-        if self._pauses is not None:
-            self._pauses.remove()
-        if self._marks is not None:
-            self._marks.remove()
-            self._profiler.stop()
-        self._marks = self._pauses = None
-
-    def trace(self) -> dict[str, Any]:
-        """Return the profiler's own chrome trace; raises WhatifError where that cannot be read, OSError on disk."""
-        try:
-            self._profiler.export_chrome_trace(str(self._scratch))
-            # Names come from the user's program: they may hold bytes that are no text and control characters.
-            trace = json.loads(self._scratch.read_text(encoding="utf-8", errors="replace"), strict=False)
-        except ValueError as error:
-            raise WhatifError(
-                f"expected valid JSON from torch.profiler, got {error}: record again with fewer steps, or another"
-                " torch."
-            ) from error
-        finally:
-            self._scratch.unlink(missing_ok=True)
-        assert isinstance(trace, dict)
-        if self._lines is not None:
-            trace["traceEvents"] += self._lines.events(trace.get("baseTimeNanoseconds", 0))
-        return trace

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+# Steps with the tracer running whose events are thrown away: its first steps pay for its own start-up.
+TRACER_WARMUP_STEPS = 3
+
 _STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
 
 # Events that happen on the GPU's clock: they belong to the step that launched them, whenever they run.

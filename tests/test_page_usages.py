@@ -8,7 +8,8 @@ import shlex
 
 from tests.helpers import need
 from tests.pages.blocks import PAGES, ROOT, blocks_of
-from whatif.cli.main import COMMANDS, UsageError, parser_of
+from whatif.cli.main import COMMANDS, parser_of
+from whatif.cli.status import UsageError
 
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 

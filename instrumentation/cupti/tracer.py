@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..gpu import GPU
-from ..tracer import TRACER_WARMUP_STEPS
+from ..whole_steps import TRACER_WARMUP_STEPS
 from .layers import ANNOTATION, LayerStamps, Span
 from .session import CuptiSession, cupti_version
 from .trace import TraceBuilder, Window

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from whatif.instrumentation import gpu, gpu_rates, recorder, tracer
+from whatif.instrumentation import gpu, gpu_rates, kineto_tracer, recorder, tracer
 from whatif.instrumentation.gpu import GPU, Gpu
 
 from tests.instrumentation.cupti_machine import KERNEL_NS, LAG_NS, STREAM
@@ -165,7 +165,7 @@ def install(patch: pytest.MonkeyPatch, machine: FakeGpu, kineto: FakeKineto | No
     patch.setattr(recorder, "measure_rates", lambda cuda: {"copy_gbyte_s": 2700.0} if cuda else None)
     patch.setattr(tracer, "_gpu_recorded", False)
     if kineto is not None:
-        original = tracer.KinetoTracer.trace
-        patch.setattr(tracer.KinetoTracer, "trace", lambda self: kineto.added(original(self), machine))
+        original = kineto_tracer.KinetoTracer.trace
+        patch.setattr(kineto_tracer.KinetoTracer, "trace", lambda self: kineto.added(original(self), machine))
     assert gpu.GPU is GPU
     assert gpu_rates.GPU is GPU

@@ -23,7 +23,8 @@ import json, sys
 from pathlib import Path
 import torch
 from torch import nn
-from whatif.instrumentation.tracer import TRACER_WARMUP_STEPS, make_tracer
+from whatif.instrumentation.tracer import make_tracer
+from whatif.instrumentation.whole_steps import TRACER_WARMUP_STEPS
 
 backend, path, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 torch.manual_seed(0)

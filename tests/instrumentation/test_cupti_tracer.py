@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from whatif.instrumentation.cupti import session
 from whatif.instrumentation.cupti.tracer import CuptiTracer
-from whatif.instrumentation.tracer import TRACER_WARMUP_STEPS
+from whatif.instrumentation.whole_steps import TRACER_WARMUP_STEPS
 
 import whatif
 from tests.helpers import names

@@ -10,8 +10,8 @@ from typing import Any
 
 from whatif.cli import reading
 from whatif.cli.as_python import as_python, interrupt_at_exit
-from whatif.cli.main import COULD_NOT
 from whatif.cli.options import with_torch
+from whatif.cli.status import COULD_NOT
 from whatif.runtime.errors import WhatifError
 
 # What stands behind the script's name belongs to the script.

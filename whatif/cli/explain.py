@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from whatif.cli.main import UsageError
 from whatif.cli.options import add_analysis, add_top, check_plots
 from whatif.cli.rank_files import add_ranks, add_traces, read_traces
 from whatif.cli.reading import patience, show
+from whatif.cli.status import UsageError
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

@@ -17,6 +17,7 @@ from typing import NoReturn, TextIO
 
 from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
+from whatif.cli.status import COULD_NOT, INTERRUPTED, USAGE, UsageError
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import VERSION
 
@@ -47,15 +48,10 @@ COMMANDS = {
     "completion": "print a script that adds completion to your shell",
 }
 
-COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
 # Characters of an error that are shown: a long one ends in what to do.
 MOST_SHOWN = 1000
 # Flags allowed before and after any command.
 FLAGS = ("--debug", "--quiet")
-
-
-class UsageError(Exception):
-    """The command line itself is wrong. The message is one sentence: expected, got, what to do."""
 
 
 class Parser(argparse.ArgumentParser):

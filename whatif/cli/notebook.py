@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from whatif.cli.collect import SAY, add_recording_options, recording_options
-from whatif.cli.main import Parser, UsageError, main
+from whatif.cli.main import Parser, main
 from whatif.cli.options import with_torch
+from whatif.cli.status import UsageError
 
 
 def load(shell: Any) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whatif.cli.opdb_names import device_name, family_name, the_store
 from whatif.cli.options import add_json, number, whole_number
 from whatif.cli.reading import progress_bar, show, warn
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from whatif.opdb.evaluate import Fit
     from whatif.opdb.merging import Merged
     from whatif.opdb.provenance import Method
-    from whatif.opdb.store import Store
 
 # Subcommands parse their own words; options stand behind them.
 REST_IS_FOREIGN = True
@@ -129,31 +129,9 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", help="only this family of operators")
 
 
-def _store(args: argparse.Namespace, *, create: bool = False) -> Store:
-    from whatif.opdb.location import default_database
-    from whatif.opdb.store import Store
-
-    return Store.open(args.db or default_database(), create=create)
-
-
-def _device(name: str | None) -> str | None:
-    from whatif.opdb.devices import device_called
-
-    return device_called(name).name if name is not None else None
-
-
-def _family(name: str | None) -> str | None:
-    from whatif.graph.described import FAMILIES
-    from whatif.runtime.errors import WhatifError
-
-    if name is not None and name not in FAMILIES:
-        raise WhatifError(f"opdb: expected a family ({', '.join(FAMILIES)}), got {name!r}.")
-    return name
-
-
 def _filters(args: argparse.Namespace) -> dict[str, str | None]:
     """The device and the family that a command is limited to."""
-    return {"device": _device(args.device), "family": _family(args.family)}
+    return {"device": device_name(args.device), "family": family_name(args.family)}
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -164,7 +142,7 @@ def _import(args: argparse.Namespace) -> int:
         args.kind, Path(args.path), device=args.device, operator=args.operator, method=method, author=args.author,
         licence=args.licence,
     )  # fmt: skip
-    store = _store(args, create=True)
+    store = the_store(args, create=True)
     with progress_bar("importing") as progress:
         done = add_found(found, store, progress)
     return _show_merged(args, done, store.folder, found.warnings(), dropped=dict(found.dropped))
@@ -213,7 +191,7 @@ def _query(args: argparse.Namespace) -> int:
     ops = parse_operator(args.operator)
     with progress_bar("indexing") as progress:
         index, models = opened(args.db, progress=progress)
-    device = str(_device(args.device))
+    device = str(device_name(args.device))
     if device not in index.devices() and facts(device) is None:
         device = gpu_asked_for(args.device).name  # or a sentence that says which names are close
     reply = ask(
@@ -237,9 +215,9 @@ def _list(args: argparse.Namespace) -> int:
     from whatif.opdb.merging import described, is_chosen
     from whatif.report.text_opdb import print_contributions
 
-    store = _store(args)
+    store = the_store(args)
     contributions, wrong = store.contributions()
-    device, family = _device(args.device), _family(args.family)
+    device, family = device_name(args.device), family_name(args.family)
     chosen = [c.provenance for c in contributions if is_chosen(c.provenance, device, family)]
     show(
         args,
@@ -255,7 +233,7 @@ def _export(args: argparse.Namespace) -> int:
     from whatif.opdb.store import Store
     from whatif.report.printable import printable
 
-    store, target = _store(args), Path(args.target)
+    store, target = the_store(args), Path(args.target)
     filters = _filters(args)
     if target.suffix == ".csv":
         from whatif.opdb.exporting import export_csv
@@ -275,20 +253,20 @@ def _merge(args: argparse.Namespace) -> int:
     from whatif.opdb.store import Store
 
     source = Store.open(args.source)
-    store = _store(args, create=True)
+    store = the_store(args, create=True)
     return _move(args, "merging", store.folder, partial(merge, source, store))
 
 
 def _push(args: argparse.Namespace) -> int:
     from whatif.opdb.sharing import push
 
-    return _move(args, "pushing", args.url, partial(push, _store(args), args.url))
+    return _move(args, "pushing", args.url, partial(push, the_store(args), args.url))
 
 
 def _pull(args: argparse.Namespace) -> int:
     from whatif.opdb.sharing import pull
 
-    store = _store(args, create=True)
+    store = the_store(args, create=True)
     return _move(args, "pulling", store.folder, partial(pull, args.url, store))
 
 
@@ -305,7 +283,7 @@ def _diff(args: argparse.Namespace) -> int:
     from whatif.opdb.store import Store
     from whatif.report.text_opdb import print_difference
 
-    store, other = _store(args), Store.open(args.other)
+    store, other = the_store(args), Store.open(args.other)
     found = diff(store, other)
     return show(
         args,
@@ -318,7 +296,7 @@ def _check(args: argparse.Namespace) -> int:
     from whatif.opdb.checking import check
     from whatif.report.text_opdb import print_check
 
-    store = _store(args)
+    store = the_store(args)
     with progress_bar("checking") as progress:
         found = check(store, progress=progress)
     show(args, lambda: {"database": str(store.folder), **found.to_dict()}, lambda: print_check(found, store.folder))
@@ -340,7 +318,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise WhatifError("opdb: expected --model with --fit, which fits the models.")
     if args.unseen_device and (args.family is not None or args.model):
         raise WhatifError("opdb: expected --unseen-device without --family and --model: it fits trees to all.")
-    store, device = _store(args), _device(args.device)
+    store, device = the_store(args), device_name(args.device)
     fit = _fit_for(args) if args.fit else None
     with progress_bar("reading") as progress:
         if args.unseen_device:
@@ -348,7 +326,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         else:
             found = evaluate(
                 store, seed=SEED if args.seed is None else args.seed, share=args.share or SHARE, sources=sources,
-                device=device, family=_family(args.family), progress=progress, fit=fit,
+                device=device, family=family_name(args.family), progress=progress, fit=fit,
             )  # fmt: skip
     if args.errors is not None:
         from whatif.opdb.evaluate import write_errors

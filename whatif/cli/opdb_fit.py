@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from whatif.cli.opdb_names import device_name, family_name, the_store
 from whatif.runtime.errors import WhatifError
 
 # Loaded by name: the library does not import what trains.
@@ -63,14 +64,13 @@ def training() -> Any:
 
 def run_fit(args: argparse.Namespace) -> int:
     """Fit the models, write them, and report the error of each."""
-    from whatif.cli.opdb import _device, _family, _store
     from whatif.cli.reading import progress_bar, show, warn
     from whatif.opdb.default import MODELS as FOLDER
     from whatif.opdb.index import read_contributions
     from whatif.opdb.learned import TREES
     from whatif.report.text_models import model_dict, print_models
 
-    store, device, family = _store(args), _device(args.device), _family(args.family)
+    store, device, family = the_store(args), device_name(args.device), family_name(args.family)
     trained, wanted = training(), kinds(args)
     if args.across and TREES not in wanted:
         raise WhatifError("opdb: expected --across with --model trees: networks are of one device each.")

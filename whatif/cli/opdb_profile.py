@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from whatif.cli.opdb_names import the_store
 from whatif.cli.options import number, whole_number, with_torch
 
 # Imported by name at run time: the library never depends on torch.
@@ -86,9 +87,8 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_profile(args: argparse.Namespace) -> int:
     """Measure, and report what was and was not measured."""
-    from whatif.cli.main import INTERRUPTED
-    from whatif.cli.opdb import _store
     from whatif.cli.reading import progress_bar, show, warn
+    from whatif.cli.status import INTERRUPTED
     from whatif.report.text_profile import print_profiled, profiled_dict
 
     asked = with_torch(REQUEST, "opdb profile", "record,opdb")
@@ -100,7 +100,7 @@ def run_profile(args: argparse.Namespace) -> int:
         author=args.author, licence=args.licence, **wanted,
     )  # fmt: skip
     device = asked.device_name(request)  # checks the options before making a folder
-    store = _store(args, create=True)
+    store = the_store(args, create=True)
     with progress_bar("measuring") as progress:
         done = asked.run_request(request, store, progress)
     told = (done, device, store.folder)

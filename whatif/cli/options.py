@@ -10,15 +10,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from whatif.cli.main import UsageError
+from whatif.cli.status import UsageError
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import is_address
-
-
-def add_trace(parser: argparse.ArgumentParser) -> None:
-    """Add the positional TRACE."""
-    what = "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite"
-    parser.add_argument("trace", metavar="TRACE", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

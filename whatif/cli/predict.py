@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whatif.cli.main import UsageError
 from whatif.cli.options import add_json, add_plot, check_plots
 from whatif.cli.reading import patience, show
+from whatif.cli.status import UsageError
 from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.cli.main import UsageError
 from whatif.cli.options import add_jobs, names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, remember_cut
+from whatif.cli.status import UsageError
 from whatif.runtime.files import is_address, is_folder
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.main import UsageError
 from whatif.cli.options import add_analysis, add_jobs, add_plot, check_plots, names_then_trace
 from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.status import UsageError
 from whatif.cli.trusted import baseline_of
 
 

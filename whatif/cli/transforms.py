@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from whatif.cli.main import UsageError
 from whatif.cli.options import add_json
 from whatif.cli.reading import show
+from whatif.cli.status import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
