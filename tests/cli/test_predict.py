@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from tests.cli.predicting import refused, report
 from tests.helpers import need
 from whatif.cli.main import main
+from whatif.hardware.gpu import load_gpu
 
 pytestmark = pytest.mark.slow
 
@@ -94,21 +94,34 @@ def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("cross entropy over 32 rows of 4 classes" in line for line in lines)
 
 
-def test_more_than_the_peak_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mfu_is_that_of_explain_and_what_beats_the_peak_counts_as_at_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Winograd's algorithm: on a GPU whose cores have no format between fp32 and fp16 a VGG needs fewer products."""
     need("torch")
-    script = tmp_path / "vgg.py"
+    script, saved = tmp_path / "vgg.py", str(tmp_path / "vgg.json.gz")
     script.write_text(
         "from torch import nn\n\ndef build():\n    layers = [nn.Conv2d(3, 128, 3, padding=1)]\n"
         "    for _ in range(5):\n        layers += [nn.ReLU(), nn.Conv2d(128, 128, 3, padding=1)]\n"
         "    return nn.Sequential(*layers)\n"
     )
-    assert main(["predict", f"{script}:build", "--input", "32,3,112,112", "--device", "RTX2080Ti"]) == 0
-    found = capsys.readouterr().out
-    share = re.search(r"(\d+) % of the device's peak", found)
-    assert share is not None
-    assert int(share[1]) > 100
-    assert "above 100 %: convolutions by Winograd's algorithm" in found
+    words = (f"{script}:build", "--input", "32,3,112,112", "--device", "RTX2080Ti", "--save", saved)
+    told = report(capsys, *words)
+    assert told["flops"] / 1e12 > load_gpu("RTX2080Ti").fp32_tflops * told["predicted_ms"] / 1e3
+    assert 60 < told["mfu_pct"] < 100
+    assert main(["explain", "--efficiency", saved, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mfu_pct"] == pytest.approx(told["mfu_pct"], rel=1e-3)
+    assert found["convention"] == told["flops_count"]
+
+
+def test_mfu_and_memory_are_those_of_the_device_behind_the_what_ifs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (RESNET, "--input", "64,3,224,224", "--optimizer", "momentum", "--tf32", "none", "--device")
+    moved = report(capsys, *words, "T4", "device:to=A100-SXM-80,tf32=no")
+    there = report(capsys, *words, "A100-SXM-80")
+    assert moved["flops"] == there["flops"]
+    assert moved["mfu_pct"] == pytest.approx(there["mfu_pct"] * there["predicted_ms"] / moved["predicted_ms"], rel=0.02)
+    assert report(capsys, *words, "P4", "device:to=A100-SXM-80,tf32=no")["fits"] is True
 
 
 def test_arguments_of_the_model_and_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,20 +23,19 @@ from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.recording import trace_of, write_trace
 from whatif.from_module.schedule import schedule_steps
 from whatif.from_module.tensor_cores import on_tensor_cores
-from whatif.graph.kernels import DTYPES
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
-from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.hardware.gpu import Gpu
 from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
 from whatif.ingest.read import read
 from whatif.ingest.saved_graph import PREDICTED
+from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.predict import AnyTransform, Prediction, apply
+from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
 _STEADY = 4
-# What is counted as FLOPs, and so in MFU.
-FLOPS_COUNT = "matrix products that run, a multiply-add is two; of causal attention half"
 # Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
 
@@ -47,7 +46,6 @@ class PredictedStep:
 
     source: str
     device: str
-    gpu: Gpu | None
     prediction: Prediction
     durations: Durations
     notes: tuple[str, ...]
@@ -57,6 +55,11 @@ class PredictedStep:
     def graph(self) -> TaskGraph:
         """The graph of the step, what-ifs applied."""
         return self.prediction.graph
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU that the step runs on, what-ifs applied; None on a CPU."""
+        return device(self.graph)
 
     @cached_property
     def range_ms(self) -> tuple[float, float]:
@@ -88,24 +91,16 @@ class PredictedStep:
             return None
         return self.samples_per_s * shape[1]
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of the products of one step, as ``FLOPS_COUNT`` says."""
-        graph = self.prediction.baseline.graph
-        counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
-        return int(graph.flops[counted].sum())
+    @cached_property
+    def used(self) -> Utilization:
+        """FLOPs of the step's products, what-ifs applied, and what they use of its GPU."""
+        predicted = self.prediction
+        return utilization(self.graph, self.gpu, predicted.baseline.clock, predicted.predicted_ms * 1e6)
 
     @property
-    def mfu_pct(self) -> float | None:
-        """What the step's products take at the peaks of their formats, over the step (MFU), percent."""
-        if self.gpu is None or not self.prediction.predicted_ms:
-            return None
-        graph = self.graph
-        counted = (graph.flops > 0) & (graph.step == graph.info.steady[0])
-        flops = np.bincount(graph.dtype[counted], weights=graph.flops[counted], minlength=len(DTYPES))
-        formats = [name if name in MATRIX_DTYPES else "fp32" for name in DTYPES]
-        peak_s = sum(f / 1e12 / self.gpu.matrix_tflops(name) for f, name in zip(flops.tolist(), formats, strict=True))
-        return float(100.0 * peak_s) / (self.prediction.predicted_ms / 1e3)
+    def flops(self) -> int:
+        """FLOPs of the products of one step, as ``CONVENTION`` says, without recomputed ones."""
+        return round(self.used.tflop * 1e12)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -121,7 +116,7 @@ class PredictedStep:
         if self.gpu is not None and self.gpu.note_on_dies:
             found.append(f"{self.gpu.note_on_dies}: --device {self.gpu.name}-GCD is that")
         if self.fits is False:
-            found.append(f"the step does not fit the memory of {self.device}")
+            found.append(f"the step does not fit the memory of {self.gpu.name if self.gpu else self.device}")
         return (*found, *self.prediction.warnings)
 
     @property
@@ -150,8 +145,9 @@ class PredictedStep:
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "flops": self.flops,
-            "flops_count": FLOPS_COUNT,
-            "mfu_pct": self.mfu_pct,
+            "flops_count": CONVENTION,
+            "mfu_pct": self.used.mfu_pct,
+            "hfu_pct": self.used.hfu_pct,
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }  # fmt: skip
@@ -187,7 +183,7 @@ def predict_step(
             recorded = read(path)
     baseline = Baseline.of(recorded)
     prediction = apply(baseline, *transforms)
-    return PredictedStep(graph.source, estimator.device, gpu, prediction, durations, graph.notes, graph.peak_bytes)
+    return PredictedStep(graph.source, estimator.device, prediction, durations, graph.notes, graph.peak_bytes)
 
 
 def _kernels(graph: OperatorGraph) -> list[list[Kernel]]:

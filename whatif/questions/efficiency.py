@@ -2,10 +2,9 @@
 
 FLOPs and bytes are those of ``whatif.ingest.op_cost``: products of matrices, a multiply-add counts two, causal
 attention half; bytes are compulsory traffic. What shapes do not tell is None. Shares are of the data sheet's dense peak
-in the kernel's own number format.
+in the kernel's own number format. MFU and HFU: ``whatif.prediction.utilization``.
 
-Source: Williams et al., "Roofline", CACM 2009; MFU and HFU as Chowdhery et al., "PaLM" (2022), appendix B: MFU counts
-the model's FLOPs once, HFU those of recomputed forward passes too.
+Source: Williams et al., "Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind, among
-from whatif.hardware.gpu import MATRIX_DTYPES, Gpu, find_gpu
+from whatif.graph.types import Array, Bool, Float64, Phase, among
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
 from whatif.models.durations.database import usual_calls_ns
+from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.utilization import CONVENTION, FORMATS, at_peak, counted, utilization
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 
-CONVENTION = "products of matrices, a multiply-add is two; of causal attention half; MFU without recomputation"
 # Whose usual rates a family's kernels have, forward and backward.
 _WORKS: dict[KernelFamily, tuple[MatrixWork, MatrixWork]] = {
     KernelFamily.GEMM: ("matmul", "matmul"),
@@ -42,8 +42,6 @@ IDLE_SHARE = 0.1
 LEAST_KNOWN = 0.5
 # A saving of a smaller share of the step is not named: our choice.
 WORTH_SHARE = 0.01
-# Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
-MOST_AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +159,12 @@ class Efficiency:
 def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     """Return the use of the GPU in a baseline's steady steps, the ``top`` families and layers by time."""
     graph = baseline.graph
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
-    work = _Work(graph, gpu, *_counted(baseline))
-    step_s = baseline.step_ns / 1e9
-    recomputed, twice = graph.recomputed, False
-    if work.flops[recomputed].sum() > MOST_AGAIN * work.flops[graph.phase == Phase.FORWARD].sum():
-        recomputed, twice = np.zeros(len(graph), dtype=np.bool_), True
-    mfu_pct = hfu_pct = None
-    if gpu is not None and step_s > 0 and graph.on_gpu.any() and work.flops.sum() > 0:
-        own, again = (float(work.at_peak_ns[which].sum()) / work.n_steps / 1e9 for which in (~recomputed, recomputed))
-        mfu_pct, hfu_pct = 100 * own / step_s, 100 * (own + again) / step_s
+    gpu = device(graph)
+    work = _Work(graph, gpu, *counted(graph, baseline.clock))
+    used = utilization(graph, gpu, baseline.clock, baseline.step_ns)
     matrix = work.chosen & among(graph.family, MATRIX_FAMILIES)
     matrix_ns = float(graph.duration_ns[matrix].sum())
     known = matrix & (graph.flops > 0)
-    tflop = work.flops / work.n_steps / 1e12
     family = np.where(work.chosen, graph.family, -1)
     notes = []
     if work.faster.any():
@@ -182,7 +172,7 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
             f"{int(work.faster.sum()) / work.n_steps:,.0f} kernels a step do fewer multiplications than the formula "
             "says (Winograd, FFT) or run in another format than their name tells: their shares are not counted"
         )
-    if twice:
+    if used.built_twice:
         notes.append(
             "the backward pass builds a graph of its own of more work than the forward pass (gradients of gradients): "
             "nothing of it counts as recomputation"
@@ -199,10 +189,10 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     return Efficiency(
         baseline=baseline,
         gpu=gpu,
-        step_tflop=float(tflop[~recomputed].sum()),
-        recomputed_tflop=float(tflop[recomputed].sum()),
-        mfu_pct=mfu_pct,
-        hfu_pct=hfu_pct,
+        step_tflop=used.tflop,
+        recomputed_tflop=used.recomputed_tflop,
+        mfu_pct=used.mfu_pct,
+        hfu_pct=used.hfu_pct,
         known_pct=100.0 * float(graph.duration_ns[known].sum()) / matrix_ns if matrix_ns else 0.0,
         families=tuple(families),
         layers=tuple(layers[:top]),
@@ -226,17 +216,6 @@ def _with_gains(baseline: Baseline, work: _Work, family: Array, uses: Sequence[U
     return found
 
 
-def _counted(baseline: Baseline) -> tuple[Bool, int]:
-    """The kernels of the steady steps (operators of a CPU), and how many steps these are."""
-    graph = baseline.graph
-    kind = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
-    counted = (graph.kind == kind) & graph.of_clock.mask
-    first, last = graph.info.steady
-    if baseline.clock == "span" or last <= first:
-        return counted, 1
-    return counted & (graph.step >= first) & (graph.step < last), last - first
-
-
 class _Work:
     """FLOPs, bytes and what they take at the device's peaks, of each chosen task, shape (n_tasks,)."""
 
@@ -250,14 +229,11 @@ class _Work:
         self.saves_ns = np.zeros(len(graph))
         if gpu is None or not graph.on_gpu.any():
             return
-        formats = [name if name in MATRIX_DTYPES else "fp32" for name in DTYPES]
-        peaks = np.array([gpu.matrix_tflops(name) for name in formats])
-        form = _formats(graph, gpu, self.flops, self.ns, peaks)
-        self.at_peak_ns = self.flops / (peaks[form] * 1e3)  # 1 TFLOP/s is 1,000 FLOPs/ns
+        self.at_peak_ns, form = at_peak(graph, gpu, self.flops)
         backward = graph.phase == Phase.BACKWARD
         for family, works in _WORKS.items():
             for late, what in enumerate(works):
-                shares = np.array([compute_share(gpu, name, what).centre for name in formats])
+                shares = np.array([compute_share(gpu, name, what).centre for name in FORMATS])
                 mine = (graph.family == family) & (backward == bool(late))
                 self.usual_ns[mine] = (self.at_peak_ns / shares[form])[mine]
         self.moving_ns = self.bytes / gpu.memory_gbyte_s
@@ -341,14 +317,3 @@ class _Work:
         if max(compute or 0.0, memory or 0.0) < IDLE_SHARE:
             return "latency"
         return "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
-
-
-def _formats(graph: TaskGraph, gpu: Gpu, flops: Float64, ns: Float64, peaks: Float64) -> Array:
-    """The format in which each task multiplies: fp32 that is faster than fp32 can be runs in TF32."""
-    form = graph.dtype.astype(np.int64)
-    fp32, tf32 = DTYPES.index("fp32"), DTYPES.index("tf32")
-    single = (form == fp32) | (form == 0)
-    if gpu.tf32_by_default:
-        form = np.where(single & (graph.family == KernelFamily.CONVOLUTION), tf32, form)
-        form = np.where(single & (flops > peaks[fp32] * 1e3 * ns), tf32, form)
-    return form

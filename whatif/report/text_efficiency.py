@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whatif.questions.efficiency import CONVENTION, Efficiency, Use
+from whatif.prediction.utilization import CONVENTION
+from whatif.questions.efficiency import Efficiency, Use
 from whatif.report.layout import Report, count, ms_format, report
 
 HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "usual saves")

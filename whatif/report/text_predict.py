@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from whatif.from_module.predict_step import FLOPS_COUNT, PredictedStep
+from whatif.from_module.predict_step import PredictedStep
 from whatif.prediction.composition import spelled
+from whatif.prediction.utilization import CONVENTION
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     ms_format,
@@ -15,6 +16,7 @@ _ANSWER_SOURCES = {
     "exact": "measured",
     "interpolated": "interpolated",
     "learned": "learned on this device",
+    "same_chip": "learned on another board of this chip",
     "same_shape": "measured on others",
     "learned_across": "learned on others",
     "analytic": "from the data sheet",
@@ -53,13 +55,11 @@ def _facts(predicted: PredictedStep) -> list[str]:
     if predicted.samples_per_s is not None:
         tokens = f", {predicted.tokens_per_s:,.0f} tokens/s" if predicted.tokens_per_s is not None else ""
         found.append(f"{predicted.samples_per_s:,.1f} samples/s{tokens}")
-    if predicted.mfu_pct is not None:
-        found.append(
-            f"{predicted.flops / 1e12:,.2f} TFLOP a step, {predicted.mfu_pct:.0f} % of the device's peak (MFU)"
-        )
-        found.append(f"FLOPs: {FLOPS_COUNT}")
-        if predicted.mfu_pct > 100:
-            found.append("above 100 %: convolutions by Winograd's algorithm run fewer products than are counted")
+    used = predicted.used
+    if used.mfu_pct is not None and predicted.gpu is not None:
+        again = f" (HFU {used.hfu_pct:.0f} % with recomputation)" if used.recomputed_tflop else ""
+        found.append(f"{used.tflop:,.2f} TFLOP a step, MFU {used.mfu_pct:.0f} % of {predicted.gpu.name}{again}")
+        found.append(f"FLOPs: {CONVENTION}")
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
         has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from whatif.prediction.composition import spelled
-from whatif.questions.efficiency import CONVENTION, Efficiency
+from whatif.prediction.utilization import CONVENTION
+from whatif.questions.efficiency import Efficiency
 from whatif.questions.explain import Part
 from whatif.report.html.charts import N_COLORS, Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command

@@ -1,0 +1,81 @@
+"""How much of a GPU's peak the products of a step use: MFU and HFU, by one convention for recordings and predictions.
+
+Source: Chowdhery et al., "PaLM" (2022), appendix B: MFU counts the model's FLOPs once, HFU those of recomputed forward
+passes too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind
+from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+
+CONVENTION = (
+    "products of matrices, a multiply-add is two; of causal attention half; MFU without recomputation; what is faster "
+    "than the peak (Winograd, FFT) counts as at the peak"
+)
+# Formats by a position in `kernels.DTYPES`; what multiplies in no known one counts as fp32.
+FORMATS = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
+# Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
+_MOST_AGAIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Of one step: TFLOP of the model and recomputed ones, MFU and HFU in percent (None without a GPU or shapes).
+
+    ``built_twice``: the backward pass builds a graph of more work than the forward pass; none counts as recomputed.
+    """
+
+    tflop: float
+    recomputed_tflop: float
+    mfu_pct: float | None
+    hfu_pct: float | None
+    built_twice: bool
+
+
+def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -> Utilization:
+    """Return the use of ``gpu`` in the steady steps of a graph, each of which takes ``step_ns`` by ``clock``."""
+    chosen, n_steps = counted(graph, clock)
+    flops = np.where(chosen & (graph.flops > 0), graph.flops, 0).astype(np.float64)
+    again = graph.recomputed
+    built_twice = bool(flops[again].sum() > _MOST_AGAIN * flops[graph.phase == Phase.FORWARD].sum())
+    if built_twice:
+        again = np.zeros(len(graph), dtype=np.bool_)
+    mfu_pct = hfu_pct = None
+    if gpu is not None and step_ns > 0 and graph.on_gpu.any() and flops.sum() > 0:
+        ns = np.minimum(at_peak(graph, gpu, flops)[0], graph.duration_ns)
+        own_ns, again_ns = (float(ns[which].sum()) / n_steps for which in (~again, again))
+        mfu_pct, hfu_pct = 100 * own_ns / step_ns, 100 * (own_ns + again_ns) / step_ns
+    tflop = [float(flops[which].sum()) / n_steps / 1e12 for which in (~again, again)]
+    return Utilization(tflop[0], tflop[1], mfu_pct, hfu_pct, built_twice)
+
+
+def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
+    """Return a mask of the kernels of the steady steps (operators of a CPU), and how many steps these are."""
+    kind = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
+    chosen = (graph.kind == kind) & graph.of_clock.mask
+    first, last = graph.info.steady
+    if clock == "span" or last <= first:
+        return chosen, 1
+    return chosen & (graph.step >= first) & (graph.step < last), last - first
+
+
+def at_peak(graph: TaskGraph, gpu: Gpu, flops: Float64) -> tuple[Float64, Array]:
+    """Return what ``flops``, shape (n_tasks,), take at the data sheet's peaks, ns, and each task's format.
+
+    Formats are positions in ``FORMATS``. fp32 that is faster than fp32 can be runs in TF32.
+    """
+    peaks = np.array([gpu.matrix_tflops(name) for name in FORMATS]) * 1e3  # 1 TFLOP/s is 1,000 FLOPs/ns
+    form = graph.dtype.astype(np.int64)
+    fp32, tf32 = DTYPES.index("fp32"), DTYPES.index("tf32")
+    single = (form == fp32) | (form == 0)
+    if gpu.tf32_by_default:
+        form = np.where(single & (graph.family == KernelFamily.CONVOLUTION), tf32, form)
+        form = np.where(single & (flops > peaks[fp32] * graph.duration_ns), tf32, form)
+    return flops / peaks[form], form
