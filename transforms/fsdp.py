@@ -8,11 +8,11 @@ Model:  a unit (the blocks that repeat, the layers that `unit` names, or layers 
         channel in the order of the calls (one communicator), beside the kernels; `limit` units are gathered at once.
         Prefetch: the next unit is asked for before (pre) or behind (post) a unit's backward work, or when its turn
         comes; `forward_prefetch` asks a unit early in the forward pass too. Copies out of and into the buffers and
-        hooks cost their time (the hooks: half of what we measured; 0.15 to 1.5 ms a call). `half` sends 16 bits.
-        On a CPU (gloo) every call blocks and a reduce-scatter is a whole all-reduce. Ignored: that under FSDP1 the CPU
-        waits at the limit; padding; offloading. With hybrid=true (paper, §3.2.2; HSDP) the workers of one node of the
-        `cluster` share the parameters, and each part of the gradients is summed across nodes on a channel of its own.
-        In the range: 34 % more than theory (Daydream §6.5).
+        hooks cost their time (the hooks: half of what we measured; 0.15 to 1.5 ms a call). `half` sends 16 bits. On a
+        CPU (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: that
+        under FSDP1 the CPU waits at the limit; padding; offloading. With hybrid=true (paper, §3.2.2; HSDP) the workers
+        of one node of the `cluster` share the parameters, and each part of the gradients is summed across nodes on a
+        channel of its own. In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.fsdp.fully_shard on each block and on the model, torchrun, a DistributedSampler.
 """
 

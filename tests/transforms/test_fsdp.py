@@ -126,8 +126,14 @@ def test_on_a_cpu_every_call_blocks_and_a_scatter_is_a_whole_all_reduce() -> Non
     # Nothing runs beside anything: thread and network together fill the makespan.
     assert int(timeline.graph.duration_ns.sum()) == timeline.makespan_ns
     gathers, scatters = ([end - start for name, start, end in rows if name == one] for one in (GATHER, SCATTER))
-    assert set(gathers) <= {105, 106}  # 1,800,000 bytes at 0.95 of 18 a nanosecond
-    assert set(scatters) <= {210, 211}
+    # Not the link: a message of 225 us, and 8 copies of half of the block at the 10 GB/s of a core; a sum is two of it.
+    assert set(gathers) == {225 + 1584}
+    assert set(scatters) == {2 * (225 + 1584)}
+    slow = drawn(simulate(apply(blocks_on_cpu(), f"fsdp:workers=2,bandwidth=3.96Gbps,latency_us=0,{UNITS}")), "network")
+    # Half of a block at 0.95 of 0.495 GB/s, which takes longer than gloo's work.
+    lengths = [(name, end - start) for name, start, end in slow]
+    assert lengths[0] == (GATHER, pytest.approx(1980 / 0.495 / 0.95, abs=1))
+    assert lengths[3] == (SCATTER, pytest.approx(3960 / 0.495 / 0.95, abs=1))
 
 
 # -- what the papers count -------------------------------------------------------------------------------------------

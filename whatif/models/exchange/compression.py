@@ -71,9 +71,7 @@ def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
     before = _inserted(graph, TO_HALF, sources, graph.thread[sources], TO_HALF_ACCESSES * size, 2, low=1, high=1)
     graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
     half = size // 2
-    cost = network.cost("all_reduce", half)
-    if not graph.on_gpu.any():
-        cost = gloo.bounded_by_cpu(cost, gloo.work_ns(graph, half, network.workers, cost.total_ns))
+    cost = gloo.sent(graph, network, "all_reduce", half).cost
     times = estimated(cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
     graph = put(with_values(graph, tasks, size_bytes=half), tasks, times)
     graph = send_less(tell(graph, tasks, cost.latency_ns, network.workers), 0.5)

@@ -103,11 +103,7 @@ def all_reduce_buckets(
     if not overlap:
         buckets = buckets._replace(ready=np.maximum(buckets.ready, ends.work[buckets.step]))
     graph, channel = add_channel(graph, CHANNEL, ordered=True)
-    cost = network.cost("all_reduce", buckets.size_bytes)
-    work_ns = np.zeros(len(buckets.step))
-    if not graph.on_gpu.any():
-        work_ns = gloo.work_ns(graph, buckets.size_bytes, network.workers, cost.total_ns)
-        cost = gloo.bounded_by_cpu(cost, work_ns)
+    cost, work_ns, _ = gloo.sent(graph, network, "all_reduce", buckets.size_bytes)
     times = _as_certain(estimated(cost, SYNCHRONISED if synchronised else OVERLAPPED), buckets, network)
     waiting = _first_behind(graph, ends, buckets)
 

@@ -25,6 +25,7 @@ from whatif.graph.types import (
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark, moving
+from whatif.models.exchange import gloo
 from whatif.models.exchange.collective_tasks import (
     ALL_REDUCE,
     FAMILY,
@@ -117,7 +118,8 @@ def exchange(
     behind = np.maximum.accumulate(behind)
     size = np.array([one.size_bytes for one in rows], dtype=np.int64)
     phase = np.array([one.phase for one in rows])
-    cost = _cost([one.operation for one in rows], size, network, on_gpu=on_gpu)
+    # On a CPU the thread that calls waits, so that gloo's work passes within that time.
+    cost, _, fixed_ns = _sent(graph, [one.operation for one in rows], size, network)
     times = estimated(cost)
     graph, code = add_channel(graph, channel, ordered=True)
     ins, outs = _copies_of([one.copied_in for one in rows]), _copies_of([one.copied_out for one in rows])
@@ -142,7 +144,9 @@ def exchange(
     operations = np.array([one.operation for one in rows])
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
-    changed = tell(named(collectives.graph, names), put.ids, cost.latency_ns, network.workers)
+    # Other batches ask what of activations stays, other networks what of gradients does.
+    latency_ns = np.minimum(fixed_ns, cost.total_ns) if activations else cost.latency_ns
+    changed = tell(named(collectives.graph, names), put.ids, latency_ns, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     changed = changed.with_duration(put.calls, call.centre_ns, low_ns=call.low_ns, high_ns=call.high_ns)
     if activations:
@@ -191,16 +195,13 @@ def _beside_copies(
     ]
 
 
-def _cost(operations: list[str], size_bytes: Int64, network: Network, *, on_gpu: bool) -> Cost:
-    latency_ns, transfer_ns = (np.zeros(len(size_bytes)) for _ in range(2))
+def _sent(graph: TaskGraph, operations: list[str], size_bytes: Int64, network: Network) -> gloo.Sent:
+    latency_ns, transfer_ns, work_ns, fixed_ns = (np.zeros(len(size_bytes)) for _ in range(4))
     for operation in dict.fromkeys(operations):
         mine = np.array(operations) == operation
-        # gloo's reduce_scatter is an all-reduce of which every worker keeps its part (ProcessGroupGloo of torch 2.13:
-        # a profile of fully_shard on two CPUs shows gloo:all_reduce inside c10d::_reduce_scatter_base_).
-        run = "all_reduce" if operation == "reduce_scatter" and not on_gpu else operation
-        cost = network.cost(run, size_bytes[mine])
+        cost, work_ns[mine], fixed_ns[mine] = gloo.sent(graph, network, operation, size_bytes[mine])
         latency_ns[mine], transfer_ns[mine] = cost.latency_ns, cost.transfer_ns
-    return Cost(latency_ns, transfer_ns)
+    return gloo.Sent(Cost(latency_ns, transfer_ns), work_ns, fixed_ns)
 
 
 def _copies(

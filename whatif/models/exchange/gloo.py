@@ -8,11 +8,14 @@ several workers that predictions are scored on (docs/data_parallel.md).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.network import Network
 from whatif.models.durations.memory_rate import memory_gbyte_s
 
 # An all-reduce of 4 to 64 KB among two takes 0.42 to 0.67 ms, nearly all of it CPU time: handing over to gloo's threads
@@ -30,19 +33,44 @@ BUFFER_NS = 12_000
 SPREAD = 2.0
 
 
-def work_ns(
-    graph: TaskGraph, size_bytes: npt.ArrayLike, workers: int, transfer_ns: npt.ArrayLike
-) -> npt.NDArray[np.float64]:
-    """Return the CPU time of ring all-reduces of ``size_bytes`` on one worker, ns, shape (n,).
+# gloo's reduce_scatter is an all-reduce of which every worker keeps its part (ProcessGroupGloo of torch 2.13: a profile
+# of fully_shard on two CPUs shows gloo:all_reduce inside c10d::_reduce_scatter_base_).
+RUN_AS = {"reduce_scatter": "all_reduce"}
 
-    ``transfer_ns`` (n,): what the network needs for them; where that is longer, gloo waits in between.
+
+class Sent(NamedTuple):
+    """What collectives take, ns, shape (n,) each part.
+
+    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``fixed_ns``: what fewer bytes do not shorten.
     """
-    size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
-    passing_bytes = 2 * (workers - 1) / workers * size
+
+    cost: Cost
+    work_ns: npt.NDArray[np.float64]
+    fixed_ns: npt.NDArray[np.float64]
+
+
+def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.ArrayLike) -> Sent:
+    """Return what collectives of ``size_bytes`` take the workers of ``network``.
+
+    On a GPU that is the network's cost. From a CPU gloo sends, and none is shorter than the work of its threads.
+    """
+    if graph.on_gpu.any():
+        cost = network.cost(operation, size_bytes)
+        return Sent(cost, np.zeros(len(cost.latency_ns)), cost.latency_ns)
+    run = RUN_AS.get(operation, operation)
+    cost, workers = network.cost(run, size_bytes), network.workers
+    rounds = 2 if run == "all_reduce" else 1  # of a ring, in each of which a part passes every other worker
+    passing_bytes = rounds * (workers - 1) / workers * np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     copy_ns = passing_bytes / memory_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
-    at_once_ns = 2 * (workers - 1) * MESSAGE_NS + COPIES * copy_ns
-    waits = np.asarray(transfer_ns) > at_once_ns
-    return np.asarray(np.where(waits, at_once_ns + (WOKEN_COPIES - COPIES) * copy_ns, at_once_ns))
+    messages_ns = rounds * (workers - 1) * MESSAGE_NS
+    at_once_ns = messages_ns + COPIES * copy_ns
+    # Where the network needs longer, gloo waits in between.
+    waits = cost.total_ns > at_once_ns
+    work = np.where(waits, at_once_ns + (WOKEN_COPIES - COPIES) * copy_ns, at_once_ns)
+    bounded = bounded_by_cpu(cost, work)
+    # The slower the network, the less of the work of messages is not hidden in it.
+    fixed_ns = np.maximum(cost.latency_ns, messages_ns * work / np.maximum(bounded.total_ns, 1))
+    return Sent(bounded, work, fixed_ns)
 
 
 def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -180,11 +180,7 @@ def _issued_again(
     if network is not None:
         for operation in dict.fromkeys(found.operation):
             mine = known & (np.array(found.operation) == operation)
-            cost = network.cost(operation, size[mine])
-            if not graph.on_gpu.any():
-                cost = gloo.bounded_by_cpu(
-                    cost, gloo.work_ns(graph, size[mine].astype(np.int64), workers, cost.total_ns)
-                )
+            cost = gloo.sent(graph, network, operation, size[mine]).cost
             transfer_ns[mine] = low_ns[mine] = cost.total_ns
             latency_ns[mine], high_ns[mine] = cost.latency_ns, cost.total_ns * OVERLAPPED
     # How long peers let one another wait is another thing on another network: from not at all to what was recorded.
