@@ -1,4 +1,4 @@
-"""What a GPU runs in one operator and meta tensors in several: dropout and attention, chosen as the device would."""
+"""What a device runs in one operator and meta tensors in several: dropout, attention, LSTM; as the device chooses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .recurrent import onednn_lstm, runs_in_onednn
+
 # FlashAttention's kernels take these; memory-efficient attention takes the others and all masks (sdp_utils.cpp of
 # PyTorch 2.x). What cuDNN would be chosen for on Hopper costs about as much.
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -14,7 +16,7 @@ _FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
 
 
 class AsOnDevice(TorchFunctionMode):
-    """While it is entered, ``dropout`` and ``scaled_dot_product_attention`` call the operators of a GPU, or of a CPU.
+    """While it is entered, ``dropout``, ``scaled_dot_product_attention`` and ``lstm`` call the device's operators.
 
     ``capability`` is the GPU's compute capability (8.0); None: a CPU.
     """
@@ -29,6 +31,8 @@ class AsOnDevice(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is nn.functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is torch.lstm and self._capability is None and runs_in_onednn(args[0], args[1]):
+            return onednn_lstm(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _attention(

@@ -112,11 +112,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         "torch": str(torch.__version__),
         "execution": {"compiled": False, "cuda_graph": False},
     }
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        notes.append(
-            "recurrent layers are taken down step by step, as meta tensors run them: a library's fused kernels take "
-            "less time and memory"
-        )
+    notes += _on_recurrent_layers(model, on_cpu=wanted.capability is None)
     return OperatorGraph(
         wanted.target, watch.operations, watch.layer_calls, watch.allocations,
         sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta), metadata, tuple(notes),
@@ -149,6 +145,22 @@ def _run(
     watch.phase = Phase.UPDATE
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _on_recurrent_layers(model: nn.Module, *, on_cpu: bool) -> list[str]:
+    """Say what layers that run in another way than meta tensors do are predicted as."""
+    classes = {type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)}
+    if not on_cpu and classes:
+        return [
+            "recurrent layers are taken down step by step, as meta tensors run them: a library's fused kernels take "
+            "less time and memory"
+        ]
+    if classes - {"LSTM"}:
+        return [
+            "GRU and RNN layers are taken down step by step, as meta tensors run them: a CPU computes the products "
+            "with the inputs of all steps at once"
+        ]
+    return []
 
 
 def _set_attention(model: nn.Module, wanted: Wanted) -> None:
