@@ -12,6 +12,7 @@ import pytest
 from tests.helpers import need
 from tests.plan.conftest import BATCH
 from whatif.cli.main import main
+from whatif.ingest.read import read
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose
@@ -19,7 +20,7 @@ from whatif.prediction.transform import load_transform
 from whatif.questions.plan.estimate import Composer
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
-from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
+from whatif.questions.plan.space import DDP, FSDP, LEVELS, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.runtime.errors import WhatifError
 
@@ -74,6 +75,19 @@ def test_the_best_is_within_five_percent_of_the_exhaustive_best(predicted: Basel
     best = min(simulated(predicted, row).step_ms for row in rows)
     assert best <= found.step_ms * 1.0001 < best * 1.05
     assert found.plan.samples == 32
+
+
+def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:
+    """gloo's work lengthens the step, and only DDP sends beside it."""
+    link = tmp_path / "link.toml"
+    link.write_text('[cluster]\nname = "lab"\n[[level]]\nname = "hosts"\nbandwidth = "1Gbps"\nlatency_us = 50\n')
+    baseline = Baseline.of(read("traces/lab_pipeline_cpu/mlp.trace.json.gz"))
+    composer = Composer(compose(baseline.graph, []), str(link))
+    asked = asked_of(baseline, 2, str(link), global_batch=256)
+    ways = [Plan(1, 1, 2, level, 256 // 2 // passes, passes, recompute=False) for level in LEVELS for passes in (1, 2)]
+    for one in composer.estimates(iter(ways), None):
+        row = _row(baseline, asked, one)
+        assert row.step_ms == pytest.approx(simulated(baseline, row).step_ms, rel=0.03), row.plan
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])

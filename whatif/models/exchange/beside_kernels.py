@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Phase, TaskKind
+from whatif.graph.types import Bool, Phase, TaskKind
 from whatif.models.durations.estimator import mark, moving
 from whatif.simulation.transfers import hidden_ns, of_activations, workers_of
 
@@ -43,8 +44,7 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     place = np.where(behind[tasks] >= 0, behind[tasks], before)
     tasks, place = tasks[place >= 0], place[place >= 0]
     whole = np.array([collective_of(name, "") == "all_reduce" for name in graph.names])[graph.name[tasks]]
-    workers = workers_of(graph)[tasks]
-    moved = TRAFFIC * (workers - 1) / workers * graph.size_bytes[tasks] * np.where(whole, 1.0, 0.5)
+    moved = _traffic_bytes(whole, graph.size_bytes[tasks], workers_of(graph)[tasks])
     times = moving(graph, moved)
     inserted = graph.insert(
         NewTasks(
@@ -55,6 +55,17 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
         )
     )  # fmt: skip
     return mark(inserted.graph, inserted.ids, times.source)
+
+
+def traffic_ns(graph: TaskGraph, operation: str, size_bytes: npt.ArrayLike, workers: int) -> npt.NDArray[np.float64]:
+    """Return what kernels of a GPU lose to collectives of ``size_bytes`` beside them, ns, shape (n,)."""
+    whole = np.array(operation == "all_reduce")
+    return np.asarray(moving(graph, _traffic_bytes(whole, np.atleast_1d(size_bytes), workers)).duration_ns)
+
+
+def _traffic_bytes(whole: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    count = np.asarray(workers, dtype=np.float64)
+    return np.asarray(TRAFFIC * (count - 1) / count * np.asarray(size_bytes) * np.where(whole, 1.0, 0.5))
 
 
 def send_less(graph: TaskGraph, share: float) -> TaskGraph:

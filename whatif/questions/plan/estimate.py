@@ -21,6 +21,7 @@ from whatif.graph.types import Float64, Int64
 from whatif.hardware.cluster.network import Network
 from whatif.models import accumulated, gradients, with_batch
 from whatif.models.durations.estimator import shortest_kernel_ns
+from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.stragglers import slowest_factor
@@ -35,15 +36,12 @@ from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, plann
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
-from whatif.models.parallel.sharding import UNIT_CALL, units_in_memory
+from whatif.models.parallel.sharding import units_in_memory
 from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
 from whatif.models.parallel.stages import Model, balanced, model_of
+from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
 from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
-from whatif.units import Size
-
-# What is sent at once: DDP's buckets (torch.nn.parallel.DistributedDataParallel), taken for ZeRO's as `zero` does.
-BUCKET_BYTES = Size("25MiB").size_bytes
 
 
 class Parts(NamedTuple):
@@ -126,7 +124,9 @@ class Composer:
         self.graph, self.cluster = graph, cluster
         self.batch = graph.info.batch_size or 1
         self.model: Model = model_of(self.graph)
-        self.gradients = self._gradients(graph)
+        found = step_gradients(graph, None, "plan")
+        self.gradients = np.asarray(found.size_bytes[found.step == found.step.min()], dtype=np.int64)
+        self._exchanges = Exchanges(graph, found)
         listed = gradients(graph)
         work_ns, launch_ns = adding_ns(graph, listed) if listed is not None else (0.0, 0.0)
         on_gpu = bool(graph.on_gpu.any())
@@ -232,16 +232,6 @@ class Composer:
             self._units = units_in_memory(graph, units_of(graph, "fsdp", gradients, passes(graph), None, None))
         return self._units
 
-    @property
-    def _sizes(self) -> list[int]:
-        """Bytes of the units of FSDP, but for the root's."""
-        return [size for unit, size in self._of_units()[1].items() if unit >= 0] or [int(self.gradients.sum())]
-
-    def _gradients(self, graph: TaskGraph) -> Int64:
-        """Bytes of the gradients in the order in which they finish, of one step."""
-        found = step_gradients(graph, None, "plan")
-        return np.asarray(found.size_bytes[found.step == found.step.min()], dtype=np.int64)
-
     def _pass(self, plan: Plan) -> _Pass:
         found = self._passes.get(plan.micro_batch)
         if found is None:
@@ -292,37 +282,29 @@ class Composer:
         share = self._shared_update(plan.data) if plan.level != DDP else 1.0
         update = _Sides(*(np.asarray(side.sum()) for side in one.update))
         work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in one.batch)))
-        if plan.level == FSDP and plan.data > 1:  # three calls a unit, and the root's two, in every pass
-            calls = (3 * len(self._sizes) + 2) * UNIT_CALL.centre_ns
-            work = work._replace(cpu=work.cpu + plan.passes * calls)
-        step = work.plus(_Sides(update.cpu, update.gpu * share, update.sums))
+        cpu, gpu, exchange = self._exchange_alone(plan, one) if plan.data > 1 else (0.0, 0.0, 0.0)
+        work = work._replace(cpu=work.cpu + cpu, gpu=work.gpu + gpu)
+        # On a CPU the update is the CPU's work.
+        cpu_share, gpu_share = (1.0, share) if self.graph.on_gpu.any() else (share, 1.0)
+        step = work.plus(_Sides(update.cpu * cpu_share, update.gpu * gpu_share, update.sums))
         busy = float(step.busy)
         update_ns = busy - float(work.busy)
-        exchange = self._exchange_alone(plan, one) if plan.data > 1 else 0.0
         sums = float(work.busy - np.maximum(work.cpu, work.gpu))
         return Parts(*(ns / 1e6 for ns in (busy - update_ns - sums, sums, 0.0, exchange, update_ns)))
 
-    def _exchange_alone(self, plan: Plan, one: _Pass) -> float:
-        """What of the exchange is not hidden behind the passes, ns."""
+    def _exchange_alone(self, plan: Plan, one: _Pass) -> Exchanged:
         name = "fsdp" if plan.level == FSDP else "zero" if plan.level else "distributed"
         network = self._network(name, plan.data)
-        total = int(self.gradients.sum())
         forward_ns, backward_ns = (float(side.busy.sum()) for side in (one.forward, one.backward))
-        if plan.level == FSDP:
-            sizes = np.array(self._sizes, dtype=np.float64)
-            units = len(sizes)
-            gather = float(network.cost("all_gather", sizes).total_ns.sum())
-            scatter = float(network.cost("reduce_scatter", sizes).total_ns.sum())
-            first = (gather + scatter) / units
-            hidden = max(gather - forward_ns, 0.0) + max(gather + scatter - backward_ns, 0.0)
-            return plan.passes * (hidden + first)
-        buckets = np.full(max(round(total / BUCKET_BYTES), 1), total / max(round(total / BUCKET_BYTES), 1))
-        operation = "reduce_scatter" if plan.level else "all_reduce"
-        costs = network.cost(operation, buckets).total_ns
-        sent = float(costs.sum())
-        # Gradients leave in the last pass alone.
-        shown = max(sent - backward_ns * (1 - 1 / len(buckets)), float(costs[-1]))
-        return shown + (float(network.cost("all_gather", [total]).total_ns[0]) if plan.level else 0.0)
+        # Gradients leave in the last pass alone, but for FSDP's.
+        if plan.level == DDP:
+            return self._exchanges.whole(network, backward_ns)
+        if plan.level != FSDP:
+            return self._exchanges.sharded_state(network, backward_ns)
+        sizes = self._of_units()[1]
+        units = [size for unit, size in sizes.items() if unit >= 0]
+        found = self._exchanges.all_sharded(network, units, sizes.get(-1, 0), forward_ns, backward_ns)
+        return Exchanged(*(plan.passes * part for part in found))
 
     def _pipeline(self, plan: Plan) -> Parts:
         one, begins = self._pass(plan), self._begins(plan)
@@ -361,7 +343,7 @@ class Composer:
             return np.zeros(plan.pipeline)
         among = self._network("zero" if plan.level else "distributed", plan.data)
         operations = ("reduce_scatter", "all_gather") if plan.level else ("all_reduce",)
-        costs = [among.cost(name, stage_bytes).total_ns for name in operations]
+        costs = [gloo.sent(self.graph, among, name, stage_bytes).cost.total_ns for name in operations]
         return np.asarray(np.sum(costs, axis=0), dtype=np.float64)
 
     def _cut(self, plan: Plan, begins: Int64) -> Cut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -211,6 +211,7 @@ def plan(
         raise WhatifError(f"plan: expected a plan that can be simulated, got none: {refused}" if refused
                           else _none_fits(asked, closest))  # fmt: skip
     plain = _plain(baseline, asked[0], ranked)
+    ranked = _with_plain(ranked, plain, by)
     return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit)
 
 
@@ -343,6 +344,18 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
         except WhatifError as error:
             found[name] = str(error)
     return found
+
+
+def _with_plain(rows: Sequence[Row], plain: Mapping[str, Row | str], by: str) -> list[Row]:
+    """The rows with the plain ones as they were simulated, which may be better than their estimates."""
+    key = _key(by)
+    beside = {(row.asked.cluster, row.plan): row for row in plain.values() if isinstance(row, Row) and row.fits}
+    found = [beside.get((row.asked.cluster, row.plan), row) for row in rows]
+    first = max(key(row) for row in rows if row.simulated)
+    return [
+        *sorted((row for row in found if row.simulated and key(row) <= first), key=key),
+        *sorted((row for row in found if not row.simulated or key(row) > first), key=key),
+    ]
 
 
 def _named(way: Plan) -> str:

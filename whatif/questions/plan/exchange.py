@@ -1,0 +1,126 @@
+"""What exchanging gradients and parameters costs copies of a whole model: work beside the passes, and what is exposed.
+
+The same pieces as the tasks of ``distributed``, ``zero`` and ``fsdp``, which are named beside each. Volumes:
+Rajbhandari et al., SC 2020, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Float64, Phase, TaskKind
+from whatif.hardware.cluster.network import Network
+from whatif.models.durations.estimator import moving
+from whatif.models.exchange import gloo
+from whatif.models.exchange.beside_kernels import traffic_ns
+from whatif.models.exchange.buckets import MEBIBYTE, StepGradients, bucket_of, step_of
+from whatif.models.exchange.collective_tasks import CALL_NS
+from whatif.models.exchange.data_parallel import COPY_CALL
+from whatif.models.layers.calls import usual_launch_ns
+from whatif.models.parallel.sharding import BUCKET_CALL, UNIT_CALL
+from whatif.units import Size
+
+# What ZeRO sends at once: `zero`'s own default.
+BUCKET_BYTES = Size("25MiB").size_bytes
+
+
+class Exchanged(NamedTuple):
+    """What exchanging adds to the CPU and to the GPU in a step, and what of the transfers nothing hides, ns."""
+
+    cpu: float
+    gpu: float
+    shown: float
+
+
+class Exchanges:
+    """The exchanges of copies that share one graph."""
+
+    def __init__(self, graph: TaskGraph, gradients: StepGradients) -> None:
+        """Look at the gradients of one step, and when in its backward pass each is ready."""
+        first = gradients.step == gradients.step.min()
+        self._graph = graph
+        self._gradients = StepGradients(*(column[first] for column in gradients))
+        self._on_gpu = bool(graph.on_gpu.any())
+        worker = graph.on_gpu if self._on_gpu else graph.on_cpu
+        backward = np.asarray(worker & (graph.phase == Phase.BACKWARD) & (step_of(graph) == gradients.step.min()))
+        over = np.cumsum(np.where(backward, graph.duration_ns, 0), dtype=np.float64)
+        self._ready = over[self._gradients.task] / max(over[-1], 1.0)
+        launches = graph.on_gpu & (graph.kind == TaskKind.KERNEL)
+        self._launch_ns = float(usual_launch_ns(graph, launches)) if self._on_gpu else 0.0
+        self._buckets: dict[float | None, tuple[Float64, Float64]] = {}
+
+    def whole(self, network: Network, backward_ns: float) -> Exchanged:
+        """DDP's buckets behind one backward pass (``data_parallel.all_reduce_buckets``)."""
+        graph, count = self._graph, len(self._gradients.size_bytes)
+        sizes, ready = self._in_buckets(None)
+        copied = 2 * float(moving(graph, 2 * self._gradients.size_bytes).duration_ns.sum())
+        cost, work, _ = gloo.sent(graph, network, "all_reduce", sizes)
+        if self._on_gpu:
+            calls = 2 * count * COPY_CALL * self._launch_ns + len(sizes) * CALL_NS
+            beside = float(traffic_ns(graph, "all_reduce", sizes, network.workers).sum())
+            return Exchanged(calls, copied + beside, _behind(ready * backward_ns, cost.total_ns, backward_ns))
+        buffers, _ = gloo.buffers(graph)
+        own = copied + count * gloo.HOOK_NS + gloo.STEP_NS + buffers * gloo.BUFFER_NS
+        done = float(work.sum()) + len(sizes) * CALL_NS
+        # gloo's work lengthens the backward pass, and passes within the transfers.
+        lengthened = backward_ns + own + done
+        shown = _behind(ready * lengthened - work, cost.total_ns, lengthened)
+        return Exchanged(own + done, 0.0, shown)
+
+    def sharded_state(self, network: Network, backward_ns: float) -> Exchanged:
+        """ZeRO-1 and 2: buckets are reduced and scattered, parameters gathered (``sharding.sharded_gradients``)."""
+        graph = self._graph
+        sizes, ready = self._in_buckets(BUCKET_BYTES / MEBIBYTE)
+        copied = float(moving(graph, 2 * sizes).duration_ns.sum())
+        scattered = gloo.sent(graph, network, "reduce_scatter", sizes).cost.total_ns
+        gathered = float(gloo.sent(graph, network, "all_gather", [sizes.sum()]).cost.total_ns[0])
+        calls = (len(sizes) + 1) * BUCKET_CALL.centre_ns
+        if not self._on_gpu:  # every call blocks
+            return Exchanged(copied + calls, 0.0, float(scattered.sum()) + gathered)
+        beside = float(traffic_ns(graph, "reduce_scatter", sizes, network.workers).sum())
+        shown = _behind(ready * backward_ns, scattered, backward_ns) + gathered
+        return Exchanged(calls + len(sizes) * self._launch_ns, copied + beside, shown)
+
+    def all_sharded(
+        self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float
+    ) -> Exchanged:
+        """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``)."""
+        graph = self._graph
+        sizes = np.array(units, dtype=np.float64)
+        every = np.append(sizes, [root] if root else [])
+        gather = gloo.sent(graph, network, "all_gather", every).cost.total_ns
+        scatter = gloo.sent(graph, network, "reduce_scatter", every).cost.total_ns
+        again = float(gather[: len(sizes)].sum())
+        copied = float(moving(graph, 2 * np.concatenate([every, every, sizes])).duration_ns.sum())
+        count = len(every) + len(every) + len(sizes)
+        calls = count * UNIT_CALL.centre_ns
+        if not self._on_gpu:
+            return Exchanged(calls, 0.0, copied + float(gather.sum()) + again + float(scatter.sum()))
+        beside = sum(
+            float(traffic_ns(graph, name, size, network.workers).sum())
+            for name, size in (("all_gather", every), ("all_gather", sizes), ("reduce_scatter", every))
+        )
+        first, last = float(gather[0] + gather[-1]) if root else float(gather[0]), float(scatter[-1])
+        hidden = max(float(gather.sum()) - first - forward_ns, 0.0)
+        hidden += max(again + float(scatter.sum()) - last - backward_ns, 0.0)
+        return Exchanged(calls + count * self._launch_ns, copied + beside, hidden + first + last)
+
+    def _in_buckets(self, bucket_mb: float | None) -> tuple[Float64, Float64]:
+        """Bytes of the buckets, in the order of sending, and after which share of the backward pass each is full."""
+        if bucket_mb not in self._buckets:
+            number = bucket_of(self._graph, self._gradients, bucket_mb)
+            sizes = np.bincount(number, weights=self._gradients.size_bytes).astype(np.float64)
+            ready = np.zeros(len(sizes), dtype=np.float64)
+            np.maximum.at(ready, number, self._ready)
+            self._buckets[bucket_mb] = sizes, np.maximum.accumulate(ready)
+        return self._buckets[bucket_mb]
+
+
+def _behind(ready_ns: Float64, took_ns: Float64, end_ns: float) -> float:
+    """What transfers that follow one another, each from when it is ready, take beyond ``end_ns``."""
+    left = np.cumsum(took_ns[::-1])[::-1]
+    return max(float((ready_ns + left).max()) - end_ns, 0.0)
