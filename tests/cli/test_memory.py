@@ -11,17 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import whatif
 from tests.helpers import launched, mark, need, op, write_trace
 from tests.memory_steps import drawn
 from tests.memory_traces import METADATA, NODE, two_linear_layers
 from whatif.cli.main import main
 from whatif.graph.memory import peak
 from whatif.models.layers.memory_effects import with_batch
+from whatif.prediction.baseline import Baseline
+from whatif.questions.memory_summary import memory_summary
 from whatif.questions.what_fits import first_number
+from whatif.report.text_memory import capacity_sentences
 
 KEYS = {
-    "trace", "source", "peak_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers", "timeline",
-    "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch", "fewest_workers",
+    "trace", "source", "peak_bytes", "high_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers",
+    "timeline", "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch",
+    "fewest_workers",
 }  # fmt: skip
 
 
@@ -356,3 +361,18 @@ def test_what_does_not_tell_its_memory(tmp_path: Path, capsys: pytest.CaptureFix
     ]
     path = str(write_trace(tmp_path / "training.json", training))
     assert "whatif collect --memory" in refused(capsys, path)
+
+
+def test_a_peak_from_shapes_has_a_range_that_decides_what_fits(own_traces: Path) -> None:
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    peak_bytes = memory_summary(baseline, None).peak.total
+    high_bytes = round(1.06 * peak_bytes)
+    verdicts = {}
+    for capacity in (peak_bytes - 1, peak_bytes, high_bytes - 1, high_bytes):
+        found = memory_summary(baseline, None, capacity_bytes=capacity)
+        assert found.high_bytes == high_bytes
+        verdicts[capacity] = found.fits, capacity_sentences(found)[0].partition(" into ")[0]
+    assert [*verdicts.values()] == [
+        (False, "The step does not fit"), (None, "The step may not fit"), (None, "The step may not fit"),
+        (True, "The step fits"),
+    ]  # fmt: skip

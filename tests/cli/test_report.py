@@ -28,6 +28,7 @@ from whatif.report.html import timeline
 from whatif.report.html.facts import gather, without_folders
 from whatif.report.html.page import page
 from whatif.report.html.tables import Cell, Row, joined
+from whatif.report.text_memory import size
 from whatif.simulation.steps import window_ns
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202egnirts\x1b[31m😀 & \"quoted\" 'single'"
@@ -115,6 +116,7 @@ def test_the_tables_show_the_data(transformer: tuple[Page, str]) -> None:
     assert [row[1].value for row in together.rows] == [e["gain_pct"] for e in facts["advise"]["combinations"]]
     assert held.numbers["baseline_ms"] == facts["explain"]["baseline_ms"]
     assert held.numbers["predicted_ms"] == facts["apply"]["predicted_ms"]
+    assert held.numbers["peak_bytes"] == facts["memory"]["peak_bytes"]
     assert [row[1].value for row in held.tables["t-scaling"].rows] == [
         row["predicted_ms"] for row in facts["scaling"]["rows"]
     ]
@@ -424,6 +426,22 @@ def test_an_older_page_is_replaced_whole(tmp_path: Path, trace: Path, capsys: py
     assert told[0].startswith("GPU-bound: ")
     assert told[-1] == f"{out}: written; open it in a browser"
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_each_tile_has_a_number_and_its_range(transformer: tuple[Page, str], own_traces: Path) -> None:
+    held, _ = transformer
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    again, faster = apply(baseline), apply(baseline, "scale:kind=cpu,factor=0.5")
+    assert held.numbers["faster_ms"] == faster.predicted_ms
+    found = re.findall(r'<a [^>]*class="tile".*?</a>', held.source, re.DOTALL)
+    tiles = [re.sub(r"<[^>]+>", "", tile) for tile in found]
+    assert len(tiles) == 5
+    for tile in tiles:
+        assert re.search(r"\d(?: MiB)? … \d", tile), tile
+    assert f"{again.low_ms:.2f} … {again.high_ms:.2f} ms" in tiles[0]
+    assert f"{faster.low_ms:.2f} … {faster.high_ms:.2f} mswith a CPU twice as fast" in tiles[3]
+    peak = held.data("facts")["memory"]
+    assert f"{size(peak['peak_bytes'])} … {size(peak['high_bytes'])}" in tiles[2]
 
 
 def test_memory_without_what_ifs(own_traces: Path) -> None:

@@ -43,7 +43,8 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
     with report() as out:
         out.say(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold")
         source = SOURCES.get(summary.memory.source, summary.memory.source)
-        out.say(f"{name}: {source.replace('recorded', baseline.graph.info.made)}", "dim")
+        more = f"; a run may need up to {size(summary.high_bytes)}" if summary.high_bytes > most.total else ""
+        out.say(f"{name}: {source.replace('recorded', baseline.graph.info.made)}{more}", "dim")
         for caveat in summary.caveats:
             out.say(caveat, "dim")
         if summary.measured_bytes:
@@ -123,8 +124,8 @@ def capacity_sentences(summary: MemorySummary) -> list[str]:
     capacity, largest = summary.capacity_bytes, summary.largest
     if capacity is None or largest is None:
         return []
-    fits = "fits into" if summary.peak.total <= capacity else "does not fit into"
-    return [f"The step {fits} {size(capacity)}.", *_largest_sentences(summary, largest)]
+    fits = {True: "fits", False: "does not fit", None: "may not fit"}[summary.fits]
+    return [f"The step {fits} into {size(capacity)}.", *_largest_sentences(summary, largest)]
 
 
 def print_solved(summary: MemorySummary) -> None:

@@ -51,6 +51,8 @@ class Facts:
     flame: Flame
     advice: Advice
     prediction: Prediction | None  # of ``asked``, else of what to do first; None where nothing gains
+    unchanged: Prediction  # of no what-if: the range of another run
+    faster: Prediction | None  # of a GPU twice as fast, else of such a CPU; None where neither works
     sensitivity: Sensitivity
     memory: MemorySummary | str
     scaling: Scaling | str
@@ -114,6 +116,8 @@ def gather(
         flame=flame(baseline, path),
         advice=advice,
         prediction=prediction,
+        unchanged=apply(baseline),
+        faster=_twice_as_fast(baseline),
         sensitivity=sensitivity(baseline, top=PARTS),
         memory=_or_why_not(lambda: memory_summary(baseline, None)),
         scaling=_or_why_not(lambda: scaling(baseline, workers, WORKERS)),
@@ -123,6 +127,12 @@ def gather(
         steps=None if recorded is None else uneven_steps(recorded, baseline),
         ranks=None if ranks is None else _ranks(ranks, baseline),
     )
+
+
+def _twice_as_fast(baseline: Baseline) -> Prediction | None:
+    side = "gpu" if baseline.graph.on_gpu.any() else "cpu"
+    found = _or_why_not(lambda: apply(baseline, f"scale:kind={side},factor=0.5"))
+    return found if isinstance(found, Prediction) else None
 
 
 def without_folders(graph: TaskGraph) -> TaskGraph:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from whatif.models.exchange.collective_tasks import recorded_workers
 from whatif.prediction.composition import spelled
+from whatif.prediction.predict import Prediction
 from whatif.questions.memory_summary import MemorySummary
-from whatif.questions.sensitivity import CPU_SIDE, GPU_SIDE, RANKED_AT_PCT
 from whatif.questions.sweep.scaling import Scaling
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, name, paragraph, prose, tag
 from whatif.report.layout import CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct, sentence_case
 from whatif.report.text_memory import capacity_sentences, size
 
-# The number of workers that the fifth tile is about: one machine of the usual kind.
+# How many times the recorded workers the fifth tile is about: one machine of the usual kind for one.
 WORKERS = 8
 WHY_BELOW = "this recording does not show it; the reason is below"
 # Units of the picture's width.
@@ -23,31 +24,35 @@ def tiles(facts: Facts) -> Html:
     return tag("div", _why_slow(facts), _what_helps(facts), _fits(facts), _faster(facts), _more(facts), class_="tiles")
 
 
-def _tile(question: str, shown: str, under: str, part: str, **number: str | float) -> Html:
+def _tile(question: str, shown: str, spread: str, under: str, part: str, **number: str | float) -> Html:
     """A tile; ``number`` is the data behind what is shown, where a command answers with it."""
     return tag(
         "a",
         tag("span", question, class_="label"),
         tag("span", shown, class_="value", **number),
+        tag("span", spread, class_="range", title="nominal 90 % range") if spread else "",
         tag("span", name(under), class_="under"),
         href=f"#{part}",
         class_="tile",
     )
 
 
+def _range_ms(found: Prediction) -> str:
+    ms = ms_format(found.baseline_ms)
+    return f"{ms(found.low_ms)} … {ms(found.high_ms)} ms"
+
+
 def _why_slow(facts: Facts) -> Html:
     word, _, reason = facts.explanation.verdict.partition(": ")
-    ms = ms_format(facts.explanation.baseline_ms)
-    shown = f"{ms(facts.explanation.baseline_ms)} ms"
-    estimated = facts.baseline.estimated_ms
-    spread = f"; estimated {ms(estimated['low'])} … {ms(estimated['high'])} ms" if estimated else ""
+    baseline_ms = facts.explanation.baseline_ms
     # The sentence up to its details and its remedy: those have their own places on the page.
     return _tile(
         "Why is it slow?",
-        shown,
-        f"{sentence_case(word)}: {reason.partition('; ')[0].partition(', ')[0].rstrip('.')}{spread}",
+        f"{ms_format(baseline_ms)(baseline_ms)} ms",
+        _range_ms(facts.unchanged),
+        f"{sentence_case(word)}: {reason.partition('; ')[0].partition(', ')[0].rstrip('.')}",
         "step",
-        data_value=repr(float(facts.explanation.baseline_ms)),
+        data_value=repr(float(baseline_ms)),
         data_key="baseline_ms",
     )
 
@@ -55,46 +60,52 @@ def _why_slow(facts: Facts) -> Html:
 def _what_helps(facts: Facts) -> Html:
     found = facts.prediction
     if found is None:
-        return _tile("What helps?", "nothing found", "no what-if makes this step clearly shorter", "what-ifs")
+        return _tile("What helps?", "nothing found", "", "no what-if makes this step clearly shorter", "what-ifs")
     names = " + ".join(spelled(transform) for transform in found.transforms)
-    ms = ms_format(found.baseline_ms)
-    under = f"{names}{facts.for_whom}: {ms(found.low_ms)} … {ms(found.high_ms)} ms"
-    number = repr(float(found.predicted_ms))
-    return _tile("What helps?", facts.as_fast, under, "what-ifs", data_value=number, data_key="predicted_ms")
+    under, number = f"{names}{facts.for_whom}", repr(float(found.predicted_ms))
+    return _tile(
+        "What helps?", facts.as_fast, _range_ms(found), under, "what-ifs", data_value=number, data_key="predicted_ms"
+    )
 
 
 def _fits(facts: Facts) -> Html:
     found = facts.memory
     if not isinstance(found, MemorySummary):
-        return _tile("Does it fit?", "unknown", WHY_BELOW, "memory")
-    said = capacity_sentences(found)
-    return _tile("Does it fit?", size(found.peak.total), said[0] if said else "at the peak of a step", "memory")
+        return _tile("Does it fit?", "unknown", "", WHY_BELOW, "memory")
+    low, high = size(found.peak.total), size(found.high_bytes)
+    said = capacity_sentences(found)[:1] or ["At the peak of a step."]
+    spread = f"{low} … {high}" if high != low else "as recorded"
+    number = repr(float(found.peak.total))
+    return _tile("Does it fit?", low, spread, said[0].rstrip("."), "memory", data_value=number, data_key="peak_bytes")
 
 
 def _faster(facts: Facts) -> Html:
-    found, side = facts.sensitivity, GPU_SIDE if facts.baseline.graph.on_gpu.any() else CPU_SIDE
-    parts = [part for part in found.of_kind("side") if part.name == side] or found.of_kind("thread")[:1]
-    device = "GPU" if side == GPU_SIDE else "CPU"
-    if not parts or not found.step_ms:
-        return _tile("Faster hardware?", "unknown", f"the recording holds no work of a {device}", "sensitivity")
-    gains = [parts[0].gain_ms[found.speedups_pct.index(speedup)] for speedup in (RANKED_AT_PCT, 100.0)]
-    twice, at_most = (found.step_ms / left if (left := found.step_ms - gain) > 0 else float("inf") for gain in gains)
-    limit = f"; with one that takes no time {at_most:.2f}×" if at_most < 100 else ""
-    return _tile("Faster hardware?", f"{twice:.2f}×", f"with a {device} twice as fast{limit}", "sensitivity")
+    found, device = facts.faster, "GPU" if facts.baseline.graph.on_gpu.any() else "CPU"
+    if found is None:
+        return _tile("Faster hardware?", "unknown", "", f"the recording holds no work of a {device}", "sensitivity")
+    shown, number = f"{found.speedup:.2f}× as fast", repr(float(found.predicted_ms))
+    under = f"with a {device} twice as fast"
+    return _tile(
+        "Faster hardware?", shown, _range_ms(found), under, "sensitivity", data_value=number, data_key="faster_ms"
+    )
 
 
 def _more(facts: Facts) -> Html:
-    found = facts.scaling
-    question = "More GPUs?" if facts.baseline.graph.on_gpu.any() else "More workers?"
+    found, graph = facts.scaling, facts.baseline.graph
+    question = "More GPUs?" if graph.on_gpu.any() else "More workers?"
     rows = (
         [row for row in found.rows if row.step_ms and row.high_ms and row.low_ms] if isinstance(found, Scaling) else []
     )
     if not isinstance(found, Scaling) or len(rows) < 2:
-        return _tile(question, "unknown", WHY_BELOW, "network")
-    row = min(rows[1:], key=lambda row: abs(row.count - WORKERS))
-    low, high = (row.count * found.single_ms / end for end in (row.high_ms, row.low_ms) if end)
-    under = f"throughput with {row.count:,} workers, {low:.2f} … {high:.2f}×"
-    return _tile(question, f"{found.throughput(row) or 0.0:.2f}×", under, "network")
+        return _tile(question, "unknown", "", WHY_BELOW, "network")
+    recorded = recorded_workers(graph) or 1
+    now = next((row for row in rows if row.count == recorded), rows[0])
+    more = [row for row in rows if row.count > now.count] or rows[1:]
+    row = min(more, key=lambda row: abs(row.count - WORKERS * now.count))
+    times = (found.throughput(row) or 0.0) / (found.throughput(now) or 1.0)
+    low, high = (times * (row.step_ms or 0.0) / end for end in (row.high_ms, row.low_ms) if end)
+    under = f"throughput with {row.count:,} workers" + (f" instead of {now.count:,}" if now.count > 1 else "")
+    return _tile(question, f"{times:.2f}×", f"{low:.2f} … {high:.2f}×", under, "network")
 
 
 def where_it_goes(facts: Facts) -> Html:
