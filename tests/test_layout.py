@@ -198,7 +198,7 @@ DEEP_IMPORTS = {
     # Durations.
     "whatif.models.durations.estimator", "whatif.models.durations.half_precision",
     "whatif.models.durations.measured", "whatif.models.durations.other_device",
-    "whatif.models.durations.precision", "whatif.models.durations.work_done",
+    "whatif.models.durations.precision", "whatif.models.exchange.more_passes",
     # Collectives, parallel training, DTS.
     "whatif.hardware.cluster.network", "whatif.models.dts.options", "whatif.models.exchange.buckets",
     "whatif.models.exchange.collective_tasks", "whatif.models.exchange.compression",

@@ -225,8 +225,9 @@ def test_the_known_work_grows_with_the_samples(tmp_path: Path, spec: str) -> Non
     products = graph.select(name="^sgemm$")
     graph = graph.replace(flops=np.where(graph.on_gpu, 10**9, -1), size_bytes=np.where(products, 10**6, -1))
     changed = whatif.apply(graph, spec).graph
-    assert set(changed.flops[changed.select(name="^sgemm")].tolist()) == {2 * 10**9}
-    assert set(changed.size_bytes[changed.select(name="^sgemm$")].tolist()) == {2 * 10**6}
+    for name, column in (("^sgemm", "flops"), ("^sgemm$", "size_bytes")):
+        before, after = (int(getattr(one, column)[one.select(name=name).mask].sum()) for one in (graph, changed))
+        assert after == 2 * before > 0
     assert set(changed.size_bytes[changed.select(name="^sgemm_bwd$")].tolist()) == {-1}
     assert set(changed.flops[changed.on_gpu & changed.select(phase=Phase.UPDATE)].tolist()) == {10**9}
 

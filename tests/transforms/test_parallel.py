@@ -12,6 +12,7 @@ import pytest
 import whatif
 from tests.transforms.test_pipeline import equal_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
+from whatif.models.exchange import more_passes
 from whatif.models.exchange.beside_kernels import BESIDE
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.prediction.predict import Baseline, Prediction, apply
@@ -83,6 +84,28 @@ def test_bytes_are_conserved() -> None:
     # All stages together exchange the gradients of the cut model, once a step.
     cut = sum(row.size_bytes or 0 for row in apply(gpt2(), tensor).graph.info.recorded.gradients)
     assert sent(apply(gpt2(), *three()).graph, "all-reduce") == pytest.approx(cut, rel=0.02)
+
+
+@pytest.mark.parametrize(("data", "name", "times"), [
+    ("distributed", "all-reduce", 1), ("zero", "reduce-scatter of gradients", 1),
+    ("fsdp", "reduce-scatter of gradients", 3), ("fsdp", "all-gather of parameters", 3),
+])  # fmt: skip
+def test_passes_are_run_again_and_gradients_sent_as_often_as_they_are(
+    data: str, name: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP and ZeRO send in the last of three passes, FSDP in each of them; one pass may stand for the first two."""
+    spec, accumulated = f"{data}:workers=4,bandwidth=1Gbps", "gradient_accumulation:passes=3"
+    alone, found, other = apply(gpt2(), spec), apply(gpt2(), accumulated, spec), apply(gpt2(), spec, accumulated)
+    assert found.predicted_ms == other.predicted_ms
+    assert sent(found.graph, name) == times * sent(alone.graph, name)
+    two_more = apply(gpt2(), accumulated).predicted_ms - gpt2().step_ns / 1e6
+    expected = alone.predicted_ms + two_more if times == 1 else times * alone.predicted_ms
+    assert found.predicted_ms == pytest.approx(expected, rel=0.03)
+    monkeypatch.setattr(more_passes, "MOST_TASKS", 1)
+    shorter = apply(gpt2(), accumulated, spec)
+    assert len(shorter.graph) < len(found.graph)
+    assert shorter.predicted_ms == pytest.approx(found.predicted_ms, rel=0.03)
+    assert sent(shorter.graph, name) == pytest.approx(sent(found.graph, name), abs=len(found.graph))
 
 
 def test_two_equal_layers_by_hand() -> None:

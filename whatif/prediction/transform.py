@@ -42,8 +42,8 @@ NO_TRUTH = {
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
-# A script that adds workers says along which axis: the innermost first, which is the order they are applied in.
-AXIS, AXES = "AXIS", ("tensor", "pipeline", "data")
+# A script that adds workers, or passes, says along which axis: the innermost first, in which order they are applied.
+AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"

@@ -14,6 +14,7 @@ from whatif.graph.types import (
     Int64,
     Phase,
 )
+from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
 from whatif.models.layers.gradients import ready_gradients
 from whatif.models.layers.layer_facts import gradient_bytes
@@ -105,8 +106,10 @@ def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
 
 
 def _backward_work(graph: TaskGraph) -> Bool:
+    """The work of the last backward pass of each step."""
     worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
-    return np.asarray(worker & (graph.phase == Phase.BACKWARD) & (step_of(graph) >= 0), dtype=np.bool_)
+    last = (step_of(graph) >= 0) & (stands_for(graph) == 0)
+    return np.asarray(worker & (graph.phase == Phase.BACKWARD) & last, dtype=np.bool_)
 
 
 def step_of(graph: TaskGraph) -> Int64:

@@ -33,6 +33,7 @@ from whatif.models.exchange.collective_tasks import (
     estimated,
     tell,
 )
+from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
 from whatif.simulation.transfers import ACTIVATIONS, of_activations, workers_of
@@ -120,6 +121,10 @@ def exchange(
     phase = np.array([one.phase for one in rows])
     # On a CPU the thread that calls waits, so that gloo's work passes within that time.
     cost, _, fixed_ns = _sent(graph, [one.operation for one in rows], size, network)
+    # One that is called in a pass which stands for several is called in each of them.
+    passes = np.maximum(stands_for(graph)[calls], 1.0)
+    cost, fixed_ns = Cost(cost.latency_ns * passes, cost.transfer_ns * passes), fixed_ns * passes
+    size = np.rint(size * passes).astype(np.int64)
     times = estimated(cost)
     graph, code = add_channel(graph, channel, ordered=True)
     ins, outs = _copies_of([one.copied_in for one in rows]), _copies_of([one.copied_out for one in rows])
@@ -148,7 +153,8 @@ def exchange(
     latency_ns = np.minimum(fixed_ns, cost.total_ns) if activations else cost.latency_ns
     changed = tell(named(collectives.graph, names), put.ids, latency_ns, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
-    changed = changed.with_duration(put.calls, call.centre_ns, low_ns=call.low_ns, high_ns=call.high_ns)
+    centre, low, high = (time_ns * passes for time_ns in call)
+    changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)
     if activations:
         column = of_activations(changed).copy()
         column[put.ids] = True

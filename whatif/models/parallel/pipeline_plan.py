@@ -9,7 +9,7 @@ import numpy as np
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
-from whatif.models.layers.gradients import additions
+from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.memory_effects import change_memory, with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
@@ -92,7 +92,7 @@ def check_counts(
 
 def check_one_pass(graph: TaskGraph) -> None:
     """Raise WhatifError where a what-if has accumulated gradients, which the micro-batches of a pipeline do."""
-    if additions(graph).any():
+    if stands_for(graph).any():
         raise WhatifError(
             "pipeline: expected one pass a step, got accumulated ones; leave gradient_accumulation out and say "
             "how many passes here, as in pipeline:micro_batches=16,micro_batch=4."
