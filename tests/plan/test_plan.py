@@ -20,7 +20,7 @@ from whatif.prediction.transform import load_transform
 from whatif.questions.plan.estimate import Composer
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
-from whatif.questions.plan.space import DDP, FSDP, LEVELS, Plan, plans_of
+from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, ZERO_2, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.runtime.errors import WhatifError
 
@@ -77,6 +77,24 @@ def test_the_best_is_within_five_percent_of_the_exhaustive_best(predicted: Basel
     assert found.plan.samples == 32
 
 
+def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
+    """Hybrid FSDP on two nodes: its pieces and its peak as simulated, the mesh that launches it, and none on one."""
+    composer = Composer(compose(predicted.graph, []), CLUSTER)
+    asked = asked_of(predicted, 16, CLUSTER, global_batch=16 * BATCH)
+    way = Plan(1, 1, 16, HYBRID, BATCH, 1, recompute=False)
+    (one,) = composer.estimates(iter([way]), None)
+    row = _row(predicted, asked, one)
+    found = simulated(predicted, row)
+    assert row.step_ms == pytest.approx(found.step_ms, rel=0.05)
+    assert row.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
+    whole = composer.peak_bytes(replace(way, level=FSDP))
+    assert whole is not None
+    assert (row.peak_bytes or 0) > whole
+    assert 'init_device_mesh("cuda", (2, 8))' in launch_flags(way, CLUSTER)["FSDP2"]
+    spaces = [plans_of(1, gpus, 64, most_stages=1, most_samples=BATCH, recompute=False, node=8) for gpus in (8, 16)]
+    assert [any(one.level == HYBRID for one in space) for space in spaces] == [False, True]
+
+
 def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:
     """gloo's work lengthens the step, and only DDP sends beside it."""
     link = tmp_path / "link.toml"
@@ -84,7 +102,11 @@ def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:
     baseline = Baseline.of(read("traces/lab_pipeline_cpu/mlp.trace.json.gz"))
     composer = Composer(compose(baseline.graph, []), str(link))
     asked = asked_of(baseline, 2, str(link), global_batch=256)
-    ways = [Plan(1, 1, 2, level, 256 // 2 // passes, passes, recompute=False) for level in LEVELS for passes in (1, 2)]
+    ways = [
+        Plan(1, 1, 2, level, 256 // 2 // passes, passes, recompute=False)
+        for level in (DDP, ZERO_1, ZERO_2, FSDP)
+        for passes in (1, 2)
+    ]
     for one in composer.estimates(iter(ways), None):
         row = _row(baseline, asked, one)
         assert row.step_ms == pytest.approx(simulated(baseline, row).step_ms, rel=0.03), row.plan

@@ -64,7 +64,7 @@ def fully_sharded(
     where hybrid sharding has no nodes.
     """
     units = units_of(graph, name, gradients, passes(graph), unit, unit_bytes)
-    within, across = _nodes(network, name) if how.hybrid else (network, None)
+    within, across = nodes_of(network, name) if how.hybrid else (network, None)
     workers = within.workers
     unit_of, sizes = units_in_memory(graph, units)
     graph = change_memory(
@@ -84,7 +84,7 @@ def fully_sharded(
     )
 
 
-def _nodes(network: Network, name: str) -> tuple[Network, Network | None]:
+def nodes_of(network: Network, name: str) -> tuple[Network, Network | None]:
     """The network within a node and the one across nodes, None where there is only one. Raises WhatifError without."""
     if len(network.levels) < 2 or network.table is not None:
         got = "a table of measured times" if network.table is not None else "links that are all equal"

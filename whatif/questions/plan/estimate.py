@@ -36,11 +36,11 @@ from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, plann
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
-from whatif.models.parallel.sharding import units_in_memory
+from whatif.models.parallel.sharding import nodes_of, units_in_memory
 from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
 from whatif.models.parallel.stages import Model, balanced, model_of
 from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
-from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
 
 
@@ -220,10 +220,16 @@ class Composer:
             return replace(memory, inputs=memory.inputs + bucket_bytes)
         if plan.level == ZERO_1:
             return with_sharded_state(memory, plan.data)
-        if plan.level != FSDP:
+        if plan.level not in (FSDP, HYBRID):
             return with_sharded_gradients(memory, plan.data, BUCKET_BYTES)
         unit_of, sizes = self._of_units()
-        return with_sharded_parameters(memory, plan.data, unit_of, sizes, limit=2, resharded=True, share=1.0)
+        return with_sharded_parameters(memory, self._sharers(plan), unit_of, sizes, limit=2, resharded=True, share=1.0)
+
+    def _sharers(self, plan: Plan) -> int:
+        """How many copies have a part of the state each: all of them, or those of one node."""
+        if plan.level != HYBRID:
+            return plan.data
+        return nodes_of(self._network("fsdp", plan.data), "fsdp")[0].workers
 
     def _of_units(self) -> tuple[dict[str, int], dict[int, int]]:
         if self._units is None:
@@ -279,7 +285,7 @@ class Composer:
         both = one.forward.plus(one.backward)
         each = _Sides(*(np.asarray(side.sum()) for side in both))
         copies = each.times(plan.passes).plus(self.added.times(plan.passes - 1))
-        share = self._shared_update(plan.data) if plan.level != DDP else 1.0
+        share = self._shared_update(self._sharers(plan)) if plan.level != DDP else 1.0
         update = _Sides(*(np.asarray(side.sum()) for side in one.update))
         work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in one.batch)))
         cpu, gpu, exchange = self._exchange_alone(plan, one) if plan.data > 1 else (0.0, 0.0, 0.0)
@@ -293,17 +299,18 @@ class Composer:
         return Parts(*(ns / 1e6 for ns in (busy - update_ns - sums, sums, 0.0, exchange, update_ns)))
 
     def _exchange_alone(self, plan: Plan, one: _Pass) -> Exchanged:
-        name = "fsdp" if plan.level == FSDP else "zero" if plan.level else "distributed"
+        name = "fsdp" if plan.level in (FSDP, HYBRID) else "zero" if plan.level else "distributed"
         network = self._network(name, plan.data)
         forward_ns, backward_ns = (float(side.busy.sum()) for side in (one.forward, one.backward))
         # Gradients leave in the last pass alone, but for FSDP's.
         if plan.level == DDP:
             return self._exchanges.whole(network, backward_ns)
-        if plan.level != FSDP:
+        if plan.level not in (FSDP, HYBRID):
             return self._exchanges.sharded_state(network, backward_ns)
         sizes = self._of_units()[1]
         units = [size for unit, size in sizes.items() if unit >= 0]
-        found = self._exchanges.all_sharded(network, units, sizes.get(-1, 0), forward_ns, backward_ns)
+        within, across = nodes_of(network, name) if plan.level == HYBRID else (network, None)
+        found = self._exchanges.all_sharded(within, units, sizes.get(-1, 0), forward_ns, backward_ns, across)
         return Exchanged(*(plan.passes * part for part in found))
 
     def _pipeline(self, plan: Plan) -> Parts:

@@ -86,9 +86,13 @@ class Exchanges:
         return Exchanged(calls + len(sizes) * self._launch_ns, copied + beside, shown)
 
     def all_sharded(
-        self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float
-    ) -> Exchanged:
-        """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``)."""
+        self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float,
+        across: Network | None = None,
+    ) -> Exchanged:  # fmt: skip
+        """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``).
+
+        ``across``: the network of the nodes that have the same parts each, which they sum behind each scatter.
+        """
         graph = self._graph
         sizes = np.array(units, dtype=np.float64)
         every = np.append(sizes, [root] if root else [])
@@ -98,16 +102,26 @@ class Exchanges:
         copied = float(moving(graph, 2 * np.concatenate([every, every, sizes])).duration_ns.sum())
         count = len(every) + len(every) + len(sizes)
         calls = count * UNIT_CALL.centre_ns
+        summed = np.zeros(len(every))
+        if across is not None:
+            parts = every / network.workers
+            summed = gloo.sent(graph, across, "all_reduce", parts).cost.total_ns
+            calls += len(every) * BUCKET_CALL.centre_ns
         if not self._on_gpu:
-            return Exchanged(calls, 0.0, copied + float(gather.sum()) + again + float(scatter.sum()))
+            return Exchanged(calls, 0.0, copied + float(gather.sum()) + again + float(scatter.sum() + summed.sum()))
         beside = sum(
             float(traffic_ns(graph, name, size, network.workers).sum())
             for name, size in (("all_gather", every), ("all_gather", sizes), ("reduce_scatter", every))
         )
+        if across is not None:
+            beside += float(traffic_ns(graph, "all_reduce", parts, across.workers).sum())
         first, last = float(gather[0] + gather[-1]) if root else float(gather[0]), float(scatter[-1])
         hidden = max(float(gather.sum()) - first - forward_ns, 0.0)
-        hidden += max(again + float(scatter.sum()) - last - backward_ns, 0.0)
-        return Exchanged(calls + count * self._launch_ns, copied + beside, hidden + first + last)
+        backward = max(again + float(scatter.sum()) - last - backward_ns, 0.0)
+        # Sums have a channel of their own, and begin with the first scatter.
+        behind = max(float(summed.sum()) - float(summed[-1]) - backward_ns - backward - last, 0.0)
+        exposed = first + hidden + backward + last + behind + float(summed[-1])
+        return Exchanged(calls + count * self._launch_ns, copied + beside, exposed)
 
     def _in_buckets(self, bucket_mb: float | None) -> tuple[Float64, Float64]:
         """Bytes of the buckets, in the order of sending, and after which share of the backward pass each is full."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from whatif.hardware.cluster.cluster_file import load_cluster
-from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
 
 SCRIPT = "train.py"
@@ -19,12 +19,15 @@ def launch_flags(plan: Plan, cluster: str) -> dict[str, str]:
     """Return the flags by launcher or library; those that cannot run the plan are left out."""
     found = {"torchrun": torchrun(plan, cluster)}
     if plan.tensor == plan.pipeline == 1:
-        if plan.level == FSDP:
+        if plan.level in (FSDP, HYBRID):
+            # A mesh of two dimensions replicates along the first one and shards along the second.
+            node = _node(plan, cluster)
+            mesh = f"({plan.data},)" if plan.level == FSDP else f"({plan.data // node}, {node})"
             found["FSDP2"] = (
-                f'mesh = init_device_mesh("cuda", ({plan.data},)); for each block: fully_shard(block, mesh=mesh); '
+                f'mesh = init_device_mesh("cuda", {mesh}); for each block: fully_shard(block, mesh=mesh); '
                 "fully_shard(model, mesh=mesh)"
             )
-        if plan.data > 1:
+        if plan.data > 1 and plan.level != HYBRID:
             found["DeepSpeed"] = json.dumps(_deepspeed(plan))
     if plan.level in (DDP, ZERO_1):
         found["Megatron-LM"] = " ".join(_megatron(plan))
@@ -33,15 +36,20 @@ def launch_flags(plan: Plan, cluster: str) -> dict[str, str]:
 
 def torchrun(plan: Plan, cluster: str) -> str:
     """Return the command that starts one process for each device of a node."""
+    node = _node(plan, cluster)
+    nodes = plan.devices // node
+    meeting = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={node} {meeting} {SCRIPT}"
+
+
+def _node(plan: Plan, cluster: str) -> int:
+    """How many of the plan's devices are in one node."""
     try:
         known = load_cluster(cluster).levels
     except WhatifError:
         known = ()
     node = min((known[0].workers or 1) if known else 1, plan.devices)
-    node = node if plan.devices % node == 0 else 1
-    nodes = plan.devices // node
-    meeting = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={node} {meeting} {SCRIPT}"
+    return node if plan.devices % node == 0 else 1
 
 
 def _megatron(plan: Plan) -> list[str]:

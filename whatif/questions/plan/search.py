@@ -235,10 +235,12 @@ def _estimated(
     except WhatifError as error:
         return [], 0, str(error), None
     most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
+    levels = load_cluster(asked.cluster).levels
+    node = (levels[0].workers or 0) if len(levels) > 1 else 0
     every = list(
         plans_of(
             tensor, asked.gpus, asked.global_batch, most_stages=composer.most_stages, most_samples=most_samples,
-            recompute=recompute,
+            recompute=recompute, node=node,
         )
     )  # fmt: skip
     found = list(islice(composer.estimates(iter(every), asked.memory_bytes), _KEPT))

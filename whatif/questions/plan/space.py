@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# How copies of the model keep state and exchange gradients: whole (DDP), ZeRO stages 1 and 2, all sharded (FSDP).
-DDP, ZERO_1, ZERO_2, FSDP = 0, 1, 2, 3
-LEVELS = {DDP: "DDP", ZERO_1: "ZeRO-1", ZERO_2: "ZeRO-2", FSDP: "FSDP"}
+# How copies of the model keep state and exchange gradients: whole (DDP), ZeRO stages 1 and 2, all sharded (FSDP),
+# sharded within a node and replicated across nodes (hybrid FSDP).
+DDP, ZERO_1, ZERO_2, FSDP, HYBRID = 0, 1, 2, 3, 4
+LEVELS = {DDP: "DDP", ZERO_1: "ZeRO-1", ZERO_2: "ZeRO-2", FSDP: "FSDP", HYBRID: "HSDP"}
 # Parts of the model on each stage of an interleaved pipeline: Narayanan et al., SC 2021, figure 12, uses two.
 CHUNKS = (1, 2)
 # More micro-batches a step than this are never a plan that anyone wants: each is as small as can be by then.
@@ -78,7 +79,8 @@ class Plan:
         elif count > 1:
             found.append(f"gradient_accumulation:passes={count}")
         if self.data > 1:
-            name = {DDP: "distributed:", FSDP: "fsdp:"}.get(self.level, f"zero:stage={self.level},")
+            fully = {FSDP: "fsdp:", HYBRID: "fsdp:hybrid=true,"}
+            name = {DDP: "distributed:", **fully}.get(self.level, f"zero:stage={self.level},")
             found.append(f"{name}workers={self.data},cluster={cluster}")
         return tuple(found)
 
@@ -89,11 +91,12 @@ def divisors(number: int) -> list[int]:
 
 
 def plans_of(
-    tensor: int, devices: int, global_batch: int, *, most_stages: int, most_samples: int, recompute: bool
+    tensor: int, devices: int, global_batch: int, *, most_stages: int, most_samples: int, recompute: bool, node: int = 0
 ) -> Iterator[Plan]:
     """Yield the plans on so many devices that cut blocks across ``tensor`` of them.
 
-    Micro-batches are powers of two up to ``most_samples`` that divide what each copy trains of ``global_batch``.
+    ``node``: how many are in one node where the cluster has nodes, among which hybrid FSDP shards. Micro-batches are
+    powers of two up to ``most_samples`` that divide what each copy trains of ``global_batch``.
     """
     for pipeline in divisors(devices // tensor):
         data = devices // tensor // pipeline
@@ -109,6 +112,7 @@ def plans_of(
             for chunks in CHUNKS if pipeline > 1 else (1,):
                 if chunks > 1 and (passes % pipeline or pipeline * chunks > most_stages):
                     continue
-                levels = (DDP,) if data == 1 else (DDP, ZERO_1) if pipeline > 1 else tuple(LEVELS)
+                whole = tuple(level for level in LEVELS if level != HYBRID or 1 < node // tensor < data)
+                levels = (DDP,) if data == 1 else (DDP, ZERO_1) if pipeline > 1 else whole
                 for level in levels:
                     yield Plan(tensor, pipeline, data, level, micro, passes, recompute, chunks)
