@@ -52,7 +52,8 @@ def transform(
 ) -> TaskGraph:
     """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
 
-    `micro_batch` samples are in a micro-batch; by default the recorded batch is divided among them.
+    `micro_batch` samples (recorded batches where their size is unknown) are in a micro-batch; by default the recorded
+    batch is divided among them.
     """
     chunks = chunks if schedule == "interleaved" else 1
     refuse_stages(graph, "pipeline")
@@ -65,7 +66,7 @@ def transform(
     if stages == 1:
         return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
     check_one_pass(graph)
-    factor = micro_batch / graph.info.batch_size if micro_batch and graph.info.batch_size else 1 / micro_batches
+    factor = micro_batch / (graph.info.batch_size or 1) if micro_batch else 1 / micro_batches
     graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
     ways = plans(graph, stages * chunks, micro_batches, factor=factor, recompute=recompute, activation_mb=activation_mb)
     planned, changed = fastest_of(graph, ways, orders, network)

@@ -163,6 +163,10 @@ def test_a_stock_trace_gives_the_same_table_and_launch_flags(
     assert {tuple(one["plans"][0]) for one in told} == {tuple(told[0]["plans"][0])}
     assert [one["unit"] for one in told] == ["recorded batches", "samples", "samples"]
     assert [bool(one["notes"]) for one in told] == [True, False, False]
+    # Where the batch is unknown a what-if's micro-batch counts recorded batches.
+    cut = next(one for one in told[0]["plans"] if one["pipeline"] > 1)
+    assert main(["apply", *cut["what_ifs"], str(stock), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_ms"] == pytest.approx(cut["predicted_ms"], rel=0.1)
     # The span of the stock trace is one step: its estimate and its simulation are of the same.
     best = told[0]["plans"][0]
     assert sum(best["parts"].values()) == pytest.approx(best["predicted_ms"], rel=0.05)
@@ -174,6 +178,9 @@ def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
     found = plan(predicted, asked, by="cost", currency="USD")
     costs = [row.cost for row in found.rows if row.simulated]
     assert costs == sorted(costs)
+    assert [row.asked for row in found.each] == sorted(asked, key=lambda one: one.cluster != found.best.asked.cluster)
+    assert all(row.simulated for row in found.each)
+    assert found.each[0] is found.best
     best = found.best
     price = prices.per_hour["H100-SXM-80" if best.asked.cluster == "dgx-h100" else "A100-SXM-80"]
     assert best.cost == pytest.approx(4 * price / 3600 / best.samples_per_s * 1e6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
@@ -24,21 +26,9 @@ def print_plan(found: Planned, top: int) -> None:
                 f"{asked.gpus:,} GPUs of {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
                 f"{found.counted:,} plans estimated, the best {sum(row.simulated for row in found.rows)} simulated (*)"
             )
-        rows: list[tuple[Cell, ...]] = [
-            (
-                *([row.asked.cluster, f"{row.plan.devices:,}"] if several else []),
-                *described(row), plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
-                f"{row.samples_per_s:,.4g}", *([f"{row.cost:,.4g}"] if row.cost is not None else []),
-                "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}",
-            )
-            for row in found.rows[:top]
-        ]  # fmt: skip
-        cost = [f"{found.currency or 'cost'}/M {found.unit}"] if found.best.cost is not None else []
-        headers = [
-            *(["cluster", "GPUs"] if several else []), "tensor", "pipeline", "data", "micro-batch", "passes",
-            "recompute", "step (ms)", f"{found.unit}/s", *cost, "peak GiB",
-        ]  # fmt: skip
-        out.table("", headers, rows)
+        if several:
+            out.table("The best of each", _headers(found), [_cells(found, row, ms) for row in found.each])
+        out.table("All plans" if several else "", _headers(found), [_cells(found, row, ms) for row in found.rows[:top]])
         out.table("Where the step goes, ms", PARTS, [_parts(name, row, ms) for name, row in compared(found)])
         out.say()
         for sentence in reasons(found):
@@ -52,6 +42,26 @@ def print_plan(found: Planned, top: int) -> None:
         for name, flags in launch_flags(found.best.plan, found.best.asked.cluster).items():
             out.say(f"{name}:", "bold")
             out.say(f"  {flags}")
+
+
+def _headers(found: Planned) -> list[str]:
+    where = ["cluster", "GPUs"] if len(found.asked) > 1 else []
+    cost = [f"{found.currency or 'cost'}/M {found.unit}"] if found.best.cost is not None else []
+    return [
+        *where, "tensor", "pipeline", "data", "micro-batch", "passes", "recompute", "step (ms)", f"{found.unit}/s",
+        *cost, "peak GiB",
+    ]  # fmt: skip
+
+
+def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
+    where = [row.asked.cluster, f"{row.plan.devices:,}"] if len(found.asked) > 1 else []
+    # Without the prices of all GPUs those that have one stand beside dashes.
+    cost = [] if found.best.cost is None else ["–" if row.cost is None else f"{row.cost:,.4g}"]
+    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
+    return (
+        *where, *described(row), plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
+        f"{row.samples_per_s:,.4g}", *cost, peak,
+    )  # fmt: skip
 
 
 # Steps that are shown as equal to a tenth of a percent.
@@ -91,8 +101,7 @@ def compared(found: Planned) -> list[tuple[str, Row]]:
     return rows
 
 
-def _parts(name: str, row: Row, ms: object) -> tuple[Cell, ...]:
-    assert callable(ms)
+def _parts(name: str, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
     # What the simulated step has beside the pieces, or hides of them, is the exchange's or the bubble's.
     return (name, *(ms(part) for part in row.parts), ms(row.step_ms))
 

@@ -68,14 +68,13 @@ def by_stage(values: Float64, stages: int) -> Float64:
 def check_counts(
     graph: TaskGraph, stages: int, micro_batches: int, chunks: int, micro_batch: int | None = None
 ) -> None:
-    """Raise WhatifError on numbers of which no pipeline can be made; ``micro_batch`` is in samples."""
+    """Raise WhatifError on numbers of which no pipeline can be made; ``micro_batch`` is in samples, or batches."""
     if not 1 <= stages <= 10_000:
         raise WhatifError(f"pipeline: expected from 1 to 10,000 stages, got {stages}.")
     if micro_batches < 1:
         raise WhatifError(f"pipeline: expected 1 micro-batch or more, got {micro_batches}.")
-    if micro_batch is not None and not (graph.info.batch_size and 1 <= micro_batch <= MOST_SAMPLES):
-        told = f"got {micro_batch}" if graph.info.batch_size else "and a recording that tells its batch"
-        raise WhatifError(f"pipeline: expected a micro_batch of 1 to {MOST_SAMPLES:,} samples, {told}.")
+    if micro_batch is not None and not 1 <= micro_batch <= MOST_SAMPLES:
+        raise WhatifError(f"pipeline: expected a micro_batch of 1 to {MOST_SAMPLES:,} samples, got {micro_batch}.")
     if micro_batch is None and graph.info.batch_size and micro_batches > graph.info.batch_size:
         raise WhatifError(
             f"pipeline: expected at most as many micro-batches as the {graph.info.batch_size} samples of the recorded "

@@ -89,7 +89,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Planned:
-    """Plans, the best first; plain DDP and FSDP as they would do beside them, and what no plan could be made of."""
+    """Plans, the best first; plain DDP and FSDP as they would do beside them, and what no plan could be made of.
+
+    ``each``: the best of each number of GPUs and cluster that is asked, simulated, where there are several.
+    """
 
     baseline: Baseline
     asked: tuple[Asked, ...]
@@ -100,6 +103,7 @@ class Planned:
     by: str
     currency: str
     unit: str  # what a sample is: "samples", or "recorded batches" where their size is unknown
+    each: tuple[Row, ...] = ()
 
     @property
     def best(self) -> Row:
@@ -131,6 +135,7 @@ class Planned:
             ],
             "plans_estimated": self.counted,
             "plans": [row.to_dict() for row in self.rows],
+            "best_of_each": [row.to_dict() for row in self.each],
             "plain": {name: row if isinstance(row, str) else row.to_dict() for name, row in self.plain.items()},
             "left_out": self.left_out, "notes": list(self.notes),
             "launch": launch_flags(self.best.plan, self.best.asked.cluster),
@@ -212,7 +217,8 @@ def plan(
                           else _none_fits(asked, closest))  # fmt: skip
     plain = _plain(baseline, asked[0], ranked)
     ranked = _with_plain(ranked, plain, by)
-    return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit)
+    each = _best_of_each(baseline, asked, ranked, by) if len(asked) > 1 else ()
+    return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit, each)
 
 
 def _tensors(asked: Asked) -> list[int]:
@@ -307,14 +313,14 @@ def _key(by: str) -> Any:
     return (lambda row: row.cost) if by == "cost" else (lambda row: -row.samples_per_s)
 
 
-def _simulated(baseline: Baseline, rows: list[Row], by: str) -> tuple[list[Row], str]:
+def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULATED) -> tuple[list[Row], str]:
     """The rows ranked, the best simulated, without those that do not apply or fit then; and why the last did not."""
     key = _key(by)
     done: list[Row] = []
     left = sorted(rows, key=key)
     refused = ""
     while left and len(done) < MOST_SIMULATED:
-        if len(done) >= SIMULATED and key(left[0]) >= min(map(key, done)):
+        if len(done) >= least and key(left[0]) >= min(map(key, done)):
             break
         row = left.pop(0)
         try:
@@ -346,6 +352,18 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
         except WhatifError as error:
             found[name] = str(error)
     return found
+
+
+def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str) -> tuple[Row, ...]:
+    """The best row of each number of GPUs and cluster, simulated; none where no plan fits those."""
+    found = []
+    for one in asked:
+        mine = [row for row in rows if row.asked is one]
+        if mine and mine[0].simulated:
+            found.append(mine[0])
+        elif mine:
+            found += _simulated(baseline, mine, by, 1)[0][:1]
+    return tuple(sorted(found, key=_key(by)))
 
 
 def _with_plain(rows: Sequence[Row], plain: Mapping[str, Row | str], by: str) -> list[Row]:
