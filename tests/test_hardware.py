@@ -129,7 +129,24 @@ def test_names_are_forgiving_and_mistakes_are_helped() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "meant"),
-    [("H100", "H100-SXM-80"), ("a100", "A100-SXM-80"), ("V100", "V100-SXM2-32"), ("T4", "T4"), ("H100-PCIE-80",) * 2],
+    [
+        ("H100", "H100-SXM-80"),
+        ("a100", "A100-SXM-80"),
+        ("V100", "V100-SXM2-32"),
+        ("T4", "T4"),
+        ("H100-PCIE-80",) * 2,
+        ("H100 NVL", "H100-NVL-94"),
+        ("NVIDIA H100 96GB HBM3", "H100-SXM-96"),
+        ("H100 96GB", "H100-SXM-96"),
+        ("NVIDIA L40S", "L40S"),
+        ("A10", "A10"),
+        ("RTX 5090", "RTX5090"),
+        ("GeForce RTX 4070", "RTX4070"),
+        ("RTX 3060", "RTX3060"),
+        ("H200", "H200-SXM-141"),
+        ("B200", "B200-SXM"),
+        ("MI300X", "MI300X"),
+    ],
 )
 def test_a_person_who_leaves_the_board_out_means_the_one_that_trains(asked: str, meant: str) -> None:
     assert gpu_asked_for(asked).name == meant

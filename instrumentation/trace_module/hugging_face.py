@@ -1,6 +1,7 @@
 """Models of transformers and timm by configuration: built on meta tensors, without weights, network or custom code."""
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], at
         timm.layers.set_fused_attn(False)
     name = target.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
-        near = ", ".join(timm.list_models(f"*{name}*")[:5])
+        near = ", ".join(difflib.get_close_matches(name, timm.list_models("*"), n=4, cutoff=0.5))
         raise WhatifError(f"{target}: expected a model of timm, got {name!r}; similar names: {near or 'none'}.")
     model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **overrides))
     own: Any = model.default_cfg
@@ -101,7 +102,7 @@ def _package(name: str, install: str, target: str) -> Any:
         )
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:  # torchvision of another build of torch raises RuntimeError
         missing = getattr(error, "name", None)
         what = f"; pip install {missing.partition('.')[0]}" if missing else ""
         raise WhatifError(

@@ -160,6 +160,17 @@ def test_a_model_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "got 'tinny'; similar names: tiny" in refused(capsys, "timm:tinny", "--input", "batch=2")
 
 
+def test_a_timm_that_breaks_on_import_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchvision of another build of torch raises no ImportError."""
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
+    told = refused(capsys, "timm:resnet50", "--input", "batch=2")
+    assert "expected a package timm that can be imported, got RuntimeError (operator torchvision::nms" in told
+
+
 def test_a_folders_code_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -274,6 +274,12 @@ def test_presets_cover_what_people_have() -> None:
     assert {"dgx-1", "dgx-a100", "dgx-h100", "pcie-4gpu", *rates} <= set(preset_names())
     assert load_cluster("ethernet-25g").network(8).levels[0].link.byte_s == 25e9 / 8
     assert load_cluster("dgx-a100").network(1_024).workers == 1_024
+    b200 = load_cluster("dgx-b200")
+    assert (b200.gpu, load_gpu("B200-SXM").cluster) == ("B200-SXM", "dgx-b200")
+    # NVLink 5: 18 links of 40.1 GB/s (NCCL 2.30, topo.h, SM100_NVLINK_BW); then 400 Gbit/s a GPU.
+    assert b200.levels[0].link.byte_s == pytest.approx(18 * 40.1e9, rel=1e-3)
+    assert b200.levels[0].workers == 8
+    assert b200.network(16).workers == 16
     node = load_cluster("dgx-h100").levels[0]
     # No ring is faster than the links' data sheet.
     assert node.link.byte_s / 1e9 <= (load_gpu("H100-SXM-80").nvlink_gbyte_s or 0)

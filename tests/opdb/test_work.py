@@ -10,7 +10,7 @@ from whatif.graph.described import FAMILIES, Described
 from whatif.hardware.gpu import load_gpu
 from whatif.ingest.op_cost import op_cost
 from whatif.ingest.operator_calls import describe
-from whatif.opdb.data_sheet import LAUNCH_FLOOR_S, analytic_s, bound_s, floor_s
+from whatif.opdb.data_sheet import LAUNCH_FLOOR_S, UNDER_LOAD_S, analytic_s, bound_s, floor_s, under_load_s
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.work import work
 
@@ -97,6 +97,24 @@ def test_a_sustained_rate_takes_the_place_of_a_share_of_the_peak() -> None:
     assert t == pytest.approx([flops * executed / 4.1e12 + 2e-6, flops * executed / 65e12 / 0.8 + 2e-6])
     # Nothing is faster than the peak, but a cold card is faster than a warm one.
     assert bound_s(gpu, ops, cold=False) == pytest.approx([flops / 8.1e12, flops / 65e12])
+
+
+def test_long_products_of_16_bits_find_the_clocks_of_a_training_step() -> None:
+    """At the rate that an H100's file says, not at the peak: 1024^3 is too short, 8192^3 takes 1.4 ms."""
+    sizes = {"batch": 1, "m": [4096, 8192, 8192, 8192], "n": 8192, "k": 8192}
+    ops = operators("matmul", sizes, name="mm", dtype=["fp16", "fp16", "bf16", "fp32"])
+    gpu = load_gpu("H100-SXM-80")
+    assert gpu.bf16_sustained_tflops is not None
+    rate = gpu.bf16_sustained_tflops * 1e12
+    long_s = 2 * 8192**3 / rate
+    assert long_s / 2 > UNDER_LOAD_S > 2 * 1024**3 / rate
+    assert under_load_s(gpu, ops) == pytest.approx([long_s / 2, long_s, long_s, 0])
+    short = operators("matmul", {"batch": 1, "m": 1024, "n": 1024, "k": 1024}, name="mm", dtype="fp16")
+    assert under_load_s(gpu, short) == [0]
+    # A device whose file tells no such rate; and what is no product.
+    assert not under_load_s(load_gpu("V100-SXM2-32"), ops).any()
+    add = operators("elementwise", {"elements": 10**9, "tensors": 2}, name="add", dtype="fp16")
+    assert not under_load_s(gpu, add).any()
 
 
 def test_the_bound_knows_caches_and_winograd() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import need
+from whatif.cli.main import main
 from whatif.from_module.gpu_work import kernels_of
 from whatif.from_module.onnx_file import read_onnx
 from whatif.runtime.errors import WhatifError
@@ -80,3 +81,21 @@ def test_no_file(tmp_path: Path) -> None:
     need("onnx")
     with pytest.raises(WhatifError, match="no such file"):
         read_onnx(tmp_path / "none.onnx")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lora", "r=4", "--freeze", "fc"], "got --lora, --freeze; an ONNX file holds"),
+        (["--input", "4,3,32,32"], "got --input"),
+        (["--optimizer", "adamw"], "got --optimizer"),
+        (["--dtype", "bf16"], "got --dtype"),
+    ],
+)
+def test_options_that_build_a_model_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(small_network(tmp_path / "small.onnx", 8))
+    assert main(["predict", path, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["predict", path, "--inference", "--tf32", "none", "--quiet"]) == 0

@@ -29,6 +29,9 @@ _Shape = tuple[str, tuple[int, ...], str]
 _DTYPES = ("fp32", "fp64", "fp16", "bf16")
 # A common training GPU with the most complete measurements.
 _DEVICE = "A100-SXM-80"
+_OPTIMIZER = "adam"
+# What a file says itself, or what it does not let one change.
+_SAID_BY_FILES = ("input", "input_dtype", "task", "dtype", "optimizer", "lora", "freeze", "loss", "attention", "kwargs")
 _TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq")
 # Of the inputs of a task; "target": positions that a seq2seq model writes.
 _SIZES = ("batch", "seq", "target", "image")
@@ -67,10 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "of a Hugging Face configuration)")  # fmt: skip
     parser.add_argument(
         "--optimizer",
-        default="adam",
         metavar="NAME[:HOW]",
         help="sgd, momentum, adam, adamw, adafactor, adagrad, rmsprop or none; HOW: foreach, fused, for-loop or "
-        "master, fused with fp32 copies of half-precision parameters (default: adam)",
+        f"master, fused with fp32 copies of half-precision parameters (default: {_OPTIMIZER})",
     )
     parser.add_argument(
         "--lora",
@@ -78,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train low-rank adapters alone, as PEFT does: r=16,targets=q_proj+v_proj,dropout=0.05",
     )
     parser.add_argument("--freeze", metavar="REGEX", help="do not train parameters whose names match")
-    parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), default="auto", help="loss "
-                        "if the model returns none (default: auto)")  # fmt: skip
+    parser.add_argument("--loss", choices=("auto", "cross_entropy", "mse", "sum"), help="loss if the model returns "
+                        "none (default: auto)")  # fmt: skip
     parser.add_argument("--attention", metavar="KIND", help="attention of a transformers or timm model: eager or sdpa")
     parser.add_argument("--inference", action="store_true", help="predict the forward pass only, in evaluation mode")
     parser.add_argument(
@@ -162,6 +164,8 @@ def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]
     from whatif.from_module.lora import lora_of
     from whatif.from_module.targets import Kind
 
+    if kind in (Kind.ONNX, Kind.CHAKRA):
+        _refuse_options_of_modules(target, kind, args)
     by_task = kind in (Kind.HUGGING_FACE, Kind.TIMM)
     if args.task is not None and kind != Kind.HUGGING_FACE:
         raise UsageError(f"predict: expected a Hugging Face model for --task, got {target!r}; leave --task out.")
@@ -175,10 +179,26 @@ def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]
             raise UsageError(f"predict: expected --freeze REGEX, got {args.freeze!r}: {error}.") from None
     return {
         "target": target, "inputs": inputs, "keywords": _keywords(args.kwargs), "dtype": args.dtype,
-        "optimizer": args.optimizer, "loss": args.loss, "attention": args.attention, "inference": args.inference,
+        "optimizer": args.optimizer or _OPTIMIZER, "loss": args.loss or "auto", "attention": args.attention,
+        "inference": args.inference,
         "task": args.task, "sizes": sizes, "frozen": args.freeze,
         "lora": None if args.lora is None else lora_of(args.lora),
     }  # fmt: skip
+
+
+def _refuse_options_of_modules(target: str, kind: Kind, args: argparse.Namespace) -> None:
+    """Raise UsageError for options that a file of operators cannot honour."""
+    from whatif.from_module.targets import Kind
+
+    names = [name for name in _SAID_BY_FILES if getattr(args, name)]
+    if args.inference and kind == Kind.CHAKRA:
+        names.append("inference")
+    if names:
+        listed = ", ".join("--" + name.replace("_", "-") for name in names)
+        raise UsageError(
+            f"predict: {target}: expected none of the options that build a model, got {listed}; {kind.value} holds its "
+            "operators and their shapes already, so leave them out, or name module:Model."
+        )
 
 
 def _sizes_or_shapes(args: argparse.Namespace, *, by_task: bool) -> tuple[dict[str, int], list[_Shape]]:

@@ -58,10 +58,15 @@ def _facts(predicted: PredictedStep) -> list[str]:
     used = predicted.used
     if used.mfu_pct is not None and predicted.gpu is not None:
         again = f" (HFU {used.hfu_pct:.0f} % with recomputation)" if used.recomputed_tflop else ""
-        found.append(f"{used.tflop:,.2f} TFLOP a step, MFU {used.mfu_pct:.0f} % of {predicted.gpu.name}{again}")
+        found.append(f"{_tflop(used.tflop)} TFLOP a step, MFU {used.mfu_pct:.0f} % of {predicted.gpu.name}{again}")
         found.append(f"FLOPs: {CONVENTION}")
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
         has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
         found.append(f"{predicted.peak_bytes / 2**30:,.2f} GiB at the peak{has}")
     return found
+
+
+def _tflop(tflop: float) -> str:
+    """Two decimals, or as many as three digits take."""
+    return f"{tflop:,.2f}" if tflop >= 1 else f"{tflop:.3g}"
