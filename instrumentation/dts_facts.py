@@ -3,6 +3,8 @@
 facts = measure_network(model, batch)
 power = measure_power(lambda: training_step(), facts.flops, batch_size)
 print(facts.to_json(), power.toml("laptop"))
+
+`measure_model` runs both on a model that is named, as `whatif dts --measure` does.
 """
 
 import json
@@ -10,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -18,11 +21,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whatif.runtime.errors import WhatifError
 
+from .gpu import GPU
 from .tensors import tensors_in
+from .trace_module.load import load_model
+from .trace_module.losses import loss_of
 
 # A backward pass takes two products for each of the forward pass: training takes three times its FLOPs.
 PASSES = 3
 FEWEST_STEPS = 3
+
+
+def _cudnn_flops(rows: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
+    """Count every matrix once for each row of the input, (time, batch, features); of shapes, as torch gives them."""
+    return 2 * prod(rows[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
+
+
+def _onednn_flops(rows: Sequence[int], of_input: Sequence[int], of_state: Sequence[int], *_: Any, **__: Any) -> int:
+    return _cudnn_flops(rows, (of_input, of_state))
+
+
+# Libraries' layers, of which torch's counter knows nothing.
+_UNCOUNTED = {torch.ops.aten.mkldnn_rnn_layer: _onednn_flops, torch.ops.aten._cudnn_rnn: _cudnn_flops}
 
 
 @dataclass(frozen=True)
@@ -64,10 +83,13 @@ class NetworkFacts:
         """What training keeps: weights, gradients, and every layer's input for its backward pass."""
         return sum(2 * layer.weights_bytes + batch * layer.input_bytes for layer in self.layers)
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         """As a JSON object."""
-        sums = {"flops": self.flops, "macs": self.macs, "parameters": self.parameters}
-        return json.dumps({**sums, **asdict(self)}, indent=1)
+        return {"flops": self.flops, "macs": self.macs, "parameters": self.parameters, **asdict(self)}
+
+    def to_json(self) -> str:
+        """As the text of a JSON object."""
+        return json.dumps(self.to_dict(), indent=1)
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,10 @@ class Power:
 
     gflop_s: float
     fluctuation_pct: float
+
+    def to_dict(self) -> dict[str, float]:
+        """As the fields of a [[processor]] table."""
+        return {"gflop_s": self.gflop_s, "power_fluctuation_pct": self.fluctuation_pct}
 
     def toml(self, name: str, memory_gbyte: float | None = None) -> str:
         """As a table of a cluster file."""
@@ -94,7 +120,7 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
     """
     samples = len(inputs[0])
     found: list[LayerFacts] = []
-    counting = FlopCounterMode(display=False)
+    counting = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
     before: dict[str, int] = {}
 
     def watch(name: str, module: nn.Module) -> list[Any]:
@@ -148,6 +174,41 @@ def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps:
         taken_s.append(time.perf_counter() - begin)
     rates = [PASSES * flops * samples / seconds / 1e9 for seconds in taken_s]
     return power_of(rates)
+
+
+def measure_model(
+    target: str, shape: tuple[int, ...], dtype: str = "", keywords: dict[str, Any] | None = None
+) -> tuple[NetworkFacts, Power]:
+    """Run both tools on the model that ``target`` ("file.py:name") names, on this machine's GPU if it has one.
+
+    ``shape`` is that of a batch; ``dtype`` "int64" makes it one of tokens, all zero. Weights are random. Raises
+    WhatifError where there is no such model, or where it cannot be run or cut.
+    """
+    on_gpu = GPU.available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    model, _ = load_model(target, keywords or {})
+    model.to_empty(device=device).train()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):  # no numbers that are slow to compute with
+            if tensor.dim() > 1 and tensor.is_floating_point():
+                tensor.normal_(std=0.05)
+            else:
+                tensor.fill_(1 if tensor.is_floating_point() else 0)
+    batch = torch.zeros(shape, dtype=torch.int64) if dtype == "int64" else torch.rand(shape)
+    batch = batch.to(device)
+
+    def step() -> None:
+        model.zero_grad()
+        loss_of(model(batch), "sum")[0].backward()  # type: ignore[no-untyped-call]
+        if on_gpu:
+            GPU.synchronize()
+
+    try:
+        facts = measure_network(model, batch)
+        return facts, measure_power(step, facts.flops, len(batch))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
+        raise WhatifError(f"{target}: expected a model that --input fits, got {said}.") from error
 
 
 def power_of(rates_gflop_s: Sequence[float]) -> Power:

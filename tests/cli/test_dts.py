@@ -130,3 +130,44 @@ def test_nonsense(
 ) -> None:
     assert main(["dts", str(cluster), trace, *words]) == 1
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_measuring_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables II and III by the facts of the lab's networks; an LSTM counts its matrices once a row."""
+    need("torch")
+    models = f"{ROOT / 'benchmarks' / 'lab' / 'dts_models.py'}:build"
+    told = {}
+    for name, pixels in (("dnn1", 50), ("dnn2", 64)):
+        asked = ["--input", f"20,1,{pixels},{pixels}", "--kwargs", json.dumps({"name": name})]
+        assert main(["dts", "--measure", models, *asked, "--json"]) == 0
+        told[name] = json.loads(capsys.readouterr().out)
+        assert main(["dts", "--measure", models, *asked]) == 0
+        assert f"[[processor]]\nname = {json.dumps('NAME')}\ngflop_s = " in capsys.readouterr().out
+    assert [told[name]["parameters"] for name in told] == [72_802, 1_044_482]
+    assert told["dnn2"]["flops"] / told["dnn1"]["flops"] == pytest.approx(4.8, abs=0.05)
+    assert told["dnn1"]["gflop_s"] > 0
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.LSTM(8, 16)\n\n"
+        "    def forward(self, x):\n        return self.layer(x)[0]\n"
+    )
+    assert main(["dts", "--measure", f"{tmp_path / 'net.py'}:Net", "--input", "5,3,8", "--json"]) == 0
+    # 15 rows of four gates: 64 x 8 from the input and 64 x 16 from the state, of 5 "samples" along the first dimension.
+    assert json.loads(capsys.readouterr().out)["flops"] == 2 * 15 * 64 * (8 + 16) / 5
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "expected CLUSTER.toml and TRACE, or --measure FILE.py:MODEL --input SHAPE, got neither"),
+        (["cluster.toml"], "got CLUSTER.toml alone"),
+        (["--measure", "net.py:Net"], "got no --input"),
+        (["--input", "2,3"], "got --input without --measure"),
+        (["cluster.toml", "--measure", "net.py:Net", "--input", "2,3"], "got 'cluster.toml' as well"),
+        (["--measure", "net.py:Net", "--input", "2,x"], "dts: expected --input [NAME=]SIZES[:TYPE]"),
+        (["--measure", "net.py:Net", "--input", "2,3", "--kwargs", "7"], "dts: expected --kwargs as a JSON object"),
+    ],
+)
+def test_what_is_asked_for_is_one_thing(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dts", *words]) != 0
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from whatif.cli.options import add_calibration, add_force, add_json, add_steps
+from whatif.cli.options import add_calibration, add_force, add_json, add_steps, with_torch
+from whatif.cli.predict import input_of, keywords_of
 from whatif.cli.reading import patience, print_plot, read_trace, show, warn
+from whatif.cli.status import UsageError
 from whatif.cli.trusted import baseline_of
+
+# Imported by name at run time: the library never depends on torch.
+FACTS = "whatif.instrumentation.dts_facts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif dts``."""
-    parser.add_argument("cluster", metavar="CLUSTER.toml", help="TOML file with [[processor]] and [[link]] tables")
-    parser.add_argument("trace", metavar="TRACE", help="a recording of one worker")
+    parser.usage = "whatif dts CLUSTER.toml TRACE [OPTIONS]\n       whatif dts --measure FILE.py:MODEL --input SHAPE"
+    parser.add_argument(
+        "cluster", metavar="CLUSTER.toml", nargs="?", help="TOML file with [[processor]] and [[link]] tables"
+    )
+    parser.add_argument("trace", metavar="TRACE", nargs="?", help="a recording of one worker")
+    parser.add_argument(
+        "--measure", metavar="FILE.py:MODEL", help="instead: measure a model, and what this machine computes in a "
+        "second of training it; prints a [[processor]] table"
+    )  # fmt: skip
+    parser.add_argument(
+        "--input", metavar="SHAPE", help="a batch of the model to measure, such as 64,3,32,32 or 8,128:int64"
+    )
+    parser.add_argument("--kwargs", metavar="JSON", help="arguments of the model to measure, as a JSON object")
     parser.add_argument(
         "--clients", type=int, default=3, metavar="N", help="number of clients, each with its own data (default: 3)"
     )
@@ -34,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-paths", type=int, default=100, metavar="N",
-        help="assignments of roles to try for each architecture; 0: all (default: 100)",
+        help="assignments of roles to try for each architecture; 1: that of the ranking alone; 0: all (default: 100)",
     )  # fmt: skip
     parser.add_argument(
         "--architecture", action="append", default=[], metavar="NAME|FILE.py",
@@ -55,7 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rank the architectures."""
+    """Rank the architectures, or measure a model and this machine."""
+    if args.measure is not None:
+        return _measure(args)
+    if args.trace is None or args.input is not None:
+        what = "CLUSTER.toml alone" if args.cluster else "neither"
+        got = "--input without --measure" if args.input is not None else what
+        raise UsageError(f"dts: expected CLUSTER.toml and TRACE, or --measure FILE.py:MODEL --input SHAPE, got {got}.")
+    return _rank(args)
+
+
+def _measure(args: argparse.Namespace) -> int:
+    if args.cluster is not None or args.input is None:
+        got = f"{args.cluster!r} as well" if args.cluster is not None else "no --input"
+        raise UsageError(f"dts: expected --measure FILE.py:MODEL --input SHAPE, got {got}.")
+    _, shape, dtype = input_of(args.input, None, "dts")
+    keywords = keywords_of(args.kwargs, "dts")
+    tools: Any = with_torch(FACTS, "dts")
+    with patience("measuring some steps"):
+        facts, power = tools.measure_model(args.measure, shape, dtype, keywords)
+    from whatif.report.text_dts import print_facts
+
+    show(args, lambda: {"model": args.measure, **facts.to_dict(), **power.to_dict()}, lambda: print_facts(facts, power))
+    return 0
+
+
+def _rank(args: argparse.Namespace) -> int:
     from whatif.hardware.cluster.cluster_file import load_cluster
     from whatif.models.dts.architecture import load_architecture
     from whatif.models.dts.built_in import BUILT_IN

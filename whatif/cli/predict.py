@@ -178,7 +178,7 @@ def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]
         except re.error as error:
             raise UsageError(f"predict: expected --freeze REGEX, got {args.freeze!r}: {error}.") from None
     return {
-        "target": target, "inputs": inputs, "keywords": _keywords(args.kwargs), "dtype": args.dtype,
+        "target": target, "inputs": inputs, "keywords": keywords_of(args.kwargs), "dtype": args.dtype,
         "optimizer": args.optimizer or _OPTIMIZER, "loss": args.loss or "auto", "attention": args.attention,
         "inference": args.inference,
         "task": args.task, "sizes": sizes, "frozen": args.freeze,
@@ -204,7 +204,7 @@ def _refuse_options_of_modules(target: str, kind: Kind, args: argparse.Namespace
 def _sizes_or_shapes(args: argparse.Namespace, *, by_task: bool) -> tuple[dict[str, int], list[_Shape]]:
     """The sizes of a task's inputs, or the shapes of a module's."""
     if not by_task or any(":" in text or re.search(r"=\d+,\d", text) for text in args.input):
-        return {}, [_input(text, args.input_dtype) for text in args.input]
+        return {}, [input_of(text, args.input_dtype) for text in args.input]
     sizes: dict[str, int] = {}
     for part in ",".join(args.input).split(",") if args.input else ():
         found = re.fullmatch(rf"({'|'.join(_SIZES)})=(\d{{1,9}})", part.strip(), re.ASCII)
@@ -217,27 +217,29 @@ def _sizes_or_shapes(args: argparse.Namespace, *, by_task: bool) -> tuple[dict[s
     return sizes, []
 
 
-def _input(text: str, dtype: str | None) -> _Shape:
+def input_of(text: str, dtype: str | None, command: str = "predict") -> _Shape:
+    """Return name, shape and type of an --input. Raises UsageError, which begins with the command, on another text."""
     found = re.fullmatch(r"(?:([A-Za-z_]\w*)=)?(\d{1,9}(?:,\d{1,9})*)(?::(\w+))?", text, re.ASCII)
     if found is None:
         hint = "; batch=8,seq=2048 is for Hugging Face and timm models" if re.match(r"batch=|seq=", text) else ""
-        raise UsageError(f"predict: expected --input [NAME=]SIZES[:TYPE], such as 64,3,224,224, got {text!r}{hint}.")
+        raise UsageError(f"{command}: expected --input [NAME=]SIZES[:TYPE], such as 64,3,224,224, got {text!r}{hint}.")
     kind = found[3] or dtype or ""
     kinds = ("fp32", "fp64", "fp16", "bf16", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
     if kind and kind not in kinds:
-        raise UsageError(f"predict: expected a type of inputs among {', '.join(kinds)}, got {kind!r}.")
+        raise UsageError(f"{command}: expected a type of inputs among {', '.join(kinds)}, got {kind!r}.")
     return found[1] or "", tuple(int(size) for size in found[2].split(",")), kind
 
 
-def _keywords(text: str | None) -> dict[str, Any]:
+def keywords_of(text: str | None, command: str = "predict") -> dict[str, Any]:
+    """Return what --kwargs says. Raises UsageError, which begins with the command, where it is no JSON object."""
     if text is None:
         return {}
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f'predict: expected --kwargs as JSON, {{"layers": 12}}, got {text!r}: {error}.') from None
+        raise UsageError(f'{command}: expected --kwargs as JSON, {{"layers": 12}}, got {text!r}: {error}.') from None
     if not isinstance(found, dict):
-        raise UsageError(f"predict: expected --kwargs as a JSON object, got {text!r}.")
+        raise UsageError(f"{command}: expected --kwargs as a JSON object, got {text!r}.")
     return found
 
 

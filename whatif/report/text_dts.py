@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from whatif.models.dts.ranking import (
     Ranked,
     Ranking,
@@ -33,8 +35,9 @@ def print_ranking(ranking: Ranking) -> None:
                 if row.found and row.batch and row.epoch
             ]
             out.table("", ["", "batch, ms", "5 … 95 %", "epoch, s", "5 … 95 %", "MB a batch"], table)
-            out.title(f"Roles of {best.name}")
             assert best.found is not None
+            tried = f"the best of {best.found.paths:,} tried" if best.found.paths > 1 else "as the ranking has it"
+            out.title(f"Roles of {best.name}, {tried}")
             if best.found.training.cuts:
                 out.say(f"  cut behind {', '.join(cut_layers(best.found))}")
             out.table(None, ["", "processor"], list(best.found.assignment.items()))
@@ -43,6 +46,27 @@ def print_ranking(ranking: Ranking) -> None:
             out.title("Not possible here")
             for row in refused:
                 out.say(f"  {row.name}: {row.reason}")
+
+
+def print_facts(facts: Any, power: Any) -> None:
+    """Print what `whatif dts --measure` found: `NetworkFacts` and `Power` of `whatif.instrumentation.dts_facts`."""
+    with report() as out:
+        out.say(
+            f"{facts.parameters:,} weights, {facts.flops / 1e6:,.2f} MFLOP forward a sample "
+            f"({facts.macs / 1e6:,.2f} million multiply-adds)", "bold"
+        )  # fmt: skip
+        rows = [
+            (
+                layer.name, layer.type, f"{layer.flops / 1e6:,.3f}", f"{layer.parameters:,}",
+                f"{layer.input_bytes / 1e3:,.1f}", f"{layer.output_bytes / 1e3:,.1f}",
+            )
+            for layer in facts.layers
+        ]  # fmt: skip
+        out.table("", ["layer", "", "MFLOP a sample", "weights", "kB in", "kB out"], rows)
+        out.title("This machine, in a second of training, as a table of CLUSTER.toml")
+        out.say("")
+        for line in power.toml("NAME").splitlines():
+            out.say(line)
 
 
 def _question(ranking: Ranking) -> str:
