@@ -25,7 +25,7 @@ from .models import MODELS
 EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "collectives")
 # Run only where they are named: their results have folders of their own (traces/lab_dts, traces/lab_ranks_cpu,
 # traces/lab_pipeline_cpu).
-OTHERS = ("dts", "other_hosts", "pipeline", "pipeline_copies")
+OTHERS = ("dts", "other_hosts", "pipeline", "pipeline_copies", "plans")
 INTERRUPTED = 130
 
 

@@ -81,12 +81,12 @@ def what_if_of(rate_mbit_s: float, schedule: str, micro_batches: int) -> str:
     return f"pipeline:{options},schedule={schedule},micro_batches={micro_batches}"
 
 
-def cut_of(trace: Path, schedule: str, micro_batches: int, rate_mbit_s: float) -> str:
+def cut_of(trace: Path, schedule: str, micro_batches: int, rate_mbit_s: float, batches: int = 1) -> str:
     """Return the layer before which the what-if cuts the recorded model into two."""
     graph = Baseline.of(read(trace), "mark").graph
     network = network_of(graph, "lab", workers=STAGES, bandwidth=Bandwidth(f"{rate_mbit_s:g}Mbps"))
     graph = add_gradients(graph, micro_batches - 1)
-    ways = plans(graph, STAGES, micro_batches, factor=1 / micro_batches, recompute=False, activation_mb=None)
+    ways = plans(graph, STAGES, micro_batches, factor=batches / micro_batches, recompute=False, activation_mb=None)
     planned, _ = fastest_of(graph, ways, order(schedule, STAGES, micro_batches, 1), network)
     return graph.layers[int(planned.model.layer[planned.begins[1]])]
 
@@ -169,12 +169,15 @@ def _not_held_up() -> Iterator[None]:
 class Stage:
     """One of two stages: its half of the model with its optimizer, and its passes in the order of a schedule."""
 
-    def __init__(self, model: str, number: int, cut: str, schedule: str, micro_batches: int, link: Link) -> None:
+    def __init__(
+        self, model: str, number: int, cut: str, schedule: str, micro_batches: int, link: Link, batches: int = 1
+    ) -> None:
         training = Training(model)
         self.number, self.link, self.count = number, link, micro_batches
         self._loss: Callable[[Any, Tensor], Tensor] = MODELS[model].loss
-        self._inputs = training.inputs[0].chunk(micro_batches)
-        self._targets = training.target.chunk(micro_batches)
+        # A step of as many samples as ``batches`` copies of the model would take.
+        self._inputs = torch.cat([training.inputs[0]] * batches).chunk(micro_batches)
+        self._targets = torch.cat([training.target] * batches).chunk(micro_batches)
         assert len(self._inputs) == micro_batches
         both = halves(training.model, cut)
         self.model = both[number]

@@ -20,7 +20,7 @@ from whatif.prediction.transform import load_transform
 from whatif.questions.plan.estimate import Composer
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
-from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, ZERO_2, Plan, plans_of
+from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.runtime.errors import WhatifError
 
@@ -77,6 +77,28 @@ def test_the_best_is_within_five_percent_of_the_exhaustive_best(predicted: Basel
     assert found.plan.samples == 32
 
 
+LAB = Path("traces/lab_pipeline_cpu")
+
+
+def gigabit(folder: Path) -> str:
+    """Write the cluster of the lab's hosts; return its name."""
+    link = folder / "link.toml"
+    link.write_text('[cluster]\nname = "lab"\n[[level]]\nname = "hosts"\nbandwidth = "1Gbps"\nlatency_us = 50\n')
+    return str(link)
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet", "vgg"])
+def test_the_choice_is_near_the_fastest_that_was_measured(model: str, tmp_path: Path) -> None:
+    """Two workers over gloo train the same samples in four ways (docs/plan.md)."""
+    record = json.loads((LAB / f"plans-{model}-1000mbit.json").read_text())
+    measured = {run["name"]: run["median_ms"] for run in record["runs"]}
+    assert set(measured) == {"DDP", "ZeRO-1", "FSDP", "pipeline"}
+    baseline = Baseline.of(read(LAB / record["baseline"]["trace"]))
+    chosen = plan(baseline, [asked_of(baseline, 2, gigabit(tmp_path), global_batch=2 * record["batch"])]).best.plan
+    name = "pipeline" if chosen.pipeline > 1 else LEVELS[chosen.level]
+    assert measured[name] <= 1.1 * min(measured.values())
+
+
 def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
     """Hybrid FSDP on two nodes: its pieces and its peak as simulated, the mesh that launches it, and none on one."""
     composer = Composer(compose(predicted.graph, []), CLUSTER)
@@ -97,11 +119,10 @@ def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
 
 def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:
     """gloo's work lengthens the step, and only DDP sends beside it."""
-    link = tmp_path / "link.toml"
-    link.write_text('[cluster]\nname = "lab"\n[[level]]\nname = "hosts"\nbandwidth = "1Gbps"\nlatency_us = 50\n')
-    baseline = Baseline.of(read("traces/lab_pipeline_cpu/mlp.trace.json.gz"))
-    composer = Composer(compose(baseline.graph, []), str(link))
-    asked = asked_of(baseline, 2, str(link), global_batch=256)
+    link = gigabit(tmp_path)
+    baseline = Baseline.of(read(LAB / "mlp.trace.json.gz"))
+    composer = Composer(compose(baseline.graph, []), link)
+    asked = asked_of(baseline, 2, link, global_batch=256)
     ways = [
         Plan(1, 1, 2, level, 256 // 2 // passes, passes, recompute=False)
         for level in (DDP, ZERO_1, ZERO_2, FSDP)
