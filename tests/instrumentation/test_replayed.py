@@ -1,4 +1,4 @@
-"""Real recordings of GPUs through the CUPTI backend: what Kineto wrote comes out again, whatever the delivery."""
+"""Real recordings of GPUs through the CUPTI backend: what Kineto or nsys wrote comes out again, however delivered."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from whatif.graph.types import Severity
 need("torch")
 cupti_machine = need("tests.instrumentation.cupti_machine")
 replay = need("tests.instrumentation.replayed")
+nsys = need("tests.instrumentation.replayed_nsys")
 session = need("whatif.instrumentation.cupti.session")
 trace_module = need("whatif.instrumentation.cupti.trace")
 
@@ -26,6 +27,9 @@ RECORDINGS = (
     "harryjmoss-a100-batch/bs64.run0.pt.trace.json.gz", "triosim-vgg13-h100/vgg13_bs512_adam.json.gz",
     "param-dlrm-8xv100/rank0.json.gz", "hta/cuda_event_sync_multi_stream.json.gz",
 )  # fmt: skip
+# An A100's reports by Nsight Systems: kernel after kernel, and CUDA graphs of which it wrote no kernels.
+REPORT = "zx3xyy-a100-2.7b/result_2_7B_clean.sqlite"
+OF_GRAPHS = "zx3xyy-a100-2.7b/result_2_7B_compile_ro.sqlite"
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -122,3 +126,39 @@ def test_dropped_records_are_counted_and_found(
     [finding] = [f for f in read(trace, tmp_path / "a.json").info.findings if "no kernel" in f.sentence]
     assert finding.severity == severity
     assert finding.count == lost
+
+
+@pytest.mark.parametrize("delivery", ["in order", "late and out of order", "another clock"])
+@pytest.mark.parametrize("name", [REPORT, OF_GRAPHS])
+def test_what_nsys_saw_comes_out_again(name: str, delivery: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = extra_data("traces", name)
+    played = nsys.replayed(path, 86_400_000_000_123 if delivery == "another clock" else 0)
+    library = library_of(played.records, monkeypatch)
+    library.shuffles = delivery == "late and out of order"
+    trace = recorded(played, library)
+    kernels, calls = list(nsys.rows_of(path, "KERNEL")), list(nsys.rows_of(path, "RUNTIME"))
+    first_ns = min(row["start"] for row in (*kernels, *calls))
+    assert gpu_work(trace["traceEvents"]) == Counter(
+        (
+            "kernel", row["name"], row["start"] - first_ns, row["end"] - row["start"], row["deviceId"],
+            row["streamId"], row["correlationId"],
+        )
+        for row in kernels
+    )  # fmt: skip
+    again = {e["args"]["correlation"]: e["name"] for e in trace["traceEvents"] if e.get("cat") == "cuda_runtime"}
+    launched = {row["correlationId"]: row["name"].partition("_v")[0] for row in calls if "Launch" in row["name"]}
+    assert launched.items() <= again.items()
+    assert len(launched) > 30
+    assert trace["cupti"]["dropped_records"] == 0
+
+
+def test_the_reader_sees_the_same_gpu_in_an_nsys_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = extra_data("traces", REPORT)
+    played = nsys.replayed(path)
+    own, other = whatif.read(path), read(recorded(played, library_of(played.records, monkeypatch)), tmp_path / "a.json")
+    assert own.on_gpu.sum() > 10_000
+    np.testing.assert_array_equal(own.duration_ns[own.on_gpu], other.duration_ns[other.on_gpu])
+    starts = [graph.start_ns[graph.on_gpu] for graph in (own, other)]
+    np.testing.assert_array_equal(*(start - start[0] for start in starts))
+    assert own.info.n_steps == other.info.n_steps
+    assert whatif.simulate(own).makespan_ns == pytest.approx(whatif.simulate(other).makespan_ns, rel=1e-3)
