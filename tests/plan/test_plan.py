@@ -91,7 +91,7 @@ def gigabit(folder: Path) -> str:
 def test_the_choice_is_near_the_fastest_that_was_measured(model: str, tmp_path: Path) -> None:
     """Two workers over gloo train the same samples in four ways (docs/plan.md)."""
     record = json.loads((LAB / f"plans-{model}-1000mbit.json").read_text())
-    measured = {run["name"]: run["median_ms"] for run in record["runs"]}
+    measured = {run["name"]: run["median_ms"] for run in record["ways"]}
     assert set(measured) == {"DDP", "ZeRO-1", "FSDP", "pipeline"}
     baseline = Baseline.of(read(LAB / record["baseline"]["trace"]))
     chosen = plan(baseline, [asked_of(baseline, 2, gigabit(tmp_path), global_batch=2 * record["batch"])]).best.plan
