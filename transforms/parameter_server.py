@@ -14,14 +14,13 @@ Model:  each gradient goes whole and in the order in which they finish, those ab
 Effort: large: parameter servers, as MXNet's KVStore, BytePS or torch.distributed.rpc, in place of PyTorch's DDP.
 """
 
-import numpy as np
-
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.network_options import network_of
+from whatif.models.exchange.next_step import with_next_step
 from whatif.models.exchange.parameter_server import push_and_pull, server_arrays, without_update
 from whatif.models.parallel.stage_gradients import refuse_stages
 
@@ -52,10 +51,8 @@ def transform(
         raise WhatifError(f"{name}: expected from 1 to 64 GPUs on a link to the host, got {gpus_per_link}.")
     refuse_stages(graph, "parameter_server")
     check_exchanges_nothing(graph, "parameter_server")
-    graph = without_update(graph)
+    graph = with_next_step(without_update(graph))
     gradients = step_gradients(graph, gradient_mb, name)
-    if len(np.unique(gradients.step)) < 2:
-        raise WhatifError(f"{name}: expected a recording of two steps or more, since a step pulls for the next one.")
     arrays = server_arrays(gradients, servers or network.workers)
     graph = push_and_pull(graph, gradients, arrays, network, servers or None, prioritised=False, reduced=True,
                           link_share=gpus_per_link, waited_for=sync)  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,12 +16,13 @@ from tests.transforms.communication_graphs import (
     apply,
     drawn,
     kept_order,
+    on_cpu,
     overhead_ns,
     rows,
     training,
     two_layers,
 )
-from whatif import ByPriority, Frontier, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif import ByPriority, Frontier, Phase, TaskGraph, TaskKind, simulate
 from whatif.models.exchange.priority import attached_priority
 
 pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
@@ -139,9 +142,17 @@ def test_the_schedule_is_algorithm_7s(graph: TaskGraph, options: str, data: st.D
     np.testing.assert_array_equal(fast.start_ns, slow.start_ns)
 
 
-def test_p3_wants_a_step_that_follows() -> None:
-    with pytest.raises(WhatifError, match="two steps or more"):
-        apply(two_layers(1), "p3")
+@pytest.mark.parametrize("make", [two_layers, on_cpu])
+@pytest.mark.parametrize("spec", [SERVERS, f"{SERVERS},priority=false", "parameter_server:bandwidth=10Gbps"])
+def test_one_recorded_step_takes_as_long_as_the_second_of_two(make: Callable[[int], TaskGraph], spec: str) -> None:
+    """The time between the ends of the backward passes of two steps."""
+    schedule = whatif.load_transform(spec).schedule
+    two, one = apply(make(2), spec), apply(make(1), spec)
+    times = simulate(two, schedule)
+    ends = [times.end_ns[(two.phase == Phase.BACKWARD) & (two.step == step) & two.select(name="^b")].max()
+            for step in range(2)]  # fmt: skip
+    (span_ns,) = simulate(one, schedule).step_times_ns("span")
+    assert span_ns == ends[1] - ends[0]
 
 
 def test_latencies_of_slices_may_overlap() -> None:

@@ -25,6 +25,8 @@ MIN_STEPS = 4
 MIN_MARKED = 2
 # Our choice: steps that differ by more than this share are looked at by the other clock as well.
 UNEVEN = 0.25
+# Attached by a what-if that puts a step ahead of the recorded one: the tasks that the span is counted by.
+COUNTED = "counted by the span"
 # What the times are of, by the clock: fewer steps are not distinguished.
 CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
 RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
@@ -59,6 +61,9 @@ def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) ->
 
 def span_tasks(graph: TaskGraph) -> Bool:
     """Return a mask of the tasks that the span lasts from the first to the last of."""
+    told = graph.attached.get(COUNTED)
+    if told is not None:
+        return np.asarray(told, dtype=np.bool_)
     return (graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock).mask
 
 
