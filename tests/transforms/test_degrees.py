@@ -1,0 +1,62 @@
+"""Tensor, pipeline and data parallelism of any degrees: properties that hold whatever these are."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.transforms.test_parallel import gpt2, sent
+from whatif.prediction.predict import Prediction, apply
+
+AXES = ("tensor", "pipeline", "data")
+ORDERS = tuple(permutations(AXES))
+
+degrees = st.fixed_dictionaries({
+    "tensor": st.sampled_from([1, 2, 4]), "pipeline": st.integers(1, 3), "data": st.integers(1, 9),
+    "micro_batches": st.sampled_from([2, 3, 6]), "name": st.sampled_from(["distributed", "zero"]),
+    "rates": st.fixed_dictionaries(dict.fromkeys(AXES, st.sampled_from([40, 400, 4_000, 40_000]))),
+})  # fmt: skip
+
+
+@cache
+def step(*specs: str) -> Prediction:
+    return apply(gpt2(), *specs)
+
+
+def spelled(case: dict[str, object], rates: dict[str, int]) -> dict[str, str]:
+    """The what-if of each axis."""
+    micro = f"stages={case['pipeline']},micro_batches={case['micro_batches']}"
+    return {
+        "tensor": f"tensor_parallel:workers={case['tensor']},bandwidth={rates['tensor']}Mbps",
+        "pipeline": f"pipeline:{micro},bandwidth={rates['pipeline']}Mbps",
+        "data": f"{case['name']}:workers={case['data']},bandwidth={rates['data']}Mbps",
+    }
+
+
+@settings(max_examples=12, deadline=None)
+@given(degrees, st.sampled_from(ORDERS), st.sampled_from(AXES))
+def test_orders_degrees_of_one_and_links(case: dict, order: tuple[str, ...], axis: str) -> None:  # type: ignore[type-arg]
+    """Another order: the same step; without an axis of one: the same; half of one link: no shorter."""
+    specs = spelled(case, case["rates"])
+    found = step(*specs.values())
+    assert step(*(specs[name] for name in order)).predicted_ms == found.predicted_ms
+    kept = [specs[name] for name in AXES if case[name] > 1]
+    assert (step(*kept).predicted_ms if kept else gpt2().step_ns / 1e6) == pytest.approx(found.predicted_ms, abs=1e-9)
+    slower = spelled(case, {**case["rates"], axis: case["rates"][axis] // 2})
+    assert step(*slower.values()).predicted_ms >= found.predicted_ms - 1e-6
+
+
+@settings(max_examples=8, deadline=None)
+@given(degrees)
+def test_bytes_do_not_depend_on_the_other_axes(case: dict) -> None:  # type: ignore[type-arg]
+    """Sums of activations are those of the cut model alone; the stages exchange its gradients, each of them once."""
+    specs = spelled(case, case["rates"])
+    found, cut = step(*specs.values()).graph, step(specs["tensor"]).graph
+    assert sent(found, "sum of activations") == pytest.approx(sent(cut, "sum of activations"), abs=1_000)
+    if case["data"] > 1 and case["name"] == "distributed":
+        gradients = sum(row.size_bytes or 0 for row in cut.info.recorded.gradients)
+        assert sent(found, "all-reduce") == pytest.approx(gradients, rel=0.02)
