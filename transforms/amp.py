@@ -59,7 +59,7 @@ def transform(
     half = switches(graph, tasks, estimates)
     if not (graph.called[half & matrix] >= 0).any():
         graph = graph.note(
-            "amp: this recording tells no shapes (record_shapes=True), so usual operators of the kinds that names tell "
+            "amp: this recording has no shapes (record_shapes=True), so usual operators of the kinds in its names "
             "stand in, and the range is wide"
         )
     graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), half, target), in_half), target)

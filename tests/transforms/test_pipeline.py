@@ -451,7 +451,7 @@ def test_what_the_stages_keep() -> None:
     found = changed(equal_layers(4, memory=memory), "stages=4,micro_batches=4")
     assert found.info.memory is not None
     assert peak(found.info.memory).total == resident + 200
-    assert any("what `memory` tells is stage 0" in note for note in found.notes)
+    assert any("`memory` reports stage 0" in note for note in found.notes)
 
 
 def test_recomputing_keeps_the_input_of_a_stage() -> None:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where graphs are kept and how much they take, after removing them where that is asked for."""
+    """Print where graphs are kept and how much they take, after removing them if asked."""
     from whatif.ingest import kept
 
     folder = kept.cache_folder()

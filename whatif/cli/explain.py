@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> int:
-    """Print how the recorded steps differ, and draw them where that is asked for."""
+    """Print how the recorded steps differ, and draw them if asked."""
     from whatif.questions.uneven_steps import uneven_steps
     from whatif.report.plot_steps import steps_figure
     from whatif.report.text_steps import print_steps
@@ -118,7 +118,7 @@ def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
 
 
 def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
-    """Print what the step reaches of its GPU's peaks, and draw the roofline where that is asked for."""
+    """Print what the step reaches of its GPU's peaks, and draw the roofline if asked."""
     from whatif.questions.efficiency import efficiency
     from whatif.report.plot_efficiency import roofline_figure
     from whatif.report.text_efficiency import print_efficiency
@@ -128,7 +128,7 @@ def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
-    """Print what the step gains where a part of it is faster, and draw it where that is asked for."""
+    """Print what the step gains where a part of it is faster, and draw it if asked."""
     from whatif.questions.sensitivity import sensitivity
     from whatif.report import text_sensitivity
     from whatif.report.plot_sensitivity import sensitivity_figure

@@ -35,7 +35,7 @@ def read_chakra(path: Path) -> OperatorGraph:
     """Return the operators of an execution trace (JSON, plain or gzip). Raises WhatifError for any other file.
 
     Of nested operators those count that the kernel rules know, else the innermost ones. Layers, parameters and the
-    batch are not told, so neither are memory and samples a second.
+    batch are unknown, so neither are memory and samples a second.
     """
     nodes = _nodes(path)
     by_id = {node["id"]: node for node in nodes}

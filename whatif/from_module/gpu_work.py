@@ -75,7 +75,7 @@ _VIEWS = frozenset(("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapd
 
 
 def named(kind: str, name: str, what: Described, share: float = 1.0) -> Kernel:
-    """Return the kernel of an operator ``name``; ``kind`` is what tells a kernel's family by its name."""
+    """Return the kernel of an operator ``name``; ``kind`` is what gives a kernel's family by its name."""
     return Kernel(f"predicted_{kind}_{name.strip('_')}_{what.dtype}", what, share)
 
 

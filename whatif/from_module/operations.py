@@ -100,7 +100,7 @@ def tensors_of(operation: Operation) -> list[tuple[tuple[int, ...], str]]:
         if spelled in ELEMENT_BYTES:
             found.append((tuple(shape), spelled))
         elif spelled.startswith("TensorList"):
-            # "TensorList:float" tells what a bare list does not.
+            # "TensorList:float" shows what a bare list does not.
             kind = spelled.partition(":")[2] or "float"
             found += [(tuple(one), kind) for one in shape]
     return found

@@ -227,7 +227,7 @@ _OPERATOR_FAMILIES = (
 
 @cache
 def classify_operator(name: str) -> KernelFamily:
-    """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name tells none."""
+    """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name shows none."""
     return _first_match(_OPERATOR_FAMILIES, name, KernelFamily.OTHER)
 
 

@@ -21,7 +21,7 @@ class LayerMemory(NamedTuple):
     The forward pass adds ``activations``, which stay until the backward work of this visit. While the layer runs,
     ``forward_workspace`` or ``backward_workspace`` exists beside what is kept. The backward pass leaves ``gradients``.
     These four make the peak of a step. The other fields tell later what-ifs what these are made of; set them where the
-    recording tells, and change them with their whole.
+    recording gives, and change them with their whole.
     """
 
     name: str  # as in ``graph.layers``; in a recording without layers, of an operator

@@ -208,7 +208,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All that the recorder writes beside the events, but for what ``GraphInfo`` tells: device and batch size."""
+    """All that the recorder writes beside the events, but for what ``GraphInfo`` gives: device and batch size."""
 
     # The machine and its software.
     cpu: str | None = None

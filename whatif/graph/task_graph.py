@@ -92,7 +92,7 @@ class GraphInfo:
     origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
     ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
     recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
-    profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None where nothing tells
+    profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None if unknown
 
     def expect_steps(self, name: str) -> None:
         """Raise WhatifError for the what-if ``name`` where one step cannot be distinguished from several."""
@@ -173,7 +173,7 @@ class TaskGraph:
     waits: Waits
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
-    # layers[0] is "": the task is in no layer, or nothing tells in which; "(root)" is the model itself, outside of all
+    # layers[0] is "": the task is in no layer, or in an unknown one; "(root)" is the model itself, outside of all
     # the layers in it.
     layers: tuple[str, ...]
     info: GraphInfo = GraphInfo()

@@ -179,7 +179,7 @@ def gpu_asked_for(name: str) -> Gpu:
 def find_gpu(recorded_name: str, memory_bytes: int | None = None) -> Gpu | None:
     """Return the GPU that a recording calls `recorded_name` ("Tesla V100-SXM2-32GB"), or None.
 
-    `memory_bytes` is what the recording says (totalGlobalMem). It tells apart devices that share a name, and a memory
+    `memory_bytes` is what the recording says (totalGlobalMem). It distinguishes devices that share a name, and a memory
     size that does not fit (a slice of a GPU, another board) is no match.
     """
     wanted = _squeeze(recorded_name)

@@ -68,7 +68,7 @@ def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
 def compute_share(gpu: Gpu | None, dtype: str, what: MatrixWork = "matmul") -> Spread:
     """Return the share of the device's peak in ``dtype`` (of ``MATRIX_DTYPES``) that large kernels reach.
 
-    An unknown device counts as one of NVIDIA's with units for the format. Products whose rate a GPU's file tells take
+    An unknown device counts as one of NVIDIA's with units for the format. Products whose rate a GPU's file gives take
     that one.
     """
     if what == "matmul_backward":

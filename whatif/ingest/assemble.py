@@ -42,7 +42,7 @@ from whatif.ingest.waiting import ONE_TASK
 
 
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
-    """Return the task graph of a trace; ``info`` is completed with what the steps and the GPU told."""
+    """Return the task graph of a trace; ``info`` is completed with what the steps and the GPU show."""
     events = parts.events
     cpu = cpu_rows(parts) if parts.tracks else _no_rows()
     if len(cpu):
@@ -152,7 +152,7 @@ def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
 def _with_collectives(
     events: Events, columns: dict[str, Array], names: tuple[str, ...], name: Array
 ) -> tuple[tuple[str, ...], Array]:
-    """Name the collective in the name of a kernel that runs any of them (RCCL's), where the trace tells which."""
+    """Name the collective in the name of a kernel that runs any of them (RCCL's), where the trace shows which."""
     event = columns["event"]
     known = (columns["kind"] == TaskKind.KERNEL) & (event >= 0)
     known[known] = events.detail[event[known]] >= 0

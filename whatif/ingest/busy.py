@@ -9,7 +9,7 @@ BUSY = "other programs and page faults while recording"
 # A program that has its cores to itself is taken off one a few times a second of CPU time; one that shares a core about
 # 300 times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
 BUSY_SWITCHES_PER_S = 50.0
-# Less CPU time than this tells nothing.
+# Less CPU time than this says nothing.
 LEAST_CPU_S = 0.05
 # A recorded step that takes so many times the step without the profiler is no picture of it,
 STORM = 1.5

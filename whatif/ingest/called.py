@@ -23,7 +23,7 @@ from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
-# The two halves of a convolution's gradient in PyTorch before 1.11: neither tells all three shapes, what encloses both
+# The two halves of a convolution's gradient in PyTorch before 1.11: neither gives all three shapes, what encloses both
 # does (native_functions.yaml of 1.10).
 _HALVES = {"backward_input": "dgrad", "backward_weight": "wgrad"}
 _HALF = re.compile(r"aten::((?:cudnn|miopen)_convolution_backward)_(input|weight)")

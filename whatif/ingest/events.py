@@ -21,7 +21,7 @@ MISSING = -1
 class SeveralProcessesError(WhatifError):
     """A report of several processes that keep GPUs busy: ranks of a run, to be read one by one.
 
-    ``processes`` are those that the report tells, with the number that the system gave each.
+    ``processes`` are those that the report gives, with the number that the system gave each.
     """
 
     def __init__(self, path: Path, processes: dict[int, int]) -> None:

@@ -32,7 +32,7 @@ STUB_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Boundaries of consecutive steps, ns, shape (n_steps + 1,) or (0,); ``source`` says what told them."""
+    """Boundaries of consecutive steps, ns, shape (n_steps + 1,) or (0,); ``source`` says where they come from."""
 
     edges_ns: Int64
     source: str

@@ -142,7 +142,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     launched_ns = of_calls(calls.end_ns, call, start_ns)
 
     lag_ns = _launch_lag(start_ns, before_ns, launched_ns, call, calls)
-    # Only what was launched long before tells the gap of the hardware itself.
+    # Only what was launched long before gives the gap of the hardware itself.
     queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))
     stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
     median_ns = _api_medians(calls)

@@ -93,7 +93,7 @@ def _short_loop(loop: tuple[int, int]) -> list[str]:
     tasks, times = loop
     return [
         f"{tasks} GPU tasks repeat {times:,} times, too few for a step: how many of these a step has is not recorded "
-        "(--step-count or --step-mark tells it)"
+        "(give it with --step-count or --step-mark)"
     ] * (times > 0)
 
 

@@ -24,7 +24,7 @@ from whatif.ingest.rows import running_maximum
 # What is lost or wrong in this share of its kind changes answers by less than ranges are wide, or by more than targets
 # of accuracy (docs/accuracy.md).
 DOUBT_SHARE, VOID_SHARE = 0.005, 0.05
-# In a recording of a few events a share tells little.
+# In a recording of a few events a share says little.
 FEW = 3
 # Programmatic launches let kernels of H100s overlap by 1 to 2 us; older profilers round to 1 us.
 OVERLAP_NS = 5_000
@@ -339,7 +339,7 @@ def _zero(parts: Parts, _: TaskGraph) -> Iterator[What]:
 def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     events = parts.events
     host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    # A number of its own tells one event from its copy; without it operators of 0 us are alike by chance.
+    # A number of its own distinguishes one event from its copy; without it operators of 0 us are alike by chance.
     known = np.where(host, events.external_id, events.correlation) > 0
     number = np.where(host, events.external_id, events.correlation)
     timed = among(

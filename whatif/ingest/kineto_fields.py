@@ -73,8 +73,8 @@ class RawEvent(msgspec.Struct, gc=False):
 class Special(IntEnum):
     """Categories of ph "X" events that are not an EventCategory as they stand; negative, to tell them from those."""
 
-    OLD_OPERATOR = -1  # an operator or an annotation, which its name tells
-    PYTHON = -2  # an nn.Module call or any other Python function, which its name tells
+    OLD_OPERATOR = -1  # an operator or an annotation, which its name shows
+    PYTHON = -2  # an nn.Module call or any other Python function, which its name shows
     IGNORED = -3
     FOREIGN = -4
 

@@ -34,7 +34,7 @@ class Labels:
     phase: Int8
     operator: Int64
     loading: Bool
-    landmark: Bool  # tells the phase of what lies around it
+    landmark: Bool  # gives the phase of what lies around it
     in_optimizer: Bool  # inside an optimizer's own mark
     recomputed: Bool  # inside an operator that builds the autograd graph while the backward pass runs
     pause: Int64  # row of the pause of the program that it lies in (garbage collection); -1 where it runs
@@ -208,7 +208,7 @@ class Labeller:
         phase[loading] = Phase.DATA
         phase[forward & ~loading] = Phase.FORWARD
         phase[backward | worker] = Phase.BACKWARD
-        # Gradients are zeroed anywhere between an update and the next backward pass, so that tells nothing.
+        # Gradients are zeroed anywhere between an update and the next backward pass, so that says nothing.
         stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
         pauses = self._pausing[track]

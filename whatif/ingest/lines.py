@@ -1,6 +1,6 @@
-"""Lines of source for the tasks of a graph, from the stacks in its trace: a second reading, only when it is asked for.
+"""Lines of source for the tasks of a graph, from the stacks in its trace: a second reading, only on request.
 
-A trace tells stacks in two ways: operators carry a ``Call stack`` (torch 1.8 to 1.11), or every Python function is an
+A trace gives stacks in two ways: operators carry a ``Call stack`` (torch 1.8 to 1.11), or every Python function is an
 event of its own (``with_stack=True`` since then, and ``whatif collect --lines``). The innermost frame of the user's own
 code names a task. Events of torch's Python functions carry the line on which a function is defined, call stacks and the
 events of our recorder the line that runs.
@@ -65,7 +65,7 @@ class _Event(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True)
 class Lines:
-    """What tasks are called by their source: ``code`` has shape (n_tasks,), into ``names``; -1 where nothing tells."""
+    """What tasks are called by their source: ``code`` has shape (n_tasks,), into ``names``; -1 if unknown."""
 
     by: By
     names: tuple[str, ...]

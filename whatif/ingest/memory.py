@@ -61,7 +61,7 @@ def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
 
 
 def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
-    """Parameters where no recorder told them: weights and tables of its operators, as often as it uses them."""
+    """Parameters where no recorder wrote them: weights and tables of its operators, as often as it uses them."""
     weights: dict[str, int] = {}
     for name, row in zip(rows.names, shapes or [], strict=False):
         weights[name] = weights.get(name, 0) + row.weights + row.tables

@@ -54,7 +54,7 @@ def read_ranges(
 ) -> tuple[Block, Block, list[tuple[Any, Any, Any]]]:
     """Return operators, annotations, and the table that the operators' column ``shape`` points into.
 
-    ``choose`` tells from the process of each range which ones belong to the process that is looked at.
+    ``choose`` finds from the process of each range which ones belong to the process that is looked at.
     """
     ranges = _sorted_ranges(database, dropped, choose)
     names = [text.name for text in ranges.texts]
@@ -150,7 +150,7 @@ def _covered_ns(ranges: _Ranges, rows: list[int]) -> int:
 
 def _name_marks(ranges: _Ranges, names: list[str]) -> None:
     """Return updates and data loading PyTorch's names for them, in place."""
-    # PyTorch's own mark tells the optimizer's class as well, so where there is one it stays alone.
+    # PyTorch's own mark gives the optimizer's class as well, so where there is one it stays alone.
     if not any(names[row].startswith("Optimizer.step#") for row in ranges.of(RangeKind.MARK).tolist()):
         for row in ranges.of(RangeKind.UPDATE).tolist():
             names[row] = "Optimizer.step#"

@@ -82,7 +82,7 @@ class Block:
 
 
 def process_of(global_id: Int64) -> Int64:
-    """Return the part of a serialized identifier that tells the process: all but its lowest 24 bits, the thread's."""
+    """Return the part of a serialized identifier that gives the process: all but its lowest 24 bits, the thread's."""
     return np.where(global_id == ABSENT, ABSENT, global_id >> 24)
 
 

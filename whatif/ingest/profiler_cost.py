@@ -145,7 +145,7 @@ def _constant_ns(events: Events, rows: Int64) -> Float64:
 
 def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, operators: Grouped) -> dict[int, float]:
     """Return A of each thread, ns; of all threads where one has too few wrappers; empty where no time can be read."""
-    # Where stacks were walked inside operators, wrappers hold that too: a thread without any tells the rest.
+    # Where stacks were walked inside operators, wrappers hold that too: a thread without any gives the rest.
     without = {t: times for t, times in wrapped_ns.items() if not stacks[operators[t]].any()}
     told = without or wrapped_ns
     pooled = np.concatenate(list(told.values()))

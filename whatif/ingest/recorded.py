@@ -1,7 +1,7 @@
 """What the recorder wrote beside the events, read into its types once, and written back.
 
 The recorder's part of a recording is data like the rest: whatever is not what the recorder writes is left out, and
-its name is told.
+its name is reported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KEYS = {
 
 
 def recorded_of(header: Any) -> tuple[Recorded, tuple[str, ...]]:
-    """Return what the recorder's part of a file tells, and the names of what in it is not as the recorder writes it."""
+    """Return what the recorder's part of a file gives, and the names of what in it is not as the recorder writes it."""
     damaged: list[str] = []
     table = _Table(dict(header) if isinstance(header, dict) else {}, damaged)
     return _recorded(table), tuple(dict.fromkeys(damaged))
@@ -247,7 +247,7 @@ def _gradient(table: _Table) -> Gradient:
 
 
 def _ddp(table: _Table) -> Ddp:
-    # One worker alone exchanges nothing, and counts as not told.
+    # One worker alone exchanges nothing, and counts as unknown.
     return Ddp(
         world_size=table.whole("world_size", 2, MOST_WORKERS) if table.left.get("world_size") != 1 else None,
         buckets=table.parts("buckets", _bucket, empty=Bucket) if isinstance(table.left.get("buckets"), list) else None,

@@ -20,7 +20,7 @@ _ONE_MOMENT = frozenset(("rmsprop", "adagrad", "lion", "rprop"))
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """What the recorder tells, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
+    """What the recorder gives, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
 
     parameters: int
     optimizer_state: int
@@ -28,7 +28,7 @@ class Resident:
     buffers: int
     gradients: dict[str, int]
     sizes: frozenset[int]
-    element: int = 0  # bytes of one number of the parameters; 0 where nothing tells
+    element: int = 0  # bytes of one number of the parameters; 0 if unknown
 
 
 def resident(recorded: Recorded) -> Resident:
@@ -71,7 +71,7 @@ def state_of(optimizer: str | None, parameters: int) -> int:
 
 
 def _batch(recorded: Recorded) -> int:
-    """The first input of the model; targets and further inputs are not told."""
+    """The first input of the model; targets and further inputs are unknown."""
     if recorded.input_shape is None:
         return 0
     return min(prod(recorded.input_shape) * _TYPE_BYTES.get(str(recorded.input_dtype), 4), MOST_BYTES)

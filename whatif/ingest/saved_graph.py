@@ -1,4 +1,4 @@
-"""A task graph as text, behind the events of a timeline file, and the graph that such a text tells.
+"""A task graph as text, behind the events of a timeline file, and the graph that such a text gives.
 
 The text is one JSON object: what is small is plain, and each column of numbers is its bytes, compressed, in base64. It
 is data: nothing of it is executed or unpickled, and every size and every code is checked before it is used.
@@ -77,7 +77,7 @@ class _Saved(Plain, frozen=True, forbid_unknown_fields=True):
 
 
 def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_profiler: bool = False) -> Iterator[str]:
-    """Return the graph of a timeline as pieces of JSON text; ``remark`` tells its reader what it is.
+    """Return the graph of a timeline as pieces of JSON text; ``remark`` says what it is.
 
     ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's
     cost.
@@ -323,7 +323,7 @@ PREDICTED = "predicted"
 
 
 def with_ranges(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with the ranges that its recording tells of its kernels and of the host; else as it is.
+    """Return the graph with the ranges that its recording gives of its kernels and of the host; else as it is.
 
     Raises WhatifError where they do not fit the recording's kernels.
     """

@@ -77,7 +77,7 @@ def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: I
     target = np.maximum(times.target[mine], 0)
     unqueued = copies & (gpu.before_ns[target] <= start_ns) & (calls.kind[mine] == CallKind.COPY)
     issue_ns = np.clip(gpu.start_ns[target] - gpu.launch_lag_ns - start_ns, 0, end_ns - start_ns)
-    # A copy's first call pays for page faults and lazy loading: the quickest one tells what the others do.
+    # A copy's first call pays for page faults and lazy loading: the quickest one shows what the others do.
     own = np.array([issue_ns[unqueued].min()]) if unqueued.any() else (end_ns - start_ns)[~waited]
     usual_ns = int(np.median(own)) if len(own) else DEFAULT_ISSUE_NS
     longest_ns = np.where(copies & (calls.kind[mine] == CallKind.COPY), issue_ns, end_ns - start_ns)
@@ -112,7 +112,7 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     ends = np.where(last >= 0, gpu.end_ns[np.maximum(last, 0)], LONG_AGO_NS)
     everything = among(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
     possible = (last >= 0) & (ends <= calls.end_ns[syncs][:, None] + EARLY_NS)
-    # Of one stream: the one told, else the one whose last task ends latest without outlasting the call.
+    # Of one stream: the recorded one, else the one whose last task ends latest without outlasting the call.
     told = known[syncs]
     best = np.where(told >= 0, told, np.where(possible, ends, LONG_AGO_NS).argmax(axis=1))
     picked = np.arange(len(syncs))
@@ -138,7 +138,7 @@ def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
 
 
 def _recorded_streams(events: Events, calls: Calls, gpu: GpuSide) -> Int64:
-    """The stream that a synchronisation record tells for each call, -1 where none does."""
+    """The stream that a synchronisation record gives for each call, -1 where none does."""
     known = np.full(len(calls.event), MISSING, dtype=np.int64)
     rows = np.flatnonzero((events.category == EventCategory.SYNC) & (events.stream >= 0) & (events.correlation > 0))
     if not len(rows):
@@ -165,8 +165,8 @@ def _event_targets(
 ) -> None:
     """Bind event synchronisations to the task ahead of the event, in place.
 
-    A synchronisation record tells which event. Without one: an event may have been recorded long before the last
-    launch, so it is the latest task that ended while the call waited; a call that did not wait tells nothing.
+    A synchronisation record shows which event. Without one: an event may have been recorded long before the last
+    launch, so it is the latest task that ended while the call waited; a call that did not wait says nothing.
     """
     told = {call: source for call, _, source in recorded_sources(events, calls, gpu) if source >= 0}
     by_end = np.argsort(gpu.end_ns, kind="stable")

@@ -1,6 +1,6 @@
 """Who answers for an unmeasured device: sources weighted by how far each misses devices that were left out.
 
-``source_errors.json`` tells the error of each source by operator, number format and device left out (`whatif opdb
+``source_errors.json`` gives the error of each source by operator, number format and device left out (`whatif opdb
 evaluate --unseen-devices --errors FILE` writes it). The logs of the times are averaged, each by the inverse square of
 its expected error; what lies outside of a model's data, or of the devices that it saw, counts for less.
 """

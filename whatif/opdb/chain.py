@@ -422,7 +422,7 @@ def same_chip(gpu: Gpu, other: Gpu) -> bool:
 
 
 def _sheet_s(gpu: Gpu, ops: Operators, launch: Bool) -> Float64:
-    """What a data sheet says of operators, seconds, shape (n,), with a launch where that is asked for."""
+    """What a data sheet says of operators, seconds, shape (n,), with a launch if asked."""
     alone, launched = (
         analytic.analytic_answers(gpu, ops, launch=held)[0] if np.any(launch == held) else np.zeros(len(ops))
         for held in (False, True)

@@ -25,7 +25,7 @@ WINOGRAD_SAVING, _WINOGRAD_TAPS = 4.0, 9
 FFT_SAVING_A_TAP = 0.5
 # F(2x2, 3x3), the same paper: what libraries mostly use.
 WINOGRAD_USUAL = 2.25
-# Formats of which a data sheet tells a rate; others compute at that of the format named here.
+# Formats of which a data sheet gives a rate; others compute at that of the format named here.
 _RATE_DTYPE = {"fp4": "fp8", "int8": "fp8", "int": "fp32", "unknown": "fp32"}
 _MATRIX_FAMILIES = ("matmul", "conv", "attention")
 _WORK: dict[tuple[str, bool], MatrixWork] = {

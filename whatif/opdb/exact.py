@@ -7,7 +7,7 @@ import numpy as np
 from whatif.graph.types import Float64, Int64
 from whatif.opdb.keys import UInt64
 
-# A measurement that tells no spread: what library versions move the same shape by (1 to 5 % at the median).
+# A measurement that gives no spread: what library versions move the same shape by (1 to 5 % at the median).
 UNKNOWN_SIGMA = 0.05
 # However often it was repeated, another day and another process move it by more than this (NCCL sweeps: 1.5 %).
 LEAST_SIGMA = 0.01

@@ -69,7 +69,7 @@ def features(ops: Operators, sheet: Sheet, names: Sequence[str], *, across: bool
     """Return the features of n operators, shape (n, f), and what they are called.
 
     ``names`` are the operators that a model knows, one indicator each where there are several; ``across`` adds what
-    tells devices apart.
+    distinguishes devices.
     """
     columns = _COLUMNS[ops.family](ops, sheet)
     if len(names) > 1:

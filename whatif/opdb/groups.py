@@ -1,4 +1,4 @@
-"""A group's rows as its interpolation learns from them, and where its law knows better than the data sheet."""
+"""A group's rows as its interpolation learns from them, and where its law is more accurate than the data sheet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLEARLY_OUTSIDE = 4.0
 
 
 def law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio: Float64, *, launch: bool) -> Bool:
-    """Mask, shape (n,), of the operators outside of what was measured for which its law knows better than a data sheet.
+    """Mask, shape (n,), of the operators outside of what was measured where its law beats a data sheet.
 
     It does where its range is the narrower one, and where it cannot be wrong in kind: not below what the device can
     do, and not bound by the device's memory when all that was measured fits the second-level cache.

@@ -27,7 +27,7 @@ _INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
 # However well that went, the next doubling is less certain.
 _LEAST_GROWTH = 0.05
 COVERAGE = 0.9
-# Rows whose miss tells the range; more make it no better and slower.
+# Rows whose miss gives the range; more make it no better and slower.
 _MOST_PROBES = 1000
 # A plane tilts only as far as neighbours agree: ridge, in doublings.
 _RIDGE = 0.3

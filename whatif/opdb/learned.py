@@ -205,7 +205,7 @@ def _check(facts: ModelFacts) -> None:
 
 
 def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray[Any]]:
-    """Read NAME.npz: only the arrays whose hash NAME.json tells are unfolded."""
+    """Read NAME.npz: only the arrays whose hash NAME.json gives are unfolded."""
     damage = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
     with expecting(f"{file}: expected the arrays of a model", *damage, hint=_AGAIN):
         with file.open("rb") as opened:

@@ -63,8 +63,8 @@ def ask_model(
     launch, that the data sheet's range is narrower.
 
     With ``kernels_alone`` a launch that the model's times hold is taken out of them. With ``give_way`` it leaves to the
-    data sheet what is outside of its data, or was mostly launch, where that knows better. ``anchors`` are this device's
-    own measurements.
+    data sheet what is outside of its data, or was mostly launch, where that is more accurate. ``anchors`` are this
+    device's own measurements.
     """
     facts = model.facts
     launch = facts.measured_as.launch == "with launch"

@@ -187,7 +187,7 @@ def in_shards(rows: Rows) -> Iterator[Rows]:
 
 
 def is_sound(sidecar: Path) -> bool:
-    """Whether a contribution is there, whole and as its sidecar tells."""
+    """Whether a contribution is there, whole and as its sidecar says."""
     if not sidecar.is_file():
         return False
     try:

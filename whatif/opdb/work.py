@@ -14,7 +14,7 @@ _Columns = Mapping[str, Float64]
 
 
 def work(ops: Operators) -> tuple[Float64, Float64]:
-    """Return the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or nothing tells.
+    """Return the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or it is unknown.
 
     Every input is read once and the output written once. A number format that is not known counts four bytes. The
     arrays are kept with the operators, since every source asks for them, and are read-only.

@@ -2,8 +2,8 @@
 
 What one source says of all kernels (a device's rate, a model's bias, the profiler's cost) is wrong for all of them in
 one direction: it adds up. What was measured operator by operator, different sources, and the families of kernels that a
-model tells apart, have errors of their own: they add as squares. Two runs of one program differ as well, which nothing
-in a recording tells: a floor stands for that.
+model distinguishes, have errors of their own: they add as squares. Two runs of one program differ as well. No recording
+shows by how much: a floor stands for that.
 """
 
 from __future__ import annotations

@@ -41,6 +41,6 @@ class Totals:
 def totals(graph: TaskGraph, step_ms: float, clock: str) -> Totals:
     """Return the totals of a step of ``graph``, which shows one of the workers, or one copy's stages."""
     gpu = device(graph)
-    # A span holds an unknown part of a step, or several: it tells no rate.
+    # A span holds an unknown part of a step, or several: it gives no rate.
     samples = None if clock == "span" else graph.info.samples
     return Totals(step_ms / 1e3, graph.info.devices, samples, None if gpu is None else gpu.power_watt)

@@ -38,7 +38,7 @@ _WORKS: dict[KernelFamily, tuple[MatrixWork, MatrixWork]] = {
 SHORT = 2.0
 # A kernel that reaches less than this share of both peaks waits for neither: our choice.
 IDLE_SHARE = 0.1
-# A row of which less time than this is known tells no rates: our choice.
+# A row of which less time than this is known gives no rates: our choice.
 LEAST_KNOWN = 0.5
 # A saving of a smaller share of the step is not named: our choice.
 WORTH_SHARE = 0.01
@@ -170,7 +170,7 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     if work.faster.any():
         notes.append(
             f"{int(work.faster.sum()) / work.n_steps:,.0f} kernels a step do fewer multiplications than the formula "
-            "says (Winograd, FFT) or run in another format than their name tells: their shares are not counted"
+            "says (Winograd, FFT) or run in another format than their name shows: their shares are not counted"
         )
     if used.built_twice:
         notes.append(

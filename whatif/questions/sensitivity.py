@@ -46,7 +46,7 @@ GPU_SIDE, CPU_SIDE = "all GPU work", "all CPU work"
 LEAST_WORK_PCT = 0.1
 # Notes are made where a part works at least this share of a step ...
 NOTED_WORK_PCT = 1.0
-# ... and less than this share of its work shows in the step when it is gone, or none at all as far as known.
+# ... and less than this share of its work shows in the step when it is gone, or nothing at all.
 HIDDEN_BELOW, NOTHING_PCT = 0.25, 0.05
 CHANGES_NOTHING, HIDDEN = "changes nothing", "mostly hidden"
 
@@ -202,7 +202,7 @@ def _columns(graph: TaskGraph) -> dict[str, tuple[Array, tuple[str, ...]]]:
 
 
 def _parts(baseline: Baseline, kind: str, codes: Array, table: tuple[str, ...]) -> list[Sensitive]:
-    """The parts of one kind that work enough to be told, without gains."""
+    """The parts of one kind that work enough to be reported, without gains."""
     graph = baseline.graph
     gpu_ms, cpu_ms = (
         _work_ms(baseline, side & (codes >= 0), codes, len(table)) for side in (graph.on_gpu.mask, graph.on_cpu.mask)

@@ -25,7 +25,7 @@ def plan_figure(found: Planned) -> Figure:
     """Return the figure. Raises WhatifError where the recording does not tell memory."""
     rows = [row for row in found.rows if row.peak_bytes is not None]
     if not rows:
-        raise WhatifError("plan: expected a recording that tells memory for a plot over it, got one that does not.")
+        raise WhatifError("plan: expected a recording with its memory for a plot over it, got one without.")
     figure = new_figure(8, 4.6)
     axes = figure.subplots()
     axes.scatter(

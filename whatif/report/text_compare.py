@@ -215,7 +215,7 @@ def _print_changes(
 
 
 def _print_names(out: Report, heading: str, changes: tuple[PartChange, ...]) -> None:
-    """Name what only one of the two has, as far as it fits."""
+    """Name what only one of the two has, cut to fit the line."""
     for status, where in (("gone", "only in A"), ("new", "only in B")):
         names = sorted(change.name for change in changes if change.status == status)
         if names:

@@ -61,7 +61,7 @@ HELD_AT_MOST, MOST_HELD = 1.5, 0.9
 def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     """Return the graph twice: as little and as much slowed as collectives and kernels may slow one another on a GPU.
 
-    That is of collectives which a what-if put in; beside recorded ones the recording tells.
+    That is of collectives which a what-if put in; beside recorded ones the recording gives.
     """
     streams = np.array([False] + [thread.kind == ThreadKind.STREAM for thread in graph.threads])
     uses = graph.attached[USES]

@@ -14,7 +14,7 @@ ACTIVATIONS = "exchanges activations"
 
 
 def latency_of(graph: TaskGraph) -> Int64:
-    """Return the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if told it."""
+    """Return the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if set it."""
     return np.asarray(graph.attached.get(LATENCY, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 

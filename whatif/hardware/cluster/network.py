@@ -113,7 +113,7 @@ class Network:
         return _cost(size, MODELS[name][operation](self))
 
     def _by_size(self, operation: str, size_bytes: npt.NDArray[np.float64], name: str) -> Cost:
-        """The cost where a message's size tells its latency: a part for each worker (Pei et al., equation 28), or all.
+        """The cost where a message's size sets its latency: a part for each worker (Pei et al., equation 28), or all.
 
         Other algorithms than the ring send other parts; they are counted as the ring's.
         """

@@ -95,7 +95,7 @@ def anonymize(
     """Write a copy of a Kineto recording, or of a campaign's record, that does not say where and by whom it was made.
 
     Paths, stacks, command lines and the names of hosts, users and processes go. Events, times, shapes, annotations and
-    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), as far as they are made
+    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), where they are made
     of words that every trace has: paths and addresses are cut out, and any other word gets a stand-in. ``output`` is a
     file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz" beside the input. Raises
     WhatifError where the input is no such file, or the output is the input.
@@ -149,7 +149,7 @@ def _target(source: Path, output: str | Path | None) -> Path:
         raise WhatifError(
             f"{target}: expected another file than the trace itself, which is never overwritten; name one."
         )
-    # A copy is a recording like any other, so only its name tells that it is one.
+    # A copy is a recording like any other, so only its name shows that it is one.
     return replaceable_file(target, "copy of this command", lambda _: ".anonymous" in target.name)
 
 
@@ -262,7 +262,7 @@ class _EventCleaner:
         return kept
 
     def _is_sound(self, key: str) -> bool:
-        """Whether the name of an argument tells nothing itself."""
+        """Whether the name of an argument says nothing itself."""
         if key not in self._sound_keys:
             if self._scrubber.words(self._scrubber.text(key)) != key:
                 return False

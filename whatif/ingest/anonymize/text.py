@@ -170,7 +170,7 @@ class Scrubber:
 
 
 def find_secrets(start: bytes) -> set[str]:
-    """Return names of hosts and users to look for: those that the start of a file tells, and this machine's own."""
+    """Return names of hosts and users to look for: those that the start of a file gives, and this machine's own."""
     found = {match.decode("utf-8", "replace") for match in (*_HOST.findall(start), *_HOME.findall(start))}
     with suppress(OSError):
         found.add(socket.gethostname())

@@ -11,7 +11,7 @@ from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.ranks.collectives import Collectives
 from whatif.ingest.ranks.match import Match
 
-# Nobody leaves them before the last one has come.
+# No rank leaves them before the last one has come.
 MEETING = (
     "all_reduce",
     "all_gather",
@@ -50,7 +50,7 @@ class Clock:
 def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequence[int]) -> list[Clock]:
     """Return the clock of each rank; the first one's is the common one.
 
-    Ranks that meet the first one in no collective are found over those that do; those that meet nobody are placed by
+    Ranks that meet the first one in no collective are found over those that do; those that meet none are placed by
     what their clocks show.
     """
     operations = [np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks]

@@ -36,7 +36,7 @@ class Collectives:
     step: Int64  # by the profiler's own count where known; -1 outside all steps
     size_bytes: Int64  # -1 where it is unknown
     group_size: Int64  # -1 where it is unknown
-    operation: tuple[str, ...]  # all_reduce, ...; the kernel's name where neither it nor the trace tells
+    operation: tuple[str, ...]  # all_reduce, ...; the kernel's name where neither it nor the trace gives one
     group: tuple[str, ...]  # the process group, as the trace calls it; "" where it does not
     first_step: int = 0  # what the profiler calls the graph's step 0
 

@@ -81,7 +81,7 @@ def rank_facts(header: dict[str, Any]) -> RankFacts:
 
 @dataclass(frozen=True)
 class Places:
-    """The rank of each file, in the order of the files, the number of ranks of the run, and what is to be told."""
+    """The rank of each file, in the order of the files, the number of ranks of the run, and what is to be reported."""
 
     ranks: tuple[int, ...]
     world_size: int

@@ -132,7 +132,7 @@ def _waiting(graph: TaskGraph, main: Array, asks: Array, end_ns: Int64) -> tuple
     """Take out of the main thread's holes what lies before the last collective that ends in them.
 
     Gives the graph, and for each collective the task that waited for it, -1 where none did: a collective that ends
-    while an operator runs kept nobody.
+    while an operator runs kept no rank waiting.
     """
     begins_ns = graph.start_ns[main]
     at = np.searchsorted(begins_ns, end_ns, side="right") - 1

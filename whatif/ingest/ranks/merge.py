@@ -40,7 +40,7 @@ from whatif.simulation.sharing import USES
 from whatif.simulation.transfers import workers_of
 
 # Attached: 1 + the collective that a task is one rank's part of, 0 for all others; negative for a rank that has left
-# before the others come, whom they wait for and who waits for nobody.
+# before the others come, whom they wait for and who waits for no other.
 COLLECTIVE = "collective"
 # Threads that belong to no rank.
 NOBODY = -1
@@ -384,7 +384,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
 def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
     """The parts in which what a transform put in meets as well: the k-th all-reduce of a name is that of every rank.
 
-    What the ranks do not have alike meets nobody, and neither does what one rank sends another.
+    What the ranks do not have alike matches none, and neither does what one rank sends another.
     """
     columns = [part.attached.get(COLLECTIVE, np.zeros(len(part), dtype=np.int64)).copy() for part in parts]
     new: list[dict[str, Array]] = []

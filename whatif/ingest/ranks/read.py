@@ -238,7 +238,7 @@ def _doubts(
 def _without_waiting(
     graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, waits: Waits
 ) -> list[TaskGraph]:
-    """Each rank's graph with its matched collectives as long as their transfers, and told apart."""
+    """Each rank's graph with its matched collectives as long as their transfers, and numbered."""
     size_bytes = matched.column([c.size_bytes for c in collectives])
     _, kinds = one_table(c.operation for c in collectives)
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]

@@ -1,9 +1,9 @@
 """Waiting for peers and transfer, separated: a rank arrives at a collective, and bytes move when all have arrived.
 
-On rank r it lasts from arrival s_r to end e_r. Where nobody leaves before the last one has come, at A = max s_r, the
+On rank r it lasts from arrival s_r to end e_r. Where no rank leaves before the last one has come, at A = max s_r, the
 wait is A - s_r and the transfer e_r - A. Clocks are only nearly one: a transfer that is shorter than the shortest time
-that any rank spent in the collective (the last one to come waits for nobody) by no more than clocks differ is that.
-In a broadcast or a send a rank may be done before others come: those that left before A waited for nobody.
+that any rank spent in the collective (the last one to come waits for no other) by no more than clocks differ is that.
+In a broadcast or a send a rank may be done before others come: those that left before A waited for no other.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def latency_ns(size_bytes: Int64, transfer_ns: Int64, kind: Int64) -> Int64:
     """Return the part of each transfer that its bytes do not explain, ns: a line through the transfers of its kind.
 
     Least squares over size and time of a kind (operation and number of ranks), between 0 and the shortest of them; 0
-    where sizes are unknown or all the same, as nothing tells the two parts apart then. Columns of shape (n,).
+    where sizes are unknown or all the same, as the two parts cannot be separated then. Columns of shape (n,).
     """
     result = np.zeros(len(kind), dtype=np.int64)
     for code in np.unique(kind).tolist():

@@ -28,7 +28,7 @@ CLIENTS = 3
 def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
     """Return the processors and links of a cluster file; over TCP, as from a CPU, headers take a share of each link.
 
-    Raises WhatifError where the file tells levels of equal workers only.
+    Raises WhatifError where the file gives levels of equal workers only.
     """
     if not cluster.processors:
         raise WhatifError(

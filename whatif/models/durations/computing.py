@@ -47,7 +47,7 @@ def computing(
 
     By the roofline of the recorded GPU, at the share of its peak that the recording's own kernels of that family and
     format reach; at the usual share of a family that it lacks, or at ``share``. Raises WhatifError on a CPU, where no
-    data sheet tells a peak.
+    data sheet gives a peak.
     """
     if not graph.on_gpu.any():
         raise WhatifError("expected the recording of a GPU to estimate a new kernel by its roofline, got one of a CPU.")

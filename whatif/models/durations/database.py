@@ -34,7 +34,7 @@ _DURATION_SOURCES = {
 }
 # The same by the code of an ``AnswerSource``; what is not listed comes from data sheets.
 SOURCE_OF_ANSWER = np.array([_DURATION_SOURCES.get(one, Source.ROOFLINE) for one in AnswerSource], dtype=np.int8)
-# What was measured with its launch tells little of a kernel that is shorter than the launch: events around one kernel
+# What was measured with its launch says little of a kernel that is shorter than the launch: events around one kernel
 # read 24 us at the least (NeuSight's five GPUs).
 LEAST_WITH_LAUNCH_S = 20e-6
 

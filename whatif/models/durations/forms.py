@@ -2,7 +2,7 @@
 
 One chain answers of the operator before and after, down to the data sheet, and the ratio of the two times changes the
 recorded one; a step that was predicted takes the chain's answer itself. What moves bytes and computes little is asked
-by its bytes. Where a recording tells no shapes, usual operators of the kind that names tell stand in.
+by its bytes. Where a recording has no shapes, usual operators of the kind in its names stand in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
 FORM = "channels_last"
 # Families whose operators multiply matrices.
 _MATRIX = ("matmul", "conv", "attention")
-# What stands for operators of which a recording tells no shapes: convolutions of ResNet-50, and square products. Each
+# What stands for operators of which a recording has no shapes: convolutions of ResNet-50, and square products. Each
 # in several sizes, of which that counts whose time is a kernel's own.
 _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
 _BATCHES = (4, 32, 256)
@@ -187,7 +187,7 @@ def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
 def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
     """Return a mask, shape (n,), of the matrix kernels among ``tasks`` (ids; None: all) that a convolution runs.
 
-    Its operator's name or theirs tells: cuDNN runs many as products, whose names say nothing else.
+    Its operator's name or theirs shows it: cuDNN runs many as products, whose names say nothing else.
     """
     ids = np.arange(len(graph)) if tasks is None else tasks
     family = graph.family[ids]

@@ -99,7 +99,7 @@ def of_convolutions(graph: TaskGraph) -> Bool:
 def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
     """Return the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
 
-    ``convolution`` tells which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
+    ``convolution`` shows which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
     that have it, other products do not. One that could have used it on the recorded device and did not stays in fp32;
     TF32 becomes fp32 on devices without, and on AMD's, where a program has to ask for it.
     """

@@ -55,7 +55,7 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     return forms.estimates(graph, ids, parts)
 
 
-# Either way of a share of bytes that the flow of formats tells, log: what caches keep. Our estimate.
+# Either way of a share of bytes that the flow of formats gives, log: what caches keep. Our estimate.
 _FLOW_SPREAD = 1.1
 
 
@@ -65,7 +65,7 @@ _STAYS = (1.0, 0.6, 1.05)
 
 
 def _left(graph: TaskGraph, tasks: Array) -> Float64:
-    """What autocast leaves of the bytes of ``tasks`` (ids) and its range, shape (3, n): as told, else by family."""
+    """What autocast leaves of the bytes of ``tasks`` (ids) and its range, shape (3, n): as attached, else by family."""
     left = bytes_left(graph.family[tasks])
     told = graph.attached.get(AUTOCAST_SHARE)
     if told is None:
@@ -124,7 +124,7 @@ def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGrap
 
 
 def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
-    """Remember ``formats`` in the recorder's words (``instrumentation/metadata.py``), where the recording tells any."""
+    """Remember ``formats`` in the recorder's words (``instrumentation/metadata.py``), where the recording has any."""
     recorded = graph.info.recorded
     if recorded.precision is None:
         return graph

@@ -40,12 +40,12 @@ class StepGradients(NamedTuple):
 
 
 def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
-    """Return the gradients of every step: ``gradient_mb`` of them, else by the first that tells any.
+    """Return the gradients of every step: ``gradient_mb`` of them, else by the first that gives any.
 
     That is the recorder's list, layers with their parameters, or what the recording shows of gradients
     (``whatif.models.layers.found_gradients``). ``gradient_mb``, in million bytes, are spread evenly over the time of
     the backward pass. ``name`` is of the what-if that asks. Raises WhatifError where there is no backward pass, or
-    where nothing tells any gradient.
+    where no gradient is known.
     """
     work = _backward_work(graph)
     if not work.any():
@@ -159,7 +159,7 @@ def at_share(duration_ns: Int64, share: Array) -> Int64:
 def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | None) -> Int64:
     """Return the number of the bucket that each row's gradient is sent in, shape (n,), in the order of sending.
 
-    The buckets that the recording tells, else DDP's rule: a bucket is full once it holds 25 MiB or more, the first one
+    The buckets that the recording gives, else DDP's rule: a bucket is full once it holds 25 MiB or more, the first one
     1 MiB; ``bucket_mb`` (MiB) is the limit of all of them, as ``bucket_cap_mb`` is. Raises WhatifError where it is not
     above 0.
     """

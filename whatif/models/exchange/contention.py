@@ -52,8 +52,8 @@ UNKNOWN_SM_COUNT = 80
 # What a device reads and writes of its memory for each byte that it sends: the byte and, in a reduction, what it is
 # added to, and the sum. Our estimate.
 MEMORY_BYTES_PER_SENT = 2.0
-# Kernels of these families compute; the others are bound by memory where a recording does not show both. What nobody
-# knows counts as computing, as all work does in the papers.
+# Kernels of these families compute; the others are bound by memory where a recording does not show both. What is
+# unknown counts as computing, as all work does in the papers.
 _COMPUTING = (*MATRIX_FAMILIES, KernelFamily.OTHER)
 # Connections that share a link at a time; more are no longer a matter of fair sharing.
 MOST_AT_ONCE = 256
@@ -89,7 +89,7 @@ def occupy(
     new = chosen & (uses["role"] != Role.HOLDS)
     on_device = _device_of(graph, np.flatnonzero(new))
     kernels = np.flatnonzero(_kernels(graph, on_device) & ~chosen & (uses["role"] == Role.NONE))
-    graph = send_less(graph, 0.0)  # the simulation tells what they lose
+    graph = send_less(graph, 0.0)  # the simulation shows what they lose
     uses["device"][new], uses["role"][new], uses["compute"][new] = on_device, Role.HOLDS, share
     uses["memory"][new] = _memory_of_collectives(graph, new)
     inserted = new & (graph.start_ns < 0)
@@ -97,7 +97,7 @@ def occupy(
     uses["device"][kernels], uses["role"][kernels] = _devices(graph)[graph.thread[kernels]], Role.YIELDS
     uses["compute"][kernels], uses["memory"][kernels] = _kernel_shares(graph, kernels, share)
     graph = _unknown_device(graph, sms, sm_count)
-    # The upper end of a new collective's range is what it takes beside kernels: the simulation tells that now.
+    # The upper end of a new collective's range is what it takes beside kernels: the simulation shows that now.
     high_ns = graph.high_ns.copy()
     high_ns[inserted] = np.maximum(graph.duration_ns[inserted], np.rint(high_ns[inserted] / gamma).astype(np.int64))
     return set_to_alone(graph.replace(high_ns=high_ns), uses)
@@ -124,7 +124,7 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
     """Let the transfers ``tasks`` (a mask or ids) that are under way at one time share their channel's link, fairly.
 
     Instead of one after the other, up to ``at_once`` go at a time (all of a step where None; gloo has two threads), in
-    turn, each on a channel of its own. The latency that a what-if told of a transfer uses no link. Raises WhatifError
+    turn, each on a channel of its own. The latency that a what-if gave a transfer uses no link. Raises WhatifError
     on tasks that are on no channel, and on more than 256 at once.
     """
     ids = np.flatnonzero(as_mask(graph, tasks))

@@ -7,7 +7,7 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array
 
-# The attached column that tells how urgent a task is: the largest goes first.
+# The attached column that shows how urgent a task is: the largest goes first.
 PRIORITY = "priority"
 
 

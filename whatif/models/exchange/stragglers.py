@@ -95,7 +95,7 @@ def recorded_spread_pct(graph: TaskGraph) -> float | None:
     """Return how much the steps of a recording differ, standard deviation in percent of the median, by their quartiles.
 
     The steps without the profiler, else the work of a GPU in five recorded steps or more with equally many kernels;
-    None where neither tells.
+    None where neither is known.
     """
     told = graph.info.recorded.untraced_step
     if told is not None and told.median_ms and told.q25_ms is not None and told.q75_ms is not None:
@@ -160,7 +160,7 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
     """Return the time in which each recorded collective of one rank waited for the others, ns, shape (n_tasks,).
 
     A collective takes as long as the shortest of equal ones (operation, size, process group): the last rank to come
-    waits for nobody. Where also that takes longer than the GPU's usual links should, all of them waited. What they
+    waits for no other. Where also that takes longer than the GPU's usual links should, all of them waited. What they
     should take is what NCCL's tuner says (``expected_transfers_ns``) and a third, as it was measured beside other
     kernels (Daydream, §6.5). 0 for transfers that a what-if made, and in graphs of several ranks, where waiting is
     known.

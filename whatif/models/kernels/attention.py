@@ -95,7 +95,7 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
 def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = False) -> Estimates:
     """Estimate one fused kernel for each attention of ``found``, shape (n,).
 
-    Where the recording tells the operations of its products, they run at the share of the peak that the papers of
+    Where the recording gives the operations of its products, they run at the share of the peak that the papers of
     FlashAttention report, or in the time of the tensors that are still read and written. Small problems do not get
     there: where the recorded products are slower than it says, the estimate stands half-way (geometrically). Else, and
     in fp32, where PyTorch's kernel is another one, the products take what they took. A fused backward pass makes a

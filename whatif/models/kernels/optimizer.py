@@ -56,7 +56,7 @@ def fuse_update(
     """Return the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
 
     Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source``
-    tells it: the kernels' own rate and the bytes that are left, unless specified otherwise. Raises WhatifError where
+    gives it: the kernels' own rate and the bytes that are left, unless specified otherwise. Raises WhatifError where
     the graph has no update to fuse; a fused update is left as it is, with a note.
     """
     update = step_kernels(graph)

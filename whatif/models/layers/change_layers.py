@@ -45,7 +45,7 @@ def scale_layers(graph: TaskGraph, layers: Bool, factor: float) -> TaskGraph:
 def resize_layers(graph: TaskGraph, layers: Bool, sizes: Mapping[str, int]) -> TaskGraph:
     """Return the graph in which operators of ``layers`` have other ``sizes`` (name: value), by op database estimates.
 
-    Raises WhatifError where no operator of them that the recording tells has such a size.
+    Raises WhatifError where no operator of them that the recording gives has such a size.
     """
     from whatif.models.durations.changed_operators import resized
 

@@ -28,7 +28,7 @@ from whatif.models.layers.calls import calls_of, operator_cost_ns, task_before
 from whatif.models.layers.layer_calls import CallRole, Calls
 
 ENCODE_NAME, DECODE_NAME = "encode (Gist)", "decode (Gist)"
-# A row of Gist's sparse form holds as many values as one byte of index can tell apart, behind a pointer of 4 bytes.
+# A row of Gist's sparse form holds as many values as one byte of index can distinguish, behind a pointer of 4 bytes.
 ROW_VALUES, POINTER_BYTES = 256, 4
 # cuSPARSE counts, scans and scatters, and does not reach the rate of a copy: our estimate.
 SPARSE_SLOWER = 3.0

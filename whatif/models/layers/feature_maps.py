@@ -21,7 +21,7 @@ _SAME_SIZE = (CallRole.NORMALIZATION, CallRole.ACTIVATION)
 
 
 def input_bytes(graph: TaskGraph, calls: Calls) -> Int64:
-    """Return the bytes of the feature map that flows into each forward call, shape (n_calls,); -1 where nothing tells.
+    """Return the bytes of the feature map that flows into each forward call, shape (n_calls,); -1 if unknown.
 
     From the recording's memory (``graph.info.memory``) where that names the layer. Else from what is moved: a
     normalization or a ReLU reads one map and writes one, so that each is half of its bytes; any other call reads what

@@ -26,7 +26,7 @@ BLOCKS = "the thread blocks of the optimizer's kernels"
 # A tensor's last chunk is half full on average, and hardly filled in the half of the tensors that are biases and
 # weights of norms: our estimate. Found on recordings with shapes: -0.1 to +1.2 %, -3.2 % where sizes are powers of two.
 EMPTY_SHARE = 0.75
-# How far what the memory of a step tells may be off, either way: our estimate.
+# How far what the memory of a step gives may be off, either way: our estimate.
 MEMORY_SPREAD = 1.1
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp64": 8}
 
@@ -41,7 +41,7 @@ class FoundGradients(NamedTuple):
 
 
 def found_gradients(graph: TaskGraph) -> FoundGradients | None:
-    """Return the gradients of a step by the first that tells: shapes, the optimizer's kernels, memory; else None."""
+    """Return the gradients of a step by shapes, else by the optimizer's kernels or memory; None without any."""
     if graph.info.gradient_bytes:
         sizes = np.array(graph.info.gradient_bytes, dtype=np.int64)
         return FoundGradients(sizes, 1.0, 1.0, f"the shapes of {len(sizes):,} AccumulateGrad operators")
@@ -91,7 +91,7 @@ def _middle(graph: TaskGraph, tasks: Int64) -> Int64:
 def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
     known = graph.on_gpu & (graph.warps > 0)
     kernels = _middle(graph, np.flatnonzero(step_kernels(graph) & known))
-    if not len(kernels):  # nothing tells where the update begins
+    if not len(kernels):  # unknown where the update begins
         kernels = _middle(graph, np.flatnonzero((graph.family == KernelFamily.OPTIMIZER) & known))
     steps = graph.step.astype(np.int64) if bool((graph.step >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
     operators = accumulations(graph, steps)

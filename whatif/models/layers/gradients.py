@@ -91,7 +91,7 @@ def additions(graph: TaskGraph) -> Bool:
 def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = None) -> tuple[float, float]:
     """Return what it takes to add the gradients ``found`` once, and to launch that on a GPU, ns.
 
-    ``costs_of``: the graph that tells what small kernels and operators take.
+    ``costs_of``: the graph that shows what small kernels and operators take.
     """
     costs_of = costs_of or graph
     rate = memory_gbyte_s(graph, device(graph))  # 1 GB/s is 1 byte/ns

@@ -1,7 +1,7 @@
 """The calls of a model's layers in the order of the passes, and which backward work belongs to which forward call.
 
 A call is a run of tasks of one layer; in a recording that names no layers, of one operator. What a call does (its role)
-tells the class of its layer, else the operator that launched its tasks, else the kernel's own name.
+gives the class of its layer, else the operator that launched its tasks, else the kernel's own name.
 """
 
 from __future__ import annotations

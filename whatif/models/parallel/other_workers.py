@@ -1,7 +1,7 @@
 """A recording of data parallel training on another number of workers: its own collectives, issued for so many.
 
 Source: the collectives of DDP, FSDP and ZeRO move the same bytes for any number of workers; nccl-tests,
-doc/PERFORMANCE.md, tells the rounds and the share of them that passes each link.
+doc/PERFORMANCE.md, gives the rounds and the share of them that passes each link.
 Model: of a transfer of S bytes, ``rounds`` * a + ``share`` * S * b; a and b are those of the recorded network, by the
 recorded collectives, or of the network that is asked for. What a collective waited for peers stays
 (``stragglers.waiting_for_peers``; on a CPU what it took more than the shortest one at its place of all steps).
@@ -61,13 +61,13 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     """Return the recording of one of several workers as one of ``workers``; ``name`` is of the what-if that asks.
 
     ``network``: that of so many workers; None is the recorded one. On as many workers and the recorded network nothing
-    changes; on one nothing is sent. Raises WhatifError where nothing tells how many workers were recorded, or which
+    changes; on one nothing is sent. Raises WhatifError where it is unknown how many workers were recorded, or which
     collectives are known.
     """
     recorded = recorded_workers(graph)
     path = graph.info.path or "this recording"
     if recorded is None or recorded < 2:
-        raise WhatifError(f"{name}: expected a recording that tells how many workers it is one of, got {path}.")
+        raise WhatifError(f"{name}: expected a recording that shows how many workers it is one of, got {path}.")
     found = _collectives(graph)
     others = sorted(
         {graph.names[code].partition("(")[0] for code in graph.name[_exchanging(graph) & ~_of_all(graph)].tolist()}

@@ -54,7 +54,7 @@ class Plan:
         return np.asarray(passes.busy_ns.mean(axis=0), dtype=np.float64)
 
     def stage_gradients(self, stages: int) -> Int64:
-        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 where the recording tells none."""
+        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 where the recording has none."""
         part = np.searchsorted(self.begins[1:], np.arange(len(self.model.part)), side="right")
         each = np.bincount(part, weights=self.model.gradient_bytes).astype(np.float64)
         return by_stage(each, stages).astype(np.int64)
@@ -78,7 +78,7 @@ def check_counts(
     if micro_batch is None and graph.info.batch_size and micro_batches > graph.info.batch_size:
         raise WhatifError(
             f"pipeline: expected at most as many micro-batches as the {graph.info.batch_size} samples of the recorded "
-            f"batch, got {micro_batches}; micro_batch=... tells how many samples each has, whatever was recorded."
+            f"batch, got {micro_batches}; micro_batch=... gives how many samples each has, whatever was recorded."
         )
     if chunks < 1:
         raise WhatifError(f"pipeline: expected 1 chunk of the model on each stage or more, got {chunks}.")
@@ -114,7 +114,7 @@ def plans(
     """Cut the model into parts in each way whose slowest part or message is as fast as can be over some link.
 
     Which ways these are does not depend on the asked link, so that the best of them is never slower over a faster one.
-    Tells what each part works on. A micro-batch is ``factor`` times the recorded batch.
+    Returns what each part works on. A micro-batch is ``factor`` times the recorded batch.
     ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
     ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
     """
@@ -162,7 +162,7 @@ def _recomputed(work: Work) -> Work:
 def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> Int64:
     """Return the bytes of ``factor`` times the recorded batch that flow into each call of the model, (n_calls,).
 
-    Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither tells.
+    Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither is known.
     """
     sizes = model.input_bytes
     if activation_mb is not None:
@@ -174,7 +174,7 @@ def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> 
             "pipeline: the recording lacks the sizes of the activations between its layers (`whatif collect` "
             "records shapes); say how many megabytes cross a cut, as in pipeline:activation_mb=12."
         )
-    # What nothing tells is as large as what flows into the next call, or at the end as what came last.
+    # What is unknown is as large as what flows into the next call, or at the end as what came last.
     calls = np.arange(len(sizes))
     known = np.flatnonzero(sizes >= 0)
     source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
@@ -208,7 +208,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     fullest = int(np.argmax(peaks))
     sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")
     return change_memory(graph, lambda _: found[fullest]).note(
-        f"pipeline: the stages need {sizes_gb} GB of memory; what `memory` tells is stage {fullest}"
+        f"pipeline: the stages need {sizes_gb} GB of memory; `memory` reports stage {fullest}"
     )
 
 

@@ -87,7 +87,7 @@ class Frame:
         return len(self.thread)
 
     def column(self, times: Times) -> Int64:
-        """Return one number a task of all steps, rounded; 0 where no table tells one."""
+        """Return one number a task of all steps, rounded; 0 where no table gives one."""
         found = np.zeros((len(times.cpu), len(self)))
         for sort, table in times._asdict().items():
             tasks = self.of[sort]

@@ -92,7 +92,7 @@ class Work:
 
     ``forward`` and ``backward``: (n_steps, n_parts). ``batch``: loading and copying it, (n_steps, 1). ``update`` and
     ``added`` (adding up the gradients of all micro-batches): of the whole model, (n_steps, 1). ``steps`` (n_steps,) are
-    their numbers; ``source`` tells who answered for the times of a micro-batch.
+    their numbers; ``source`` shows who answered for the times of a micro-batch.
     """
 
     steps: Int64

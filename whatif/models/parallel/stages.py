@@ -36,7 +36,7 @@ class Model:
     """The forward pass of a recorded step as n calls of layers in their order, and the parts that no cut may divide.
 
     ``position`` is the call that each task of a forward or backward pass belongs to, shape (n_tasks,), -1 for other
-    tasks. ``part`` numbers the parts along the calls; ``input_bytes`` flows into each call, -1 where nothing tells;
+    tasks. ``part`` numbers the parts along the calls; ``input_bytes`` flows into each call, -1 if unknown;
     ``gradient_bytes`` are those of the parameters of each call, ``layer`` is its layer's code and ``memory_row`` its
     row in the memory of the step (-1 for none), all shape (n,).
     """

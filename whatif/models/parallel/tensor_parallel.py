@@ -63,7 +63,7 @@ def is_split(graph: TaskGraph) -> bool:
 
 
 def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Split:
-    """Return the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are not told."""
+    """Return the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are unknown."""
     found = passes(graph)
     every = uses(graph, found, np.where(graph.layer > 0, graph.layer, -1).astype(np.int64))
     # A recording may begin within a pass: the one with the most forward work is whole.

@@ -111,7 +111,7 @@ def _products(graph: TaskGraph) -> dict[str, tuple[str, Product]]:
 
 
 def _shape(row: Layer | None, *types: str, key: str = "weight") -> tuple[int, int] | None:
-    """Outputs and inputs of a layer's matrix; None where it is of another type or nothing tells."""
+    """Outputs and inputs of a layer's matrix; None where it is of another type or it is unknown."""
     if row is None or row.type not in types:
         return None
     shape = row.shapes.get(key, ())

@@ -30,7 +30,7 @@ from whatif.runtime.errors import WhatifError
 
 
 def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
-    """Read a Kineto trace or a recording with shapes. Raises WhatifError where it tells no operator's shape.
+    """Read a Kineto trace or a recording with shapes. Raises WhatifError where it gives no operator's shape.
 
     ``device`` names the device where the recording does not.
     """
@@ -163,7 +163,7 @@ def _measured_alone(recorded: Recorded) -> Iterator[Timed]:
             if what is None or ns is None or (form == "bf16" and what.family == "other"):
                 continue
             share = row.spread.get(form)
-            # The recorder tells the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
+            # The recorder gives the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
             half = 0.95 * share if share is not None and share < 1 else float("nan")
             measured = what if form == "recorded" else replace(what, dtype="bf16")
             t = float(ns) * 1e-9

@@ -231,7 +231,7 @@ class Trier:
         return found
 
     def fits(self, trial: Trial) -> bool:
-        """Whether a trial's step fits into the recorded device, as far as known."""
+        """Whether a trial's step fits into the recorded device, if known."""
         capacity = self.baseline.graph.info.gpu_memory_bytes
         return capacity is None or trial.peak_bytes is None or trial.peak_bytes <= capacity
 

@@ -15,7 +15,7 @@ WRAPPERS = ("module", "_orig_mod")
 # Our choice: two models of one name in ten in common, or of twice the parameters, are not one model that was changed.
 SAME_LAYERS = 0.5
 SAME_PARAMETERS = 2.0
-# Longer values that a recording tells are cut.
+# Longer values that a recording gives are cut.
 SHOWN_CHARACTERS = 60
 
 BATCH, OPTIMIZER = "batch size", "optimizer"
@@ -58,7 +58,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
             found.append(Difference(what, _shown(one), _shown(other), blocks))
 
     a, b = before.info, after.info
-    # A prediction keeps what its recording told: nothing is known of what its what-ifs changed there.
+    # A prediction keeps the facts of its recording: nothing is known of what its what-ifs changed there.
     made = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
     on_cpu = not before.on_gpu.any() and not after.on_gpu.any()
     if before.on_gpu.any() != after.on_gpu.any():

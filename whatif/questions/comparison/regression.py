@@ -61,7 +61,7 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     """Judge recording B against its baseline A.
 
     It regressed where its measured step is longer by more than ``allowed_pct`` percent and by more than the noise of
-    the two, as far as that is known. Recordings of another device, model, batch or input are never compared.
+    the two, if known. Recordings of another device, model, batch or input are never compared.
     """
     blocking = [str(item) for item in two.differences if item.blocks]
     if blocking:

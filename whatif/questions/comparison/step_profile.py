@@ -106,7 +106,7 @@ def calls_in_phase(graph: TaskGraph, clock: str, phase: Phase) -> dict[tuple[str
 
 
 def flops_of_step(graph: TaskGraph, clock: str) -> float:
-    """Return the floating-point operations of a step, as far as recorded."""
+    """Return the floating-point operations of a step, where recorded."""
     counted, n_steps = steady_tasks(graph, clock)
     return float(np.maximum(graph.flops[counted], 0).sum(dtype=np.float64)) / n_steps
 

@@ -112,7 +112,7 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is assumed of a recording whose clock tells no steps."""
+        """What is assumed of a recording whose clock gives no steps."""
         if self.baseline.clock != "span":
             return ()
         count = steps_in(self.baseline)
@@ -146,7 +146,7 @@ def asked_of(
     baseline: Baseline, gpus: int, cluster: str, *, global_batch: int | None = None, memory_bytes: int | None = None,
     prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
 ) -> Asked:  # fmt: skip
-    """Return what is asked, with what the cluster and the recording tell of it.
+    """Return what is asked, with what the cluster and the recording say of it.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
     a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or

@@ -62,8 +62,8 @@ def faster_links(
 ) -> tuple[tuple[Transform, ...], tuple[Varied, Varied], tuple[str, ...]] | None:
     """Return what ``bandwidth`` asks of a step of one worker: data parallelism on a few, at 1 and ``factor`` times.
 
-    None where the steps communicate, by the recording or by a what-if that is asked for, or where nothing tells their
-    gradients: then it is about those transfers.
+    None where the steps communicate, by the recording or by a what-if in ``asked``, or where their gradients are
+    unknown: then it is about those transfers.
     """
     place = next((at for at, transform in enumerate(asked) if transform.name == FASTER), None)
     if place is None or communicates(graph) or any(_spreads(t) or t.name in COMMUNICATING for t in asked):
