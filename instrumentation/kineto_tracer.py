@@ -13,7 +13,8 @@ from whatif.runtime.errors import WhatifError
 from .gc_pauses import GcMarks
 from .layers import LayerMarks
 from .line_marks import LineMarks
-from .whole_steps import TRACER_WARMUP_STEPS
+from .line_steps import placed_lines
+from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, lines_take
 
 
 class KinetoTracer:
@@ -24,13 +25,15 @@ class KinetoTracer:
     ) -> None:
         self._model = model
         self._scratch = scratch
+        self._steps, self._count = steps, 0
         self._marks: LayerMarks | None = None
         self._pauses: GcMarks | None = None
         self._lines = LineMarks() if lines else None
+        active = steps + lines_take(steps) if lines else steps
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
             # One step more, so that the profiler still runs when the last one has ended: its own cost is measured then.
-            schedule=schedule(wait=0, warmup=TRACER_WARMUP_STEPS, active=steps + 1, repeat=1),
+            schedule=schedule(wait=0, warmup=TRACER_WARMUP_STEPS, active=active + 1, repeat=1),
             record_shapes=True,
             profile_memory=memory,
             # Without these events a trace does not say which GPU work a waiting CPU thread waits for.
@@ -42,12 +45,13 @@ class KinetoTracer:
         self._marks = LayerMarks(self._model)
         self._pauses = GcMarks()
         self._profiler.start()
-        if self._lines is not None:
-            self._lines.start()
 
     def step(self) -> None:
         """End a training step; the next one begins."""
         self._profiler.step()
+        self._count += 1
+        if self._lines is not None and self._count == TRACER_WARMUP_STEPS + self._steps + STEPS_BEFORE_LINES:
+            self._lines.start()
 
     def stop(self) -> None:
         """Stop the profiler and take the marks off the model."""
@@ -75,5 +79,9 @@ class KinetoTracer:
             self._scratch.unlink(missing_ok=True)
         assert isinstance(trace, dict)
         if self._lines is not None:
-            trace["traceEvents"] += self._lines.events(trace.get("baseTimeNanoseconds", 0))
+            lines, events = self._lines, trace["traceEvents"]
+            placed = placed_lines(
+                events, lines.ran, lines.thread, trace.get("baseTimeNanoseconds", 0), TRACER_WARMUP_STEPS, self._steps
+            )
+            events += [lines.event(*line) for line in placed]
         return trace

@@ -26,7 +26,7 @@ from .recording_file import cannot_write, check_writable, of_this_rank, scratch_
 from .steptimer import StepTimer
 from .tracer import Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
-from .whole_steps import TRACER_WARMUP_STEPS, keep_whole_steps
+from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, keep_whole_steps, lines_take
 
 # Readers warn of a recording whose version they do not know.
 METADATA_VERSION = 1
@@ -42,11 +42,12 @@ class Recording:
     """A context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
 
     The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
-    3 run with the profiler to warm it up, `steps` are recorded. Then the file is written; later steps run as they are.
+    3 run with the profiler to warm it up, `steps` are recorded. With `lines` as many and one follow, in which is noted
+    which line of your code runs (kineto). Then the file is written; later steps run as they are.
     Where several ranks train together (`torch.distributed`) each writes a file of its own, `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
-    in the trace; `lines` notes which line of your code runs (kineto). docs/recording.md lists what a recording holds.
+    in the trace. docs/recording.md lists what a recording holds.
 
     Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
     cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
@@ -93,6 +94,7 @@ class Recording:
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
         self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
+        self._traced: dict[str, Any] = {}  # what it measured of the recorded steps
         self._tracer: Tracer | None = None
         self._cost = ProfilerCost()
 
@@ -109,12 +111,17 @@ class Recording:
     @property
     def steps_needed(self) -> int:
         """How many calls of `step` a whole recording takes."""
-        return self._steps_before + self._recorded_steps
+        return self._last_recorded + (lines_take(self._recorded_steps) if self._lines else 0)
 
     @property
     def fewest_steps(self) -> int:
         """How many calls of `step` it takes until `finish` has enough to write."""
-        return self._steps_before + FEWEST_STEPS
+        return self._last_recorded + STEPS_BEFORE_LINES + 1 if self._lines else self._steps_before + FEWEST_STEPS
+
+    @property
+    def _last_recorded(self) -> int:
+        """How many calls of `step` end the last recorded step."""
+        return self._steps_before + self._recorded_steps
 
     @property
     def _steps_before(self) -> int:
@@ -133,6 +140,7 @@ class Recording:
             self._warmup_steps: f"timing {self._untraced_steps} steps without the profiler.",
             self._warmup_steps + self._untraced_steps: f"starting the profiler: {TRACER_WARMUP_STEPS} steps of warm-up,"
             f" then {self._recorded_steps} steps to record.",
+            **({self._last_recorded: "noting lines of your code."} if self._lines else {}),
             self.steps_needed: f"writing {self.path.name}.",
         }
         return stages.get(self._count + 1, "")
@@ -172,7 +180,9 @@ class Recording:
             self._begin_traced()
         elif self._count == self._steps_before:
             self._timer = StepTimer(self._device)
-        elif self._count == self.steps_needed:
+        elif self._count == self._last_recorded:
+            self._end_recorded()
+        if self._count == self.steps_needed:
             self.finish()
 
     def finish(self) -> None:
@@ -180,21 +190,28 @@ class Recording:
         if self.done:
             return
         tracer, enough = self._tracer, self.enough
-        if tracer is not None and enough and self._backend == "kineto":
-            self._cost.measure()
+        if tracer is not None and enough and self._timer is not None:
+            self._end_recorded()
         self._stop()
         if tracer is None or not enough:
             raise WhatifError(
                 f"{self.path}: expected at least {self.fewest_steps} training steps ({self.steps_needed} for a whole"
                 f" recording), got {self._count}: train for longer or record fewer steps."
             )
-        recorded = self._count - self._steps_before
+        recorded = min(self._count - self._steps_before, self._recorded_steps)
         self._write(tracer, recorded)
         if recorded < self._recorded_steps:
             print(
                 f"whatif: warning: the training ended after {recorded} of the {self._recorded_steps} steps to record",
                 file=sys.stderr,
             )
+
+    def _end_recorded(self) -> None:
+        """Measure what the profiler cost while it still runs, and no lines are noted."""
+        assert self._timer is not None
+        self._traced, self._timer = self._timer.summaries("traced"), None
+        if self._backend == "kineto":
+            self._cost.measure()
 
     def abandon(self) -> None:
         """Take everything off the program and write nothing."""
@@ -262,7 +279,6 @@ class Recording:
         }
 
     def _write(self, tracer: Tracer, steps: int) -> None:
-        assert self._timer is not None
         try:
             trace = tracer.trace()
         except OSError as error:
@@ -272,7 +288,7 @@ class Recording:
             require_gpu_events(events, self.path)
         metadata = {
             **self._metadata,
-            **self._timer.summaries("traced"),
+            **self._traced,
             "profiler_cost_ns": self._cost.summary(trace["traceEvents"]),
             "execution": describe_execution(events, self._model),
             "flops": forward_flops(events, steps),

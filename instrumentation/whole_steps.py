@@ -6,6 +6,8 @@ from typing import Any
 
 # Steps with the tracer running whose events are thrown away: its first steps pay for its own start-up.
 TRACER_WARMUP_STEPS = 3
+# Between the recorded steps and those whose lines are noted lies one in which the profiler's cost is measured.
+STEPS_BEFORE_LINES = 1
 
 _STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
 
@@ -15,13 +17,18 @@ _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_ann
 _CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
 
 
+def lines_take(steps: int) -> int:
+    """Return how many steps it takes to note the lines of `steps` recorded ones."""
+    return STEPS_BEFORE_LINES + steps
+
+
 def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
     """Return the events of the first `count` steps that are numbered `first` or higher, in their order.
 
     CPU events count by their start, GPU events by the call that launched them. Where a trace has no earlier steps,
     what lies before the first kept one stays.
     """
-    numbers = [_step_number(event) for event in events]
+    numbers = [step_number(event) for event in events]
     known = {number for number in numbers if number is not None}
     kept = set(sorted(number for number in known if number >= first)[:count])
     marks = [
@@ -55,7 +62,8 @@ def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> li
     return [event for event, cpu, number in zip(events, on_cpu, numbers, strict=True) if keep(event, cpu, number)]
 
 
-def _step_number(event: dict[str, Any]) -> int | None:
+def step_number(event: dict[str, Any]) -> int | None:
+    """Return the number of the step that an event marks; None where it marks none."""
     match = _STEP_MARK.fullmatch(str(event.get("name", "")))
     return int(match[1]) if match else None
 

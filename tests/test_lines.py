@@ -76,6 +76,20 @@ def test_functions_name_the_innermost_of_the_user(tmp_path: Path) -> None:
     assert stacks["MmBackward"] == f"{stacks['aten::mm']} › backward"
 
 
+def test_python_between_operators_is_of_the_line_that_runs_longest(tmp_path: Path) -> None:
+    """Line 2 begins the time between two operators, line 3 takes most of it."""
+    events = [mark("ProfilerStep#0", 0, 1000), op("aten::mm", 100, 50), op("aten::add", 800, 50)]
+    events += [
+        python("train.py(2): main", 90, 110),
+        python("train.py(3): main", 200, 590),
+        python("train.py(4): main", 790, 200),
+    ]
+    graph = whatif.read(write_trace(tmp_path / "between.json", events))
+    found = read_lines(graph)
+    between = np.flatnonzero((graph.start_ns + graph.info.origin_ns) == 150_000)
+    assert [found.names[code] for code in found.code[between].tolist()] == ["train.py(3): main"]
+
+
 def test_a_flame_graph_adds_up_to_the_step(tmp_path: Path) -> None:
     baseline = Baseline.of(with_functions(tmp_path), calibrated=False)
     found = flame(baseline)

@@ -13,7 +13,7 @@ import numpy as np
 from whatif.graph.order import places
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import MISSING, EventCategory, Events, Stamps
+from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.handoff import Handoffs, activity, find_handoffs
@@ -94,9 +94,6 @@ class Cutter:
         self._working = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME]))
         self._recorded = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]))
         self._calls_of = Grouped(np.arange(len(calls.track)), calls.track)
-        # Our recorder's events of lines cost about as much as operators; what those of others cost is estimated apart.
-        lines = events.python if "whatif" in events.header else Stamps.none()
-        self._lines, self._lines_ns = Grouped(np.arange(len(lines)), lines.track), lines.time_ns
 
     def cut(
         self, track: int, *, edges_ns: Int64, extent_ns: tuple[int, int] | None, left_out: tuple[Int64, Int64]
@@ -143,8 +140,6 @@ class Cutter:
         estimate.
         """
         begins_ns = self._events.start_ns[self._recorded[track]]  # sorted, as all events are
-        if len(lines_ns := self._lines_ns[self._lines[track]]):
-            begins_ns = np.sort(np.concatenate([begins_ns, lines_ns]))
         before_end = places(begins_ns, pieces.end_ns, side="right")
         return before_end - places(begins_ns, pieces.start_ns, side="right") + (pieces.call >= 0)
 

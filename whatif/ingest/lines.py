@@ -173,7 +173,7 @@ class _Namer:
             times_ns = self._time_ns[mine]
             found = np.full(len(mine), -1, dtype=np.int64)
             if tid in frames_of:
-                found = self._at(self._changes(frames, frames_of[tid]), times_ns)
+                found = _longest(self._changes(frames, frames_of[tid]), times_ns)
             rows = operators_of.get(tid, np.empty(0, dtype=np.int64))
             if len(rows):
                 stacks = np.array([self._stack(operators[row][2]) for row in rows.tolist()], dtype=np.int64)
@@ -303,6 +303,28 @@ def _by_thread(rows: _Timed) -> dict[str, Int64]:
     for place, row in enumerate(rows):
         of.setdefault(row[0], []).append(place)
     return {tid: np.array(places, dtype=np.int64) for tid, places in of.items()}
+
+
+def _longest(changes: tuple[Int64, Int64], times_ns: Int64) -> Int64:
+    """What runs longest between each time of a thread and the next, shape of ``times_ns``: Python may run many lines.
+
+    ``changes`` are times, ns, and what runs from then on; -1 where nothing is known.
+    """
+    edges_ns = np.append(np.iinfo(np.int64).min, changes[0])
+    codes = np.append(-1, changes[1])
+    ends_ns = np.append(times_ns[1:], times_ns[-1:])
+    first = np.searchsorted(edges_ns, times_ns, side="right") - 1
+    count = np.maximum(np.searchsorted(edges_ns, ends_ns, side="left") - first, 1)
+    task = np.repeat(np.arange(len(times_ns)), count)
+    span = np.arange(len(task)) - np.repeat(np.cumsum(count) - count - first, count)
+    until_ns = np.append(edges_ns[1:], np.iinfo(np.int64).max)
+    time_ns = np.minimum(until_ns[span], ends_ns[task]) - np.maximum(edges_ns[span], times_ns[task])
+    n_codes = int(codes.max()) + 2
+    keys, which = np.unique(task * n_codes + codes[span] + 1, return_inverse=True)
+    total_ns = np.bincount(which, weights=time_ns)
+    order = np.lexsort((total_ns, keys // n_codes))
+    last = np.flatnonzero(np.append(np.diff(keys[order] // n_codes) > 0, True))
+    return np.asarray(keys[order[last]] % n_codes - 1, dtype=np.int64)
 
 
 def _until_next(code: Array) -> Array:

@@ -1,0 +1,69 @@
+"""Lines that are placed in steps without a trace of lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from whatif.instrumentation.line_marks import RanLine
+from whatif.instrumentation.line_steps import placed_lines
+
+THREAD = 7
+
+
+def step(number: int, begin: float, end: float, *operators: tuple[str, float, float]) -> list[dict[str, Any]]:
+    """A step's mark and its operators, each with start and end, us."""
+    rows = [("user_annotation", f"ProfilerStep#{number}", begin, end), *(("cpu_op", *row) for row in operators)]
+    return [
+        {"ph": "X", "cat": cat, "name": name, "tid": THREAD, "ts": start, "dur": stop - start}
+        for cat, name, start, stop in rows
+    ]
+
+
+def ran(line: int, start_us: float, end_us: float) -> RanLine:
+    return RanLine(int(start_us * 1000), int(end_us * 1000), "train.py", line, "main")
+
+
+def place(events: list[dict[str, Any]], *lines: Any, count: int = 1) -> list[tuple[int, float, float]]:
+    return [(line.line, start, end) for line, start, end in placed_lines(events, lines, THREAD, 0, 0, count)]
+
+
+def test_operators_lead_from_one_step_to_the_other() -> None:
+    """Step 0 has no lines; in step 1 all but the operators takes ten times as long.
+
+    ::
+
+        step 0  0  |mm 10-20|  |add 22-32|  40
+        step 1  100        |mm 200-210|          |add 230-240|       320
+        lines      |-- 1 ---------------| |- 2 -|     |- 3 (calls 4 inside) --|
+    """
+    events = step(0, 0, 40, ("mm", 10, 20), ("add", 22, 32)) + step(1, 100, 320, ("mm", 200, 210), ("add", 230, 240))
+    found = place(events, ran(1, 90, 215), ran(2, 215, 225), ran(3, 225, 330), ran(4, 230, 240))
+    assert found[0] == (1, 0, pytest.approx(20.5))
+    assert found[1] == (2, pytest.approx(20.5), pytest.approx(21.5))
+    assert found[2] == (3, pytest.approx(21.5), 40)
+    assert found[3] == (4, 22, 32)
+
+
+def test_a_step_takes_the_lines_of_one_with_equal_operators() -> None:
+    """Every second step prints, in line 9; the steps with lines come in the other order."""
+    plain, printing = (("mm", 1, 2),), (("mm", 1, 2), ("print", 4, 6))
+    events = step(0, 0, 8, *plain) + step(1, 10, 18, *[(n, s + 10, e + 10) for n, s, e in printing])
+    events += step(2, 20, 28, *[(n, s + 20, e + 20) for n, s, e in printing]) + step(3, 30, 38, ("mm", 31, 32))
+    found = place(events, ran(8, 20, 23), ran(9, 23, 28), ran(8, 30, 39), count=2)
+    assert [(line, start) for line, start, _ in found] == [(8, 0), (8, 10), (9, 13)]
+
+
+def test_what_differs_is_bridged() -> None:
+    """The step with lines has an operator more in its middle: what is before and behind it stays in place."""
+    events = step(0, 0, 30, ("a", 1, 2), ("b", 20, 21)) + step(
+        1, 100, 130, ("a", 101, 102), ("x", 110, 111), ("b", 120, 121)
+    )
+    found = place(events, ran(1, 101, 102), ran(2, 120, 121))
+    assert found == [(1, 1, 2), (2, 20, 21)]
+
+
+def test_without_a_whole_step_of_lines_nothing_is_placed() -> None:
+    events = step(0, 0, 10, ("a", 1, 2)) + step(1, 20, 30, ("a", 21, 22))
+    assert place(events, ran(1, 21, 29)) == []
+    assert place(events) == []
