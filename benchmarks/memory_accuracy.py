@@ -102,7 +102,7 @@ def _score_model(model: str, trace: Path, source: str) -> Iterator[Scored]:
 
 
 def score_own() -> list[Scored]:
-    """Return the peak of each of the campaign's recordings from its own shapes; a compiled step's is not told."""
+    """Return the peak of each of the campaign's recordings from its own shapes; a compiled step's is unknown."""
     found = []
     for trace in sorted(CAMPAIGN.glob("*.trace.json.gz")):
         record = read_record(trace.with_name(trace.name.replace(".trace.json.gz", ".json"))) or {}
@@ -126,9 +126,9 @@ def own_table(scored: list[Scored]) -> str:
 
 
 def score_gpu(public: Path) -> list[Scored]:
-    """Return the peak from shapes alone of recordings whose allocator tells the truth.
+    """Return the peak from shapes alone of recordings whose allocator's totals are known to be right.
 
-    Where it tells no totals: what a step adds to what is there before it.
+    Where it gives no totals: what a step adds to what is there before it.
     """
     with_totals, with_sizes = public / WITH_TOTALS, public / WITH_SIZES
     events = read_kineto(with_totals)

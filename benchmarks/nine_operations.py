@@ -8,7 +8,7 @@ V100's rows and shared by the other GPUs, as the paper's are by the values of a 
     python benchmarks/nine_operations.py --table          writes the table of docs/estimators.md
     python benchmarks/nine_operations.py --check          fails where the table is not that of the results
 
-The database keeps of an element-wise operator how many elements it has; NeuSight's archive (``--dimensions``) tells the
+The database keeps of an element-wise operator how many elements it has; NeuSight's archive (``--dimensions``) gives the
 two sides, which the paper's networks see. Results lie in benchmarks/nine_operations.json, by device and operation, so
 that a part can be redone; training needs torch and scikit-learn, and half a minute of a core an operation.
 """
@@ -231,7 +231,7 @@ def _mape_pct(predicted: Float64, measured: Float64) -> float:
 
 
 def _noise_pct(rows: Rows) -> float | None:
-    """The median spread of the repeats, 10 to 90 %, half of it, where it was told."""
+    """The median spread of the repeats, 10 to 90 %, half of it, where it was recorded."""
     spread = (rows.t_high_s - rows.t_low_s) / rows.t_s / 2
     return None if np.isnan(spread).all() else round(float(100 * np.nanmedian(spread)), 2)
 

@@ -121,7 +121,7 @@ def what_if(name: str) -> str:
         parts += ["| what-if | scored pairs | median error | largest | inside the range | width of the range |"]
         parts += ["|---|---|---|---|---|---|", *rows, "", "Every pair is in [accuracy](../../accuracy.md).\n"]
     else:
-        parts.append("Nobody has compared a prediction of this what-if with a measurement yet.\n")
+        parts.append("No pair on the accuracy page is about this what-if.\n")
     if known["options"]:
         parts += ["## Options\n", "| option | type | default |", "|---|---|---|"]
         for option in known["options"]:

@@ -112,7 +112,7 @@ class Collector:
         return _SEARCH_STEPS + 1 + self._plan.steps_needed
 
     def explicit_step(self) -> None:
-        """End a step because the program says so; the first one only tells that it will."""
+        """End a step because the program says so; the first one only announces that it will."""
         if self._explicit:
             self._end_step()
             return

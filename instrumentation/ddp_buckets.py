@@ -1,4 +1,4 @@
-"""In which buckets data parallelism sends the gradients: as DDP tells, or by its rule where there is no DDP."""
+"""In which buckets data parallelism sends the gradients: as DDP reports, or by its rule where there is no DDP."""
 
 from collections.abc import Iterable
 from itertools import accumulate

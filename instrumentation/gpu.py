@@ -128,7 +128,7 @@ class Gpu:
         replay: Callable[[], None] = graph.replay
         return replay
 
-    # What the driver tells
+    # What the driver reports
 
     def smi(self, *fields: str) -> str:
         """Return what nvidia-smi prints of the current device, without units; "" where it cannot be run."""

@@ -185,7 +185,7 @@ def _launch_times(cupy: Any) -> dict[str, float]:
 
 
 def _device_attributes(cupy: Any) -> dict[str, Any]:
-    """Return what the driver says about the device; CUDA 13 no longer tells clocks."""
+    """Return what the driver says about the device; CUDA 13 no longer gives clocks."""
     properties = cupy.cuda.runtime.getDeviceProperties(GPU.current())
     clock_khz, memory_khz = properties.get("clockRate"), properties.get("memoryClockRate")
     return {

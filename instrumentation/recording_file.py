@@ -32,7 +32,7 @@ def check_writable(path: Path) -> Path:
 def of_this_rank(path: Path) -> Path:
     """Return the path with this process's rank in the name where several train together: each writes its own file.
 
-    `run.json.gz` becomes `run.rank3.json.gz`; a name that tells the rank already stays as it is.
+    `run.json.gz` becomes `run.rank3.json.gz`; a name that holds the rank already stays as it is.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return path

@@ -28,7 +28,7 @@ os.environ["WHATIF_CACHE"] = ""
 # Tests work in folders of their own.
 if os.environ.get(EXTRA_DATA):
     os.environ[EXTRA_DATA] = str(Path(os.environ[EXTRA_DATA]).resolve())
-# Tests that run side by side are told a width of 80; reports are as wide as they choose.
+# Tests that run side by side see a width of 80; reports are as wide as they choose.
 os.environ.pop("COLUMNS", None)
 
 

@@ -138,7 +138,7 @@ def facts_of(told: dict[str, Any]) -> Recorded:
 
 
 def telling(graph: TaskGraph, **told: Any) -> TaskGraph:
-    """The graph of a recording that tells this as well."""
+    """The graph of a recording that holds this as well."""
     return graph.replace(info=replace(graph.info, recorded=facts_of({**written(graph.info.recorded), **told})))
 
 

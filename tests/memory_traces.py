@@ -55,7 +55,7 @@ class Allocator:
 
 
 def shaped(*dims: list[int]) -> dict[str, Any]:
-    """The arguments by which a trace tells the shapes of an operator's float inputs; [] is a number."""
+    """The arguments by which a trace gives the shapes of an operator's float inputs; [] is a number."""
     return {"Input Dims": list(dims), "Input type": ["float" if shape else "Scalar" for shape in dims]}
 
 

@@ -132,7 +132,7 @@ def test_little_effort_comes_first_unless_more_gains_twice_as_much() -> None:
     assert gains(advice(quarter, a_bit, gpu).gaining) == {"gpu2": 40.0, "quarter": 25.0, "a_bit": 10.0}
     assert first(quarter, gpu) == "quarter"
     assert first(a_bit, gpu) == "gpu2"
-    # Its range is told wherever it stands.
+    # Its range is reported wherever it stands.
     assert "nominal 90 % range 24 to 26 %" in advice(quarter, gpu, top=1).verdict[2]
     # Another batch asks for another learning rate: it comes first only where nothing else gains.
     assert first(a_bit, batch) == "a_bit"

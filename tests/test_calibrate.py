@@ -334,7 +334,7 @@ def test_calibrating_twice_changes_nothing_more(
     assert again.removed_ns == 0
 
 
-# -- what the recording does not tell, or tells wrongly ---------------------------------------------------------------
+# -- what the recording does not tell, or gives wrongly ---------------------------------------------------------------
 
 
 def test_without_an_untraced_step_everything_is_as_it_was(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_what_blocks_a_comparison() -> None:
 
     assert told() == []
     assert told(batch_size=16) == [("batch size", True)]
-    assert told(batch_size=None) == []  # not told is no difference
+    assert told(batch_size=None) == []  # unknown is no difference
     assert told(gpu="AMD Y") == [("device", True)]
     assert told(optimizer="Adam") == []
     assert told(execution=("compiled",)) == [("execution", False)]
@@ -433,7 +433,7 @@ def test_what_both_tell_is_accounted_for() -> None:
 
 
 def test_a_change_that_is_told_is_not_described_by_another() -> None:
-    """Loading went away, which data_loading describes; with another batch told beside it, it alone does not."""
+    """Loading went away, which data_loading describes; with another batch recorded beside it, it alone does not."""
     before, after = run(BEFORE, loading_ns=5 * MS), run(BEFORE, loading_ns=1, loads_in_processes=True)
     assert describe_change(TwoRecordings.of(before, after)).found is not None
     told = (graph.replace(info=replace(graph.info, batch_size=n)) for graph, n in ((before, 8), (after, 12)))

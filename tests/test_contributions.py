@@ -169,7 +169,7 @@ def picks(frontier: Frontier) -> int:
 
 
 def fewer_samples(graph: TaskGraph) -> TaskGraph:
-    """Changes a fact that every rate is told by."""
+    """Changes a fact that every rate depends on."""
     return graph.replace(info=replace(graph.info, batch_size=2))
 
 

@@ -56,7 +56,7 @@ def test_the_guide_is_short() -> None:
 @pytest.mark.parametrize("file", ["drawn.py", "test_my_idea.py", "test_packing.py", *SCRIPTS])
 def test_files_are_tidy(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text(FILES[file], encoding="utf-8")
-    # In this folder nobody can tell which import is whose, so their order is not asked for.
+    # In this folder it is unknown which import is whose, so their order is not checked.
     rules = ["--config", str(ROOT / "pyproject.toml"), "--ignore", "I001,B905"]
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", *rules, file]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

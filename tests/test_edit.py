@@ -361,7 +361,7 @@ def test_removing_gpu_tasks_keeps_the_order_of_all_other_gpu_tasks(graph: TaskGr
 @given(traced(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_removing_gpu_work_makes_nothing_later(graph: TaskGraph, data: st.DataObject) -> None:
-    """Where no queue and no negative lag tells otherwise."""
+    """Where no queue and no negative lag says otherwise."""
     graph = graph.replace(info=dataclasses.replace(graph.info, queue_depth=0)).attach(was=np.arange(len(graph)))
     gone = graph.on_gpu & np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
     left = graph.remove(gone)

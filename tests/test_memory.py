@@ -83,7 +83,7 @@ def test_a_checkpointed_segment_keeps_its_input_and_is_computed_again() -> None:
     assert [row.activations for row in memory.layers] == [30, 20, 0]
     assert totals(memory) == [347, 363, 400, 435, 381, 378, 390]  # b.0 keeps nothing but its input: nothing is saved
     both = checkpointed(drawn(), ["a", "b"])
-    # Nothing keeps what flows into a (its input is told as 0); b's input was made by a, whose copy is gone.
+    # Nothing keeps what flows into a (its input is recorded as 0); b's input was made by a, whose copy is gone.
     assert [row.activations for row in both.layers] == [0, 20, 0]
     # a: forward 310 + 37; then b's input; backward b.1: 20 + 10 + 25 + 40; b.0: 20 + 15 + 6; a: 30 gradients and, while
     # it is computed again, 30 + 7 beside the gradient of its output (20), then 30 + 8.

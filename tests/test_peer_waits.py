@@ -1,4 +1,4 @@
-"""Waiting for peers told from transfer in the recording of one rank: by hand, and against all ranks of a real run."""
+"""Waiting for peers, separated from transfer in one rank's recording: by hand, and against all ranks of a real run."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_bars_are_the_parts_of_the_prediction(prediction: Prediction) -> None:
     assert sum(bars[1] for bars in shown.values()) == pytest.approx(told["predicted_ms"])
     (diamond,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     assert diamond.get_xdata().tolist() == [told["measured_ms"]]
-    # The bar is without the profiler where the recording tells that; the diamond never is, and no number misleads.
+    # The bar is without the profiler where the recording has that; the diamond never is, and no number misleads.
     corrected = prediction.baseline.calibration is not None
     assert diamond.get_label() == ("recorded, with the profiler's cost" if corrected else "recorded")
     numbers = [
@@ -343,7 +343,7 @@ COMMANDS: dict[str, Callable[[str, Path], list[str]]] = {
 def test_every_command_that_compares_draws(
     command: str, gpu_trace: str, own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told in text and as JSON; nothing but the file is written; an impossible name is told before the work."""
+    """Reported in text and as JSON; nothing but the file is written; an impossible name is reported before the work."""
     words = COMMANDS[command](gpu_trace, own_traces)
     plot = tmp_path / "plot.svg"
     assert main([*words, "--plot", str(plot), "--quiet"]) == 0

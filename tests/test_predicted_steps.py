@@ -1,4 +1,4 @@
-"""The GPU steps that ship are predicted: every command shows their kernels and says that nobody recorded them."""
+"""The GPU steps that ship are predicted: every command shows their kernels and says that they were not recorded."""
 
 from __future__ import annotations
 

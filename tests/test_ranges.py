@@ -32,7 +32,7 @@ from whatif.questions.validate.validate_truth import paced, spread_pct, unpaced
 
 
 def row(*bounds: tuple[int, int], source: tuple[Source, ...], kind: TaskKind = TaskKind.CPU_OP) -> TaskGraph:
-    """Return tasks of 1,000 ns each on one thread, whose bounds lie so far below and above, told by their sources."""
+    """Return tasks of 1,000 ns each on one thread, whose bounds lie so far below and above, by their sources."""
     build = Build(CPU)
     for place in range(len(bounds)):
         build.task(0, 1_000, f"op{place}", kind)

@@ -31,7 +31,7 @@ H, Y, S = Role.HOLDS, Role.YIELDS, Role.SHARES
 
 
 def using(graph: TaskGraph, **uses: dict[str, Any]) -> TaskGraph:
-    """The graph in which each named task uses something: on device 1 unless told."""
+    """The graph in which each named task uses something: on device 1 unless specified."""
     column = uses_of(graph)
     table = list(graph.names)
     for name, fields in uses.items():

@@ -1,4 +1,4 @@
-"""The one roofline: what stands in its table, that everybody asks it, and that nobody has another."""
+"""The one roofline: what stands in its table, that all models ask it, and that none has another."""
 
 from __future__ import annotations
 

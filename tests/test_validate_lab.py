@@ -60,7 +60,7 @@ def test_each_run_of_a_record_is_a_pair(tmp_path: Path, own_traces: Path) -> Non
 
 
 def test_the_prediction_starts_from_the_plain_steps_of_the_same_session(tmp_path: Path, own_traces: Path) -> None:
-    """Two records share a recording, and each has plain steps of its own: the second is not told those of the first."""
+    """Two records share a recording, and each has plain steps of its own: the second has others."""
     first = write(tmp_path, own_traces)
     second = json.loads(first.read_text())
     second["baseline"]["rounds"] = rounds(60, 60, 60)

@@ -4,7 +4,7 @@ The transformer of `examples/` has one size, that of its recordings in `traces/`
 
 A twin keeps its model's shape (the kinds of layers, their proportions, where the parameters are) at a step of about
 50 ms. It has no dropout: drawing random numbers one by one would be a CPU's longest operator. No batch is as large as a
-layer is wide, so that a dimension of a recorded tensor tells which of the two it is.
+layer is wide, so that a dimension of a recorded tensor shows which of the two it is.
 """
 
 import runpy

@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is told after each task."""
+    """What is reported after each task."""
 
     task: Task
     text: str

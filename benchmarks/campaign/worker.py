@@ -1,4 +1,4 @@
-"""One part of one run in a process of its own, as the campaign sees it: started, told to go, and watched."""
+"""One part of one run in a process of its own, as the campaign sees it: started, released, and watched."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Worker:
-    """A process that prepares its part of a job at once and begins when told to `go`."""
+    """A process that prepares its part of a job at once and begins on `go`."""
 
     def __init__(self, request: Request, work: Path, log: Path) -> None:
         self._result, self._log = Path(request.result), log

@@ -83,7 +83,7 @@ def _record(model: str, rate_mbit_s: float | None, results: Results) -> dict[str
 
 
 def _measured_mbit_s(result: dict[str, Any]) -> float:
-    """Where nothing limits the link, the bare all-reduce of one bucket tells how fast it is, to 10 Mbit/s."""
+    """Where nothing limits the link, the bare all-reduce of one bucket shows how fast it is, to 10 Mbit/s."""
     name = str(WAYS[0]["name"])
     bits = sum(result["bucket_bytes"][name]) * 8
     return float(round(bits / statistics.median(result["alone_ms"][name]) / 1e3, -1))

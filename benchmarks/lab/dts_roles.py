@@ -1,6 +1,6 @@
 """One processor of a DTS architecture: its layers, its cables, and what its role does in a round.
 
-The lab's `dts` experiment starts one such process a role. Rank 0 tells all others what to do next over the lab's own
+The lab's `dts` experiment starts one such process a role. Rank 0 sends all others what to do next over the lab's own
 network, which nothing limits; training data crosses the cables only.
 """
 
@@ -123,7 +123,7 @@ class Part:
         vector_to_parameters(flat, self.module.parameters())
 
     def alone_ms(self) -> dict[str, float]:
-        """Median times of the two passes with nobody else at work, ms."""
+        """Median times of the two passes with no other process at work, ms."""
         received = None if self.is_first else self.input.clone()
         gradient = None if self.is_last else self.gradient
         passes: dict[str, list[float]] = {"forward": [], "backward": []}

@@ -1,4 +1,4 @@
-"""One job of the lab: a Python worker on every host, their results together, and nobody left behind."""
+"""One job of the lab: a Python worker on every host, their results together, and no process left behind."""
 
 import json
 import os

@@ -29,7 +29,7 @@ class Layout:
     packet_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As a record tells it."""
+        """As a record holds it."""
         uplink = {"uplink_mbit_s": self.uplink_mbit_s} if len(self.groups) > 1 else {}
         burst = {} if self.rate_mbit_s is None else {"burst_bytes": burst_bytes(self.rate_mbit_s, self.packet_bytes)}
         return {"groups": list(self.groups), "rate_mbit_s": self.rate_mbit_s, **uplink, **burst}

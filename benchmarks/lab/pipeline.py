@@ -123,7 +123,7 @@ def halves(model: nn.Module, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 class Link(Protocol):
-    """The way to the other stage; both calls give what can be waited for. A tag tells one message from another."""
+    """The way to the other stage; both calls give what can be waited for. A tag distinguishes messages."""
 
     def send(self, tensor: Tensor, tag: int) -> Any:
         """Begin to send."""

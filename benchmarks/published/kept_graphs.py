@@ -14,7 +14,7 @@ from whatif.runtime.files import cache_home
 def kept(key: str, take_down: Callable[[], OperatorGraph | None]) -> OperatorGraph | None:
     """Return the graph of a key, taken down where none is kept; None is kept as well.
 
-    What is kept is a pickle: the folder is the user's own, and nobody else may write there.
+    What is kept is a pickle: the folder is the user's own, and no one else may write there.
     """
     folder = cache_home().with_name("whatif-published")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

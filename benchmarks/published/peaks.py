@@ -5,7 +5,7 @@
 Source: NVIDIA/Megatron-LM, pull request 482, tools/get_training_info/README.md (2023): torch.cuda.max_memory_allocated
 on a machine of eight H800s; bf16, sequences of 2,048, --use-flash-attn, --swiglu, --use-distributed-optimizer; shapes
 as its listing of the model has them. Megatron-LM adds up gradients in fp32, twice the bytes of its parameters
-(megatron/core/distributed, accumulate_allreduce_grads_in_fp32), which `whatif predict` is told here. Nothing was
+(megatron/core/distributed, accumulate_allreduce_grads_in_fp32), which `whatif predict` is given here. Nothing was
 fitted to the rows.
 """
 

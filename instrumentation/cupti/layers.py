@@ -1,7 +1,7 @@
 """Stamps where layers begin and end, by any clock, without synchronisation and without a profiler.
 
 Forward: hooks around every module. Backward: hooks around every node of the autograd graph, set just before the
-backward pass; a node's autograd sequence number tells the module in whose forward call it was made (Daydream §4.3 maps
+backward pass; a node's autograd sequence number shows the module in whose forward call it was made (Daydream §4.3 maps
 the phases of a layer to one another the same way). Update: hooks around the optimizer's step. Full backward hooks of
 modules would wrap tensors and break in-place layers, so they are not used.
 """

@@ -184,7 +184,7 @@ class TraceBuilder:
         return self._event(span.category, span.name, self._process, span.thread, span.start_ns, span.end_ns, args)
 
     def _arrows(self) -> Iterator[Event]:
-        """From the forward call of a layer to each backward node that it made: this tells a reader the node's layer."""
+        """From the forward call of a layer to each backward node that it made: it leads to the node's layer."""
         number = 0
         for span in self._spans:
             if span.made_in is None or not self._window.holds(span.made_in.time_ns):

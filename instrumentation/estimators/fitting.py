@@ -32,7 +32,7 @@ Said = Callable[[str], None]
 
 # Fewer measurements make no model of a device, fewer devices none across devices.
 FEWEST_ROWS, FEWEST_DEVICES = 200, 4
-# The part of a device's operators that a model is first tried on: it tells the range, and whether interpolation misses
+# The part of a device's operators that a model is first tried on: it gives the range, and whether interpolation misses
 # less. The model itself is then fitted to all of them.
 TRIED_SHARE, TRIED_SEED = 0.15, 11
 # Fewer rows do not tell a range of their own.
@@ -40,7 +40,7 @@ _FEWEST_THAT_TELL = 30
 # Larger operators estimated from the smaller ones tell how far a model goes wrong a doubling outside; as in
 # ``whatif.opdb.interpolate``.
 _INNER_QUANTILE, _LEAST_GROWTH = 0.6, 0.05
-# Where neither tells: as an interpolation assumes then.
+# Where neither is known: as an interpolation assumes then.
 UNKNOWN_GROWTH = float(np.log(1.5))
 # Across devices that was not measured: our estimate.
 _GROWTH_ACROSS = float(np.log(1.25))

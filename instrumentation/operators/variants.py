@@ -31,7 +31,7 @@ _FP32_NUMBER, _BF16_NUMBER = 6, 15
 
 @dataclass(frozen=True)
 class Run:
-    """What the whole recording tells about its calls.
+    """What the whole recording says about its calls.
 
     `batch_lengths` are the batch size and its products with the axes behind it, as in a [batch x tokens, width]
     product; `parameter_shapes` is empty where the recording does not know them.

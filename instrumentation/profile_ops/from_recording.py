@@ -32,7 +32,7 @@ _HANDED_ON = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax"
 def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question], Counter[str]]:
     """Return the recording's operators, the dearest first, in each of ``dtypes`` (none: as recorded alone).
 
-    Those that cannot be repeated alone are counted by the reason. Raises WhatifError for a file that tells no operators
+    Those that cannot be repeated alone are counted by the reason. Raises WhatifError for a file that gives no operators
     with their inputs.
     """
     left_out: Counter[str] = Counter()

@@ -23,14 +23,14 @@ from .pace import Pace
 
 
 class _Worker:
-    """Measures one call after the other in the way that the first line tells."""
+    """Measures one call after the other in the way that the first line names."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._device = torch.device(setup["device"])
         self._graphs = setup["method"] == "graph_replay"
         self._hot = setup["cache"] == "hot"
         self._clock, self._memory_bytes = prepare(self._device, setup["threads"])
-        # With several threads the time is that of the slowest one, and nothing that one thread runs tells its pace.
+        # With several threads the time is that of the slowest one, and nothing that one thread runs shows its pace.
         self._pace = Pace(self._clock) if self._clock is not None and setup["threads"] == 1 else None
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def press(driver: Any, label: str) -> None:
 
 
 def hover(driver: Any) -> str:
-    """Move the pointer over the first task of the timeline; gives what is then told of it."""
+    """Move the pointer over the first task of the timeline; returns what is then shown of it."""
     chains = need("selenium.webdriver.common.action_chains").ActionChains
     canvas = driver.find_element("id", "timeline-canvas")
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
@@ -427,7 +427,7 @@ def test_colours_that_the_user_forces_are_those_of_charts_too(opened: Any, real:
 
 
 def test_what_is_read_out_has_names(opened: Any, real: Path) -> None:
-    """As the browser tells a screen reader: nothing without a name, and no arrow of a sorted column."""
+    """What the browser passes to a screen reader: nothing without a name, and no arrow of a sorted column."""
     nodes = opened(real).execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     names: dict[str, list[str]] = {}
     for node in nodes:

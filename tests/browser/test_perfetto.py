@@ -70,7 +70,7 @@ def changes(perfetto: Perfetto) -> Counter[tuple[str, str]]:
 
 
 def test_a_recording_with_transfers_added(browser: Any, own_traces: Path, tmp_path: Path) -> None:
-    """Baseline and prediction as two groups, what is new told apart, counters of memory and of the link."""
+    """Baseline and prediction as two groups, what is new marked, counters of memory and of the link."""
     path = export(tmp_path, str(own_traces / "transformer_cpu.json.gz"), "distributed:workers=2,bandwidth=1Gbps")
     with opened(browser, path) as perfetto:
         events = check(perfetto, path)

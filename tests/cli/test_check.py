@@ -85,7 +85,7 @@ def test_other_work_never_passes(own_traces: Path, capsys: pytest.CaptureFixture
 
 
 def test_another_batch_is_seen_in_the_flops(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody told these batches, and the host-bound spans are equally long: 8 samples, then 64."""
+    """The batches are unknown, and the host-bound spans are equally long: 8 samples, then 64."""
     small, large = (str(shared_traces / "harryjmoss-a100-batch" / f"bs{n}.run0.pt.trace.json.gz") for n in (8, 64))
     assert main(["check", "--baseline", small, large]) == 1
     assert "not comparable: batch size: not recorded → 8 times as large, by its FLOPs" in capsys.readouterr().out

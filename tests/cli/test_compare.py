@@ -62,7 +62,7 @@ def test_a_recording_beside_itself(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_prediction_is_held_against_its_recording(
     own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both without the profiler, and what the prediction's recording told of itself rules nothing out."""
+    """Both without the profiler, and what the prediction's recording says of itself rules nothing out."""
     recording, exported = str(own_traces / "transformer_cpu.json.gz"), str(tmp_path / "fused.json")
     assert main(["export", recording, "fused_adam", "-o", exported, "--quiet"]) == 0
     again = str(tmp_path / "again.json")
@@ -82,7 +82,7 @@ def test_a_prediction_is_held_against_its_recording(
 def test_a_prediction_is_held_against_the_run_that_it_predicts(
     own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What its recording told of precision and input is not what it is of, and what it misses is no change."""
+    """What its recording says of precision and input is not what it is of, and what it misses is no change."""
     recording, exported = str(own_traces / "resnet18_cifar_cpu.json.gz"), str(tmp_path / "predicted.json")
     for what_if, real in (("amp", "bf16"), ("batch_size:factor=2", "batch64")):
         assert main(["export", recording, what_if, "-o", exported, "--quiet"]) == 0

@@ -1,4 +1,4 @@
-"""``whatif predict``: text, JSON keys, what-ifs on a step that nobody ran, a saved step, and what is refused."""
+"""``whatif predict``: text, JSON keys, what-ifs on a step that never ran, a saved step, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
 TWO = f"{MODELS}:TwoLinear"
 RESNET = f"{MODELS}:resnet50"
-# The keys of `whatif apply`, and those of a step that nobody measured.
+# The keys of `whatif apply`, and those of a step that was not measured.
 KEYS = {
     "trace", "transforms", "steps", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "predicted_ms",
     "low_ms", "high_ms", "speedup", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown", "warnings",

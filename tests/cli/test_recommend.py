@@ -118,13 +118,13 @@ def test_the_table_fits_a_narrow_page(
     assert lines[0].endswith("EUR for a thousand steps")
     assert max(map(len, lines)) <= 80
     assert any(line.split()[:2] == ["V100-SXM2-32", "*"] for line in lines)
-    assert "samples/s" not in " ".join(lines)  # the batch is not told
+    assert "samples/s" not in " ".join(lines)  # the batch is unknown
 
 
 def test_a_step_that_does_not_fit_is_left_out(
     shared_traces: Path, prices: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """VGG-13 with 512 samples needs 37 GiB; the batch is not told, so that an epoch has no hours."""
+    """VGG-13 with 512 samples needs 37 GiB; the batch is unknown, so that an epoch has no hours."""
     assert main(["recommend", str(shared_traces / VGG), "--prices", prices, "--epoch-samples", "1000"]) == 0
     out = capsys.readouterr().out
     assert "left out T4: needs " in out

@@ -224,7 +224,7 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
 
 
 def test_what_is_no_step_is_not_called_one(tmp_path: Path, shared_traces: Path, trace: Path) -> None:
-    """Three steps are told as one span, and the page says so; five are told as steps."""
+    """Three steps are reported as one span, and the page says so; five are reported as steps."""
     found = written(tmp_path, shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
     assert "it holds 3 steps, and the time of a step is reported from 4 steps on" in found.text
     assert found.tables["t-quality"].rows[0][0].text == "recorded span"
@@ -245,7 +245,7 @@ def test_one_is_not_called_many_and_code_is_no_backtick(tmp_path: Path, shared_t
 
 
 def test_memory_tells_how_it_was_made(tmp_path: Path, shared_traces: Path, own_traces: Path) -> None:
-    """Parameters that no recording tells are estimated; without layers the memory is told by operators."""
+    """Parameters that no recording lists are estimated; without layers the memory is that of operators."""
     vgg = written(tmp_path, shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
     assert vgg.tables["t-peak"].rows
     assert made(vgg, "t-peak") == "estimated"

@@ -43,7 +43,7 @@ def estimated(
     max_paths: int | None = 100,
     **training: object,
 ) -> Estimate:
-    """The architecture of that name, cut behind the second layer unless told otherwise."""
+    """The architecture of that name, cut behind the second layer unless specified otherwise."""
     cuts = {"pipeline_learning": (2, 3), "federated": ()}.get(name, (2,))
     asked = Training(clients=clients, **{"cuts": cuts, **training})  # type: ignore[arg-type]
     return estimate(BUILT_IN[name], dnn or network(), machines, asked, max_paths)

@@ -88,7 +88,7 @@ def test_old_recordings_tell_a_convolution_by_its_sizes(tmp_path: Path) -> None:
     }  # fmt: skip
     assert kernel_of(graph, "dgrad_kernel") == {**fprop, "phase": "dgrad"}
     assert kernel_of(graph, "wgrad_kernel") == {**fprop, "phase": "wgrad"}
-    assert kernel_of(graph, "alone")["family"] == "other"  # no gradient tells its output
+    assert kernel_of(graph, "alone")["family"] == "other"  # no gradient shows its output
     assert kernel_of(graph, "orphan") == {}
 
 

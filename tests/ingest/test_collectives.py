@@ -1,4 +1,4 @@
-"""What a trace tells of collectives beside their kernels: which one, how large, among how many."""
+"""What a trace holds of collectives beside their kernels: which one, how large, among how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which repetition is a step, what the user says of steps, and the clock that tells them best."""
+"""Which repetition is a step, what the user says of steps, and the clock that shows them best."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ REAL = (
 
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_run_gives_the_graph_of_its_kineto_trace(shared_traces: Path, tmp_path: Path, name: str) -> None:
-    """Tasks, dependencies, step times and a prediction agree exactly: the same run, told in another schema."""
+    """Tasks, dependencies, step times and a prediction agree exactly: the same run, written in another schema."""
     expected = whatif.read(shared_traces / name)
     events = read_kineto(shared_traces / name)
     graph = whatif.read(from_kineto(events, gpu=V100).write(tmp_path / "report.sqlite"))

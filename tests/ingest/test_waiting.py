@@ -151,7 +151,7 @@ def test_a_stream_waits_for_the_event_of_another_one(tmp_path: Path) -> None:
 
 
 def test_a_late_kernel_waited_for_what_ended_just_before(tmp_path: Path) -> None:
-    """No call tells, but B starts 1 us behind the end of A on another stream and long after its launch."""
+    """No call shows it, but B starts 1 us behind the end of A on another stream and long after its launch."""
     graph = read_events(
         tmp_path,
         [op("aten::add", 0, 6), *launched("A", 0, 3, 5, 80, 1), *launched("B", 3, 3, 86, 10, 2, stream=8)],

@@ -1,4 +1,4 @@
-"""A machine with a GPU, as far as CUPTI tells: the binding's real record classes and enumerations, filled in by hand.
+"""A machine with a GPU, as CUPTI reports it: the binding's real record classes and enumerations, filled in by hand.
 
 What needs a driver is stood in for: `Library` keeps what is enabled, and `Gpu` runs every operator of a real model on
 the CPU and files the records that a GPU would have caused.

@@ -141,7 +141,7 @@ def test_all_causes_are_told_at_once() -> None:
 
 
 def test_reads_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The driver's parameters, a process's capabilities and its libraries, as Linux tells them."""
+    """The driver's parameters, a process's capabilities and its libraries, as Linux reports them."""
     (tmp_path / "params").write_text("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
     (tmp_path / "status").write_text("Name:\tpython\nCapEff:\t00000000a80425fb\n")  # Docker's default set
     (tmp_path / "maps").write_text("7f00-7f01 r-xp 0 08:01 1  /opt/nsight/libToolsInjection64.so\n")

@@ -91,7 +91,7 @@ def saved_bytes(model: nn.Module, batch: Any, loss: Callable[[], Any]) -> int:
 
 
 def recorded(path: Path, model: nn.Module, batch: Any, step: Callable[[], None]) -> Memory:
-    """The memory that a trace with shapes and without allocations tells."""
+    """The memory that a trace with shapes and without allocations gives."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         for _ in range(3):
             step()

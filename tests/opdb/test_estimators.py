@@ -33,7 +33,7 @@ def ask(index: Index, ops: Operators, device: str = V100, **options: object) -> 
 
 
 def test_one_measurement_answers_with_the_spread_of_an_unknown_one() -> None:
-    """10 us once; nothing tells its spread, so 5 % is one sigma: 10·e^(±1.645·0.05)."""
+    """10 us once; its spread is unknown, so 5 % is one sigma: 10·e^(±1.645·0.05)."""
     answers = ask(indexed((timed([8], [10.0]), origin())), products([8]))
     assert us(answers.t_s) == pytest.approx([10.0])
     assert us([answers.low_s[0], answers.high_s[0]]) == pytest.approx([9.2105, 10.8572], abs=1e-3)
@@ -50,7 +50,7 @@ def test_a_repeated_measurement_answers_with_its_own_spread() -> None:
 
 
 def test_conflicts_are_a_distribution() -> None:
-    """Three people, 10, 11 and 20 us, told alike: the median is 11, and the range holds what each of them says."""
+    """Three people, 10, 11 and 20 us, written alike: the median is 11, and the range holds what each of them says."""
     parts = [(timed([8], [t]), origin(author=str(t))) for t in (20.0, 10.0, 11.0)]
     answers = ask(indexed(*parts), products([8]))
     assert us(answers.t_s) == pytest.approx([11.0])

@@ -77,7 +77,7 @@ def test_formats_are_what_they_say() -> None:
 
 
 def test_products_count_with_what_a_device_sustains() -> None:
-    """A P4 sustains 3.0 of its 5.5 TFLOP/s; an H100's file tells no such rate, and its SMs do more than any other's."""
+    """A P4 sustains 3.0 of its 5.5 TFLOP/s; an H100's file gives no such rate, and its SMs do more than any other's."""
     p4, h100 = load_gpu("P4"), load_gpu("H100-SXM-80")
     assert sheet_of(p4, "matmul").tflops["fp32"] == 3.0
     assert sheet_of(p4, "conv").tflops["fp32"] == 5.5

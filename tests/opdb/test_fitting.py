@@ -235,7 +235,7 @@ def test_what_ships_is_what_is_told(tmp_path: Path) -> None:
         product(V100, "whatif", "pytorch", "2.1.0", "fp32"),
     ]
     p4 = product("P4", "neusight", "pytorch", "2.1.0", "fp32")
-    # What the P4's sagging `linear` says is not told to others; its other operators are.
+    # What the P4's sagging `linear` says is kept from others; what its other operators say is not.
     alone = shipped.chosen([p4, told_of[4], told(measured("P4"), "P4")])
     assert [len(s) for s in alone if s.kind.family == "matmul"] == [5, 5]
     assert [len(s) for s in shipped.told_to_others(alone) if s.kind.family == "matmul"] == [0, 5]

@@ -54,7 +54,7 @@ def test_a_table_in_order_of_sizes_is_left_alone() -> None:
 
 
 def test_a_corrected_import_says_so(tmp_path: Path) -> None:
-    """The sidecar's note tells what was taken out; a table without growth has none."""
+    """The sidecar's note shows what was taken out; a table without growth has none."""
     draw = np.random.default_rng(3)
     rows = 1500
     shape = {

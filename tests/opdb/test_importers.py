@@ -67,7 +67,7 @@ def neusight(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_neusight_by_hand(neusight: Path) -> None:
-    """Its (B, M, N, K) multiplies (M, N) by (N, K), milliseconds: 32x128 tiles of 58x141 need the 5 blocks it tells."""
+    """Its (B, M, N, K) multiplies (M, N) by (N, K), milliseconds: 32x128 tiles of 58x141 need its 5 blocks."""
     found = read_foreign("neusight", neusight)
     rows = {row["name"]: row for row in told(found)}
     matmul = {"family": "matmul", "phase": "fwd", "dtype": "fp32", "layout": "", "device": "V100-PCIE-32"}
@@ -373,7 +373,7 @@ def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
 
 
 def test_aiconfigurators_attention_by_hand(tmp_path: Path) -> None:
-    """A prompt of 8 new tokens after 24 that are cached, one token after 99, and an encoder that tells of no cache."""
+    """A prompt of 8 new tokens after 24 that are cached, one token after 99, and an encoder without a cache."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -228,7 +228,7 @@ def test_a_launch_is_taken_out_for_kernels() -> None:
 
 
 def test_what_was_mostly_launch_is_left_to_the_data_sheet() -> None:
-    """20 us of which 18 were a launch leave 2 give or take 7: the data sheet knows better than that."""
+    """20 us of which 18 were a launch leave 2 give or take 7: the data sheet is more accurate than that."""
     asked = products([8, 4096], n=64, k=1024)
     short_s = float(law_s(asked, V100)[0])
     told = model(1.0, half=0.3, launch_s={"mm": 0.9 * short_s})
@@ -483,7 +483,7 @@ def test_large_products_on_an_h100_take_about_what_its_data_sheet_says(kernels_a
 
 
 def test_the_models_that_ship_are_sound() -> None:
-    """Each is read whole, answers, tells its source and licence; together they stay under four megabytes."""
+    """Each is read whole, answers, gives its source and licence; together they stay under four megabytes."""
     folder = Path(__file__).resolve().parents[2] / "whatif" / "opdb" / "fitted"
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
     for one in shipped_models():

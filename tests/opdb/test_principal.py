@@ -113,7 +113,7 @@ def test_the_search_finds_the_product() -> None:
 
 
 def test_thinly_measured_modes_become_inputs() -> None:
-    """Three kernel sizes of 100 calls each: one network for all of them, and its time tells them apart."""
+    """Three kernel sizes of 100 calls each: one network for all of them, and its time distinguishes them."""
     draw = np.random.default_rng(2)
     kernel, size = np.repeat([1, 3, 5], 100), draw.integers(10, 400, 300)
     seen = (

@@ -32,7 +32,7 @@ def test_two_measurements_give_their_ratio() -> None:
 
 
 def test_a_measurement_is_not_divided_by_a_data_sheet() -> None:
-    """Measured on one device alone: both step down to the data sheets, or nobody answers."""
+    """Measured on one device alone: both step down to the data sheets, or no source answers."""
     old, new = sides((timed([256], [100.0]), alone(V100)))
     ops = products([256])
     sheet = same_source_ratio(ops, ops, old, new, worst=AnswerSource.ANALYTIC)

@@ -44,7 +44,7 @@ def measured(device: str, factor: float, sizes: range = SIZES, noise: float = 0.
 def test_the_median_of_the_others_by_hand() -> None:
     """1.1, 1.2 and 1.5 times the law elsewhere: 1.2 times the law here, and the others miss one another by 1.5 / 1.15.
 
-    Left out, 1.1 is told 1.2 and 1.5 (geometric mean 1.342), 1.2 is told 1.1 and 1.5 (1.285), 1.5 is told 1.1 and 1.2.
+    Left out, 1.1 gets 1.2 and 1.5 (geometric mean 1.342), 1.2 gets 1.1 and 1.5 (1.285), 1.5 gets 1.1 and 1.2.
     """
     index = indexed(measured(V100, 1.1), measured(T4, 1.2), measured(P100, 1.5))
     asked = products([80, 640])

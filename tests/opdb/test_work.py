@@ -111,7 +111,7 @@ def test_long_products_of_16_bits_find_the_clocks_of_a_training_step() -> None:
     assert under_load_s(gpu, ops) == pytest.approx([long_s / 2, long_s, long_s, 0])
     short = operators("matmul", {"batch": 1, "m": 1024, "n": 1024, "k": 1024}, name="mm", dtype="fp16")
     assert under_load_s(gpu, short) == [0]
-    # A device whose file tells no such rate; and what is no product.
+    # A device whose file gives no such rate; and what is no product.
     assert not under_load_s(load_gpu("V100-SXM2-32"), ops).any()
     add = operators("elementwise", {"elements": 10**9, "tensors": 2}, name="add", dtype="fp16")
     assert not under_load_s(gpu, add).any()

@@ -26,7 +26,7 @@ UPDATE_KERNELS = {"base": 2633, "large": 5164}
 UPDATE_SHARE = {"base": 0.30, "large": 0.45}
 CALL_NS, GAP_NS = 4_000, 2_000
 ELEMENT_WISE_NS = 3_000
-# Forward and backward kernels of a layer are some tens of microseconds long; the share of the update tells their sum.
+# Forward and backward kernels of a layer are some tens of microseconds long; the share of the update shows their sum.
 PASSES = 600
 STEPS = 2
 

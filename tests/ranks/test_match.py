@@ -89,7 +89,7 @@ def test_clocks_that_drift_apart() -> None:
 
 
 def test_ranks_that_never_meet_the_first_are_found_over_others() -> None:
-    """Rank 0 meets rank 1 in group a, rank 1 meets rank 2 in group b; rank 3 meets nobody."""
+    """Rank 0 meets rank 1 in group a, rank 1 meets rank 2 in group b; rank 3 meets none."""
     ranks = [
         collectives([90], [10], group=("a",)),
         collectives([190, 290], [10, 10], group=("a", "b")),

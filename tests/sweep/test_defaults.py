@@ -21,7 +21,7 @@ from whatif.questions.sweep.sweep import sweep
 
 @pytest.fixture(scope="module")
 def recorded(own_traces: Path) -> TaskGraph:
-    """A recording that tells its gradients."""
+    """A recording that lists its gradients."""
     return whatif.read(own_traces / "transformer_cpu.json.gz")
 
 

@@ -79,7 +79,7 @@ def test_an_all_reduce_takes_a_third_longer_beside_kernels_as_daydream_measured(
     """1600 x 1.34 = 2144, all beside kernels: 250 of gemm2 are lost, and nothing of relu."""
     graph = occupy(overlapped(), collectives(overlapped()))
     assert ends(simulate(graph)) == {"gemm1": 1_000, "gemm2": 2_250, "relu": 3_250, "all-reduce": 3_144}
-    # The upper end of its range was that factor; what the simulation tells is not counted twice.
+    # The upper end of its range was that factor; what the simulation adds is not counted twice.
     assert int(graph.high_ns[collectives(graph)][0]) == 1_600
     # Low: 34 % less in which gemm2 is slowed, which still is all of it. High: 24 multiprocessors, 1,000 / 0.7.
     assert [bound.makespan_ns for bound in simulate_bounds(graph)] == [3_250, 3_429]
@@ -131,7 +131,7 @@ def test_recorded_overlap_is_not_counted_twice() -> None:
     assert np.array_equal(simulate(changed).end_ns, simulate(graph).end_ns)
     late, _ = reorder(changed.replace(dependencies=Dependencies.of([last], [reduce], DependencyKind.USER)))
     assert ends(simulate(late)) == {"gemm1": 1_000, "gemm2": 2_000, "relu": 3_000, "all-reduce": 4_600}
-    # Told twice, it is the same.
+    # Given twice, it is the same.
     assert np.array_equal(occupy(changed, collectives(changed)).duration_ns, changed.duration_ns)
 
 
@@ -411,7 +411,7 @@ def test_real_recordings_replay_as_without(shared_traces: Path, name: str, spec:
 def test_matrix_kernels_beside_nccl_on_an_h100(shared_traces: Path) -> None:
     """The same kernels with and without a collective beside them: 1.14 to 1.49 times as long, and 2.5 for one wave.
 
-    Predicted are 1.138 (16 of 132) and 2: the kernel that fills 97 % of the device with one wave is told apart.
+    Predicted are 1.138 (16 of 132) and 2: the kernel that fills 97 % of the device with one wave is separate.
     """
     graph = whatif.read(shared_traces / REAL[0])
     held = np.flatnonzero(collectives(graph) & (graph.duration_ns > 0))

@@ -493,5 +493,5 @@ def test_the_order_of_what_ifs_hardly_matters(shared_traces: Path, what_if: str)
     graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
     before = to(load_transform(what_if)(graph), "A100-SXM-80")
     behind = load_transform(what_if)(to(graph, "A100-SXM-80"))
-    # What changing the layout takes is told by a law of its own.
+    # What changing the layout takes has a model of its own.
     assert busy_ms(before) == pytest.approx(busy_ms(behind), rel=0.15 if what_if == "channels_last" else 0.05)

@@ -77,7 +77,7 @@ def test_the_recorded_buckets_are_taken() -> None:
     told = {"source": "ddp", "buckets": [{"bytes": 2 * GRADIENT, "parameters": ["1.weight", "2.weight"]}]}
     graph = apply(two_layers(ddp=told), RING)
     assert graph.size_bytes[all_reduces(graph)].tolist() == [2 * GRADIENT]
-    missing = {"buckets": [{"parameters": ["2.weight"]}]}  # tells nothing of the other one: the rule decides
+    missing = {"buckets": [{"parameters": ["2.weight"]}]}  # says nothing of the other one: the rule decides
     assert int(all_reduces(apply(two_layers(ddp=missing), RING)).sum()) == 2
 
 
@@ -439,7 +439,7 @@ def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
 
 
 def test_a_recording_of_one_of_several_workers_on_cpus_communicates_already() -> None:
-    """gloo sends beside the recorded threads, so that no task tells it: the recorder does."""
+    """gloo sends beside the recorded threads, so that no task shows it: the recorder does."""
     graph = telling(on_cpu(2), ddp={"source": "ddp", "world_size": 4})
     for name in ("distributed", "p3", "parameter_server"):
         with pytest.raises(WhatifError, match=f"{name}: expected steps that exchange no gradients yet"):

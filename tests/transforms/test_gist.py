@@ -57,7 +57,7 @@ def moved_us(size_bytes: float) -> float:
 def test_kernels_last_as_long_as_their_bytes_take() -> None:
     """conv_1 reads 2 maps to encode and writes the sparse one; to decode it reads that, clears a map and scatters half.
 
-    conv_2 reads 3 x MAP less its weights and output, of which nothing tells: half of it, 1.5 maps. One bit a value: a
+    conv_2 reads 3 x MAP less its weights and output, whose sizes are unknown: half of it, 1.5 maps. One bit a value: a
     map read, 1/32 written, nothing to decode.
     """
     graph = chain()

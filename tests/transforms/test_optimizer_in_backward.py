@@ -68,7 +68,7 @@ def test_each_parameter_is_updated_behind_its_gradient() -> None:
 
 
 def test_a_multi_tensor_update_is_split_by_bytes_with_a_launch_for_each_operation() -> None:
-    """One kernel name: one launch a parameter, 10 us where no forward pass tells what a small operator takes."""
+    """One kernel name: one launch a parameter, 10 us where no forward pass shows what a small operator takes."""
     build = Program(CPU, STREAM, told={"grad_ready_order": READY})
     build.call("bwd b", 100_000, BACKWARD, layer="b", family=GEMM)
     build.call("bwd a", 100_000, BACKWARD, layer="a", family=GEMM)

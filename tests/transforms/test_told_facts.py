@@ -1,4 +1,4 @@
-"""What a changed graph says of itself: whoever reads it, or the file it was saved to, is told the new facts."""
+"""What a changed graph says of itself: whoever reads it, or the file it was saved to, gets the new facts."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_the_size_of_a_map_follows_from_what_is_moved() -> None:
     calls = layer_calls(graph)
     megabytes = [size / 1e6 for size in input_bytes(graph, calls)[~calls.backward].tolist()]
     assert megabytes[:7] == [3, 10, 10, 10, 3, 4, 4]
-    assert megabytes[7] < 0  # nothing tells
+    assert megabytes[7] < 0  # unknown
 
 
 def test_memory_of_the_recording_comes_first_and_is_smaller_afterwards() -> None:
@@ -154,7 +154,7 @@ def test_a_cpu_has_nothing_to_offload_to() -> None:
 @pytest.mark.parametrize("options", [{"mb": 0.0}, {"mb": float("nan")}, {"mb": 1e30}, {"layers": "("}, {}])
 def test_what_makes_no_sense_is_one_sentence(options: dict[str, object]) -> None:
     with pytest.raises(WhatifError) as error:
-        offloaded(three(), **options)  # without mb: nothing tells the sizes
+        offloaded(three(), **options)  # without mb: the sizes are unknown
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""The same trace told in other ways, and traces that lost something.
+"""The same trace written in other ways, and traces that lost something.
 
     python -m tests.trust.retelling [TRACE ...]
 

@@ -1,4 +1,4 @@
-"""A trace told in another way gives the same answer; a damaged one is read or refused."""
+"""A trace written in another way gives the same answer; a damaged one is read or refused."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def run(name: str, folder: Path) -> None:
 
 
 def untraced_ms(path: Path) -> dict[str, float]:
-    """The step without the profiler, as the recording tells it."""
+    """The step without the profiler, as the recording holds it."""
     with gzip.open(path) as file:
         return dict(json.load(file)["whatif"]["untraced_step_ms"])
 

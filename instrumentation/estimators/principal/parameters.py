@@ -69,7 +69,7 @@ def modes_of(parameters: Sequence[Parameter]) -> tuple[tuple[int, ...], Int64]:
     """Return the places of the parameters that choose a network, and which combination of them each call is, (n,).
 
     Those are the parameters that can only be modes, and texts: what a text says is never a size, and an operator's name
-    tells another operation apart however many there are.
+    distinguishes operations, however many there are.
     """
     places = tuple(i for i, p in enumerate(parameters) if roles_of(p) == (Role.MODE,) or p.text)
     return places, combinations([parameters[i] for i in places], len(parameters[0].values) if parameters else 0)

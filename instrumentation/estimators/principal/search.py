@@ -105,7 +105,7 @@ class Data:
 def search_component(data: Data, functions: Int8, effort: Effort) -> tuple[Int8, Float64]:
     """Return the exponents of the function that helps a default network most, and every function's miss, (functions,).
 
-    The best few are trained again and longer: short training tells good from bad, not best from good.
+    The best few are trained again and longer: short training separates good from bad, not best from good.
     """
     first = _candidate_misses(data, functions, effort, effort.candidate_steps)
     again = np.argsort(first, kind="stable")[:_FINALISTS]

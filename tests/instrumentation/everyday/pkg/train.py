@@ -1,4 +1,4 @@
-"""Imports its neighbour, and tells where it was found."""
+"""Imports its neighbour, and prints where it was found."""
 
 import sys
 
