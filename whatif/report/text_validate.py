@@ -45,7 +45,7 @@ def headline(validation: Validation) -> str:
         f"{score.scored} scored of {score.pairs} pairs: median error {score.median_error_pct:.1f} % "
         f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
         f"{score.within_bound} within bounds, {score.inside} inside their range"
-        + (f"; of {score.uncertain} more the measured step is too uncertain to judge" if score.uncertain else "")
+        + (f"; for {score.uncertain} others the measured step is too uncertain to judge" if score.uncertain else "")
     )
 
 
