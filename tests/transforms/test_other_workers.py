@@ -18,6 +18,7 @@ from tests.helpers import CPU, STREAM, Build, extra_data
 from tests.transforms.communication_graphs import apply, training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.graph.recorded import StepTimes
 from whatif.ingest.ranks.read import read_ranks
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
@@ -111,14 +112,21 @@ def test_ranks_on_cpus_scale(own_traces: Path) -> None:
 
 
 def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> None:
-    """Ground truth: steps over rate-limited links, measured without the profiler; docs/scaling.md shows the table."""
+    """Ground truth: steps over rate-limited links, measured without the profiler; docs/scaling.md shows the table.
+
+    As the recorder writes it into a recording, each starts from its own step without the profiler.
+    """
     folder, rows, errors = own_traces / "lab_ranks_cpu", [], []
     for model, rate in itertools.product(("gpt2", "vgg"), (200, 1000)):
         names = {hosts: f"ranks-{model}-{rate}mbit-{hosts}" for hosts in (2, 4)}
-        measured = {n: json.loads((folder / f"{name}.json").read_text())["median_ms"] for n, name in names.items()}
+        told = {n: json.loads((folder / f"{name}.json").read_text()) for n, name in names.items()}
+        measured = {n: one["median_ms"] for n, one in told.items()}
         for before, after in ((2, 4), (4, 2)):
             graph = read_ranks([folder / names[before]]).graph
-            answer = whatif.apply(graph, f"distributed:workers={after}", calibrated=False)
+            untraced = StepTimes(*(told[before][name] for name in ("median_ms", "q25_ms", "q75_ms")))
+            recorded = replace(graph.info.recorded, untraced_step=untraced)
+            info = replace(graph.info, recorded=recorded, untraced_step_ns=round(1e6 * measured[before]))
+            answer = whatif.apply(graph.replace(info=info), f"distributed:workers={after}")
             error = 100 * (answer.predicted_ms / measured[after] - 1)
             errors.append(abs(error))
             rows.append(
@@ -126,7 +134,7 @@ def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> Non
                 f"{answer.predicted_ms:.1f} ms | {measured[after]:.1f} ms | {error:+.1f} % |"
             )
     assert np.median(errors) <= 4
-    assert sorted(errors)[-2] <= 10
+    assert max(errors) <= 10
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
     missing = [row for row in rows if row not in page]
     assert not missing, "\n".join(missing)
