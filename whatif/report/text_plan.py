@@ -48,8 +48,8 @@ def _headers(found: Planned) -> list[str]:
     where = ["cluster", "GPUs"] if len(found.asked) > 1 else []
     cost = [f"{found.currency or 'cost'}/M {found.unit}"] if found.best.cost is not None else []
     return [
-        *where, "tensor", "pipeline", "data", "micro-batch", "passes", "recompute", "step (ms)", f"{found.unit}/s",
-        *cost, "peak GiB",
+        "tensor × pipeline × data", "micro × passes", "recompute", *where, "step (ms)", f"{found.unit}/s", *cost,
+        "peak GiB",
     ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, 
     cost = [] if found.best.cost is None else ["–" if row.cost is None else f"{row.cost:,.4g}"]
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
     return (
-        *where, *described(row), plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
+        *described(row), *where, plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
         f"{row.samples_per_s:,.4g}", *cost, peak,
     )  # fmt: skip
 
@@ -87,11 +87,12 @@ def headline(found: Planned) -> str:
 
 
 def described(row: Row) -> tuple[str, ...]:
-    """Return a plan as cells: tensor, pipeline with its schedule, data with its sharding, micro-batch, passes."""
+    """Return a plan as cells: its groups with chunks and sharding, its micro-batches, what is recomputed."""
     plan = row.plan
-    pipeline = f"{plan.pipeline}{f' × {plan.chunks}' if plan.chunks > 1 else ''}"
-    data = f"{plan.data} {LEVELS[plan.level]}" if plan.data > 1 else "1"
-    return str(plan.tensor), pipeline, data, str(plan.micro_batch), str(plan.passes), "all" if plan.recompute else "–"
+    stages = f"{plan.pipeline} ({plan.chunks} chunks)" if plan.chunks > 1 else str(plan.pipeline)
+    sharding = f" {LEVELS[plan.level]}" if plan.data > 1 else ""
+    groups = f"{plan.tensor} × {stages} × {plan.data}{sharding}"
+    return groups, f"{plan.micro_batch} × {plan.passes}", "all" if plan.recompute else "–"
 
 
 def compared(found: Planned) -> list[tuple[str, Row]]:
