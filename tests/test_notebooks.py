@@ -199,7 +199,11 @@ def test_trends_of_daydreams_figures_on_predicted_gpu_steps(ran: Any) -> None:
         assert all(after > before - 1e-3 for before, after in itertools.pairwise(down))
         assert down[0] == pytest.approx(1, abs=0.01)
         assert 1.2 < down[-1] < 1.6
-    assert len(shown(outputs, "image/svg+xml")) == 1
+    tables, pictures = shown(outputs, "text/html"), shown(outputs, "image/svg+xml")
+    assert (len(tables), len(pictures)) == (7, 1)
+    assert all("predicted, not recorded" in page for page in (*tables, *pictures))
+    # The last table has the numbers of the paper's text.
+    assert all(said in tables[-1] for said in ("2,633 kernels", "5,164 kernels", "34 % on average", "at most 16.2 %"))
 
 
 def test_a_stock_trace_leads_to_a_decision(ran: Any) -> None:

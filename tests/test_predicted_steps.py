@@ -51,7 +51,10 @@ def test_commands_say_that_it_is_predicted(step: Path, command: list[str], capsy
     words = [name, *rest, str(step)] if name == "apply" else [name, *rest[:1], str(step), *rest[1:]]
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert SAYS in " ".join((shown.out + shown.err).split())
+    text = " ".join((shown.out + shown.err).split())
+    assert SAYS in text
+    if name in ("info", "explain", "advise"):
+        assert "kernels" in text
     assert main([*words, "--json", "--quiet"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert told.get("replay_error_pct") is None
@@ -63,8 +66,13 @@ def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest
     assert main(["report", str(step), "-o", str(page)]) == 0
     assert SAYS in page.read_text()
     assert "replayed against recorded" not in page.read_text()
+    assert "predicted_elementwise" in page.read_text()
     assert main(["export", str(step), "-o", str(timeline)]) == 0
-    assert f"baseline ({SAYS})" in gzip.decompress(timeline.read_bytes()).decode()
+    written = gzip.decompress(timeline.read_bytes()).decode()
+    assert f"baseline ({SAYS})" in written
+    shown = [event for event in json.loads(written)["traceEvents"] if event.get("name", "").startswith("predicted_")]
+    kernels = whatif.read(step)
+    assert len(shown) == np.count_nonzero(kernels.kind == TaskKind.KERNEL)
     capsys.readouterr()
 
 
