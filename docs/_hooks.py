@@ -60,6 +60,19 @@ EXAMPLES = {
     "straggler": (f"{_EIGHT} straggler", PREDICTED),
 }
 NEEDS_A_FILE = ("kernels", "metaflow")
+# The tables of published.md, by heading, and the what-ifs in their rows.
+PUBLISHED = {
+    "timm, training steps on an RTX 3090": ("amp", "channels_last"),
+    "NVIDIA DeepLearningExamples, weak-scaling efficiency, each model left out": ("distributed",),
+    "NVIDIA DeepLearningExamples, AMP over FP32 or TF32 on one GPU": (
+        "amp", "channels_last", "fused_adam", "rebatchnorm",
+    ),
+    "Megatron-LM on 8 to 512 A100s": (
+        "tensor_parallel", "pipeline", "distributed", "activation_checkpoint", "gradient_accumulation",
+    ),
+    "SimuMax's Llama 3 on eight B200s": ("tensor_parallel", "pipeline", "zero"),
+    "GPU pairs": ("device", "cuda_graph", "compile"),
+}  # fmt: skip
 # `whatif.instrumentation`, by the folder in which it lies.
 RECORDING = ("instrumentation.recorder.record", "instrumentation.recorder.Recording", "instrumentation.collect.step")
 
@@ -122,6 +135,10 @@ def what_if(name: str) -> str:
         parts += ["|---|---|---|---|---|---|", *rows, "", "Every pair is in [accuracy](../../accuracy.md).\n"]
     else:
         parts.append("No pair on the accuracy page is about this what-if.\n")
+    if rows := [row for heading, names in PUBLISHED.items() if name in names for row in _published(heading)]:
+        parts += ["Measurements that others published, alone or with other what-ifs:\n"]
+        parts += ["| table | rows | median error, % | mean error, % | bias, % | inside the range, % | high over low |"]
+        parts += ["|---|---|---|---|---|---|---|", *rows, "", "The tables are in [published](../../published.md).\n"]
     if known["options"]:
         parts += ["## Options\n", "| option | type | default |", "|---|---|---|"]
         for option in known["options"]:
@@ -154,6 +171,16 @@ def _scores() -> list[str]:
     page = (Path(__file__).parent / "accuracy.md").read_text(encoding="utf-8")
     table = page.partition("| what-if | scored | median error |")[2].partition("\n\n")[0]
     return table.splitlines()[2:]
+
+
+@functools.cache
+def _published(heading: str) -> list[str]:
+    """The rows of a table of published.md, each with the table's name."""
+    page = (Path(__file__).parent / "published.md").read_text(encoding="utf-8")
+    lines = page.partition(f"## {heading}\n\n")[2].partition("\n<!--")[0].splitlines()[2:]
+    if not lines:
+        raise PluginError(f"published.md: expected a table under the heading {heading!r}, got none.")
+    return [f"| {heading}: {line.removeprefix('| ')}" for line in lines]
 
 
 def _default(value: object) -> str:
