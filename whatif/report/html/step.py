@@ -130,6 +130,11 @@ def flame(facts: Facts) -> Html | None:
             "div", tag("svg", drawn, class_="flame", height=height, role="img", aria_label=says),
             class_="scroll", tabindex=0, role="region", aria_label="Flame graph",
         ),
+        paragraph(
+            "A frame is as wide as its time on the critical path. Below it is what it calls, in the order in which it "
+            "runs on average. Point at a frame for its name and time; the table searches them.",
+            class_="note",
+        ),
         table(
             "t-flame", "Frames of 1 % or more, each below those that call it",
             [Column("frame", False), "ms", "%", "itself, ms"], rows, made=Made.SIMULATED,
