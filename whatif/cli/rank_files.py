@@ -103,9 +103,11 @@ def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGra
     """Return the graph of a recording, or that of several ranks with the findings about them."""
     if len(paths) == 1 and args.ranks is None and not is_folder(paths[0]):
         graph = read_trace(paths[0], args)
+        if is_address(paths[0]) or not graph.info.ranks:
+            return graph, None
         from whatif.ingest.read_events import is_sqlite
 
-        if is_address(paths[0]) or not (graph.info.ranks and is_sqlite(Path(paths[0]))):
+        if not is_sqlite(Path(paths[0])):
             return graph, None
     from whatif.ingest.ranks.read import read_ranks
 

@@ -43,7 +43,7 @@ def quiet() -> bool:
 
 def remember_cut(graph: TaskGraph) -> TaskGraph:
     """Return the graph, whose file was cut or not: any later refusal begins with that."""
-    from whatif.ingest.integrity import CUT
+    from whatif.ingest.events import CUT
 
     for info in graph.info.ranks or (graph.info,):
         if info.findings and info.findings[0].check == CUT:

@@ -17,6 +17,7 @@ from whatif.graph.edit import (
     reorder,
     woven_in,
 )
+from whatif.graph.order import each_once
 from whatif.graph.types import (
     GPU_KINDS,
     Array,
@@ -209,7 +210,7 @@ _STREAM_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET)
 
 def _check_threads(graph: TaskGraph, tasks: NewTasks, threads: Array) -> None:
     """Raise WhatifError where kernels or copies would run on a CPU thread."""
-    for code in np.unique(threads).tolist():
+    for code in each_once(threads).tolist():
         if 0 <= code < len(graph.threads) and graph.threads[code].kind == ThreadKind.CPU:
             raise WhatifError(
                 f"insert: expected a GPU stream for the GPU tasks {tasks.name!r}, got the CPU thread "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from whatif.graph.types import ALL_STREAMS, Anchor, Array, Dependencies, DependencyKind, Int32, Int64, ThreadKind
+from whatif.runtime.errors import WhatifError
 from whatif.runtime.loops import Loops
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ def places(ordered: Array, wanted: Array, side: Literal["left", "right"] = "left
     return found
 
 
+def each_once(values: Array) -> Array:
+    """Return what ``np.unique`` does of integers, without its table of hashes and the module that it loads."""
+    ordered = np.sort(values, kind="stable")  # quick where they are in order, or nearly so
+    found: Array = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
+
+
 def order_by(first: Array, then: Array) -> Int64:
     """Return the stable order by ``first`` and, where that is equal, by ``then``; fast where ``first`` is in runs."""
     order = np.argsort(first, kind="stable")
@@ -41,10 +49,13 @@ def order_by(first: Array, then: Array) -> Int64:
 
 def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
     """Group dependencies by source: the row offsets, shape (n_tasks + 1,), and the rows in source order."""
-    return _grouped(n_tasks, dependencies.source)
+    return grouped(n_tasks, dependencies.source)
 
 
-def _grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
+def grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
+    """Group rows by their code in ``ends``: the row offsets, shape (n_tasks + 1,), and the rows in that order."""
+    if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < n_tasks:
+        raise WhatifError(f"graph: a code lies outside its table of {n_tasks} entries; see graph.check().")
     offsets, rows = np.zeros(n_tasks + 1, dtype=np.int64), np.empty(len(ends), dtype=np.int64)
     loops.group_rows(ends, offsets, rows)
     return offsets, rows
@@ -71,7 +82,7 @@ def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
 
 
 def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:
-    offsets, rows = _grouped(n_tasks, before)
+    offsets, rows = grouped(n_tasks, before)
     missing = np.bincount(after, minlength=n_tasks).astype(np.int32)
     order = np.empty(n_tasks, dtype=np.int32)
     return order[: loops.smallest_first(offsets, after[rows], missing, order)]
@@ -101,8 +112,8 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the position from which on it counts as launched."""
-    by_thread = graph.by_thread
-    gpu = by_thread[graph.on_gpu[by_thread]].astype(np.int32)
+    gpu = np.flatnonzero(graph.on_gpu.mask).astype(np.int32)
+    gpu = gpu[grouped(len(graph.threads), graph.thread[gpu])[1]]
     thread = graph.thread[gpu]
     bounds = np.flatnonzero(np.diff(thread)) + 1
     found = []
@@ -139,6 +150,8 @@ def _back_pressure(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> 
         return Dependencies.concatenate([])
     parts = []
     for _, tasks, _ in queues:
+        if len(tasks) <= depth:
+            continue
         launch = graph.launch_of[tasks]
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
         first = launch < 0

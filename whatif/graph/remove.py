@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.graph.edit import as_mask, renumbered, reorder, with_rows
-from whatif.graph.order import streams
+from whatif.graph.order import each_once, streams
 from whatif.graph.selection import Tasks
 from whatif.graph.types import (
     Anchor,
@@ -251,6 +251,6 @@ def _across_threads(graph: TaskGraph, gone: Bool, heir: Int64, after: Int32) -> 
     tasks = np.flatnonzero(gone & (heir >= 0))
     tasks = tasks[graph.thread[tasks] != graph.thread[heir[tasks]]]
     pairs = heir[tasks] * len(graph) + after[tasks]
-    pairs = np.unique(pairs[(after[tasks] > heir[tasks])])
+    pairs = each_once(pairs[(after[tasks] > heir[tasks])])
     source, target = np.divmod(pairs, len(graph))
     return Dependencies.of(source, target, DependencyKind.HANDOFF)

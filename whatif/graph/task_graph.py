@@ -16,7 +16,7 @@ from whatif.graph.edit import as_ids, as_index
 from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.memory import Memory
 from whatif.graph.notebook_view import notebook_view
-from whatif.graph.order import derived_dependencies, loops, outgoing, thread_dependencies
+from whatif.graph.order import derived_dependencies, grouped, loops, outgoing, thread_dependencies
 from whatif.graph.recorded import ProfilerEstimate, Recorded
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
@@ -257,9 +257,7 @@ class TaskGraph:
     @shared_property
     def by_thread(self) -> Array:
         """All tasks, thread by thread and each thread's in order, shape (n_tasks,)."""
-        # numpy sorts 16 bits four times faster than 32: by digits instead of by comparison.
-        narrow = self.thread.astype(np.int16) if len(self.threads) < 2**15 else self.thread
-        return np.argsort(narrow, kind="stable")
+        return grouped(len(self.threads), self.thread)[1]
 
     @shared_property
     def neighbours(self) -> tuple[Int32, Int32]:

@@ -126,6 +126,8 @@ def _of_one_device(allocations: Allocations | None) -> Allocations | None:
     if gpu.any():
         devices, count = np.unique(allocations.device[gpu], return_counts=True)
         kept = gpu & (allocations.device == devices[int(count.argmax())])
+    if kept.all():
+        return allocations
     return Allocations(*(getattr(allocations, name)[kept] for name in Allocations.__slots__))
 
 

@@ -64,6 +64,9 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     step = parts.steps.of(_step_time(blocks, cpu, gpu)[order])
     del place, cpu_place, gpu_place, held_place
     # One after the other, and taken from the blocks: the columns of a long trace are large.
+    for block in blocks:
+        for ordering in ("key_ns", "sequence", "landmark"):
+            del block.columns[ordering]
     columns = {name: np.concatenate([b.columns.pop(name) for b in blocks])[order] for name in list(cpu.columns)}
     del order
 
@@ -79,13 +82,12 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
     unexplained = (kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE])
-    correlation = np.where(columns["event"] >= 0, events.correlation[np.maximum(columns["event"], 0)], MISSING) \
-        if len(events) else np.full(len(name), MISSING)  # fmt: skip
-    warps, registers = (
-        np.where(columns["event"] >= 0, told[np.maximum(columns["event"], 0)], MISSING)
-        if len(events) else np.full(len(name), MISSING)
-        for told in (events.warps, events.registers)
-    )  # fmt: skip
+    event = columns["event"].astype(np.int64)
+    # The last value stands for tasks without an event.
+    correlation, warps, registers = (
+        np.append(told, told.dtype.type(MISSING))[event]
+        for told in (events.correlation, events.warps, events.registers)
+    )
     given = {
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
@@ -126,10 +128,8 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
     """The time before the first task of each CPU thread that no hand-off starts."""
     rows: list[int] = []
     started = {h.track: h.start_ns for h in parts.handoffs}
-    # The first in time of each thread.
-    order = np.lexsort((cpu.columns["start_ns"], cpu.columns["thread"]))
-    codes, at_first = np.unique(cpu.columns["thread"][order], return_index=True)
-    for code, first in zip(codes.tolist(), order[at_first].tolist(), strict=True):
+    for code, mine in Grouped(np.arange(len(cpu)), cpu.columns["thread"]).items():
+        first = int(mine[cpu.columns["start_ns"][mine].argmin()])
         begins = started.get(parts.tracks[code], np.empty(0, dtype=np.int64))
         handed_over = len(begins) and int(begins[0]) <= int(cpu.columns["start_ns"][first]) + 1
         if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
@@ -138,8 +138,8 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
     begin_ns = np.full(len(at), origin_ns)
     return wait_rows(
         cpu.columns, at, Role.LEAD_IN, duration_ns=cpu.columns["start_ns"][at] - origin_ns, start_ns=begin_ns,
-        key_ns=begin_ns, profiler_events=np.zeros(len(at), dtype=np.int64),
-        profiler_ns=np.zeros(len(at), dtype=np.int64), sequence=cpu.columns["sequence"][at] - 0.5,
+        key_ns=begin_ns, profiler_events=np.zeros(len(at), dtype=np.int32),
+        profiler_ns=np.zeros(len(at), dtype=np.int32), sequence=cpu.columns["sequence"][at] - 0.5,
     )  # fmt: skip
 
 
@@ -154,6 +154,8 @@ def _with_collectives(
 ) -> tuple[tuple[str, ...], Array]:
     """Name the collective in the name of a kernel that runs any of them (RCCL's), where the trace shows which."""
     event = columns["event"]
+    if not (events.detail >= 0).any():
+        return names, name
     known = (columns["kind"] == TaskKind.KERNEL) & (event >= 0)
     known[known] = events.detail[event[known]] >= 0
     if not known.any():
@@ -173,19 +175,18 @@ def _with_collectives(
 
 def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) -> tuple[Array, Array]:
     """Kernel family and dtype code of each GPU task and CPU operator (-1 and 0 elsewhere): a name is read once."""
-    family = np.full(len(name), -1, dtype=np.int8)
-    dtype = np.zeros(len(name), dtype=np.int8)
     kernels = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
     operators = bool((columns["kind"] == TaskKind.CPU_OP).any())
     families = np.full(len(names), -1, dtype=np.int8)
     dtypes = np.zeros(len(names), dtype=np.int8)
-    for code in np.unique(name[kernels]).tolist():
+    for code in np.flatnonzero(np.bincount(name[kernels])).tolist():
         kernel_family, kernel_dtype = (
             (classify_operator(names[code]), "") if operators else classify_kernel(names[code])
         )
         families[code] = kernel_family
         dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
-    family[kernels], dtype[kernels] = families[name[kernels]], dtypes[name[kernels]]
+    family = np.where(kernels, families[name], np.int8(-1))
+    dtype = np.where(kernels, dtypes[name], np.int8(0))
     family[columns["kind"] == TaskKind.MEMCPY] = KernelFamily.COPY
     family[columns["kind"] == TaskKind.MEMSET] = KernelFamily.MEMSET
     return family, dtype
@@ -250,14 +251,14 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
     """Main thread -> first task of each burst, last task of the burst -> the main thread's wait."""
     sources, targets = [], []
     columns = cpu.columns
-    if not len(cpu):
+    if not len(cpu) or not parts.handoffs:
         return Dependencies.concatenate([])
-    main = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.TASK))
+    tasks = np.flatnonzero(columns["role"] == Role.TASK)
+    by_thread = Grouped(tasks, columns["thread"][tasks])
+    main = by_thread[0]
     main_start_ns = columns["start_ns"][main]
     wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.HANDOFF_WAIT))
     wait_ns = columns["start_ns"][wait]
-    tasks = np.flatnonzero(columns["role"] == Role.TASK)
-    by_thread = Grouped(tasks, columns["thread"][tasks])
     code_of = {track: code for code, track in enumerate(parts.tracks)}
     for handoffs in parts.handoffs:
         mine = by_thread[code_of[handoffs.track]]
@@ -271,8 +272,6 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
         sound = (first < len(mine)) & (last >= first) & (before >= 0) & (behind < len(wait))
         sources += [main[before[sound]], mine[last[sound]]]
         targets += [mine[first[sound]], wait[behind[sound]]]
-    if not sources:
-        return Dependencies.concatenate([])
     # The wait of a call at the burst's end has the call's place on its thread; the call itself is the last task.
     return Dependencies.of(
         cpu_place[np.concatenate(sources)], cpu_place[np.concatenate(targets)], DependencyKind.HANDOFF

@@ -27,11 +27,12 @@ from whatif.ingest.cpu_side import (
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Launched, StepRule, Steps, find_steps
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
+from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
-from whatif.ingest.rows import Role, Rows, concatenated, joined, put_in_order, rows_of_calls, running_maximum, wait_rows
+from whatif.ingest.rows import Role, Rows, concatenated, joined, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 
@@ -41,6 +42,7 @@ class Parts:
     """Everything found in a trace on the way to its graph; filled from top to bottom."""
 
     events: Events
+    operators: Grouped  # rows of events, by track
     marks: NameMarks
     calls: Calls
     gpu: GpuSide
@@ -56,10 +58,11 @@ class Parts:
 def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
     """Look at a trace from every side that the graph needs; ``rule`` is what its user says of the steps."""
     marks = name_marks(events.names)
+    operators = by_track(events, np.flatnonzero(events.category == EventCategory.CPU_OP))
     calls = find_calls(events)
     gpu = find_gpu_side(events, calls, is_amd=is_amd)
-    tracks = find_cpu_tracks(events, calls, marks, has_gpu=bool(len(gpu.event)))
-    handoffs = find_all_handoffs(events, calls, tracks, marks) if len(gpu.event) else []
+    tracks = find_cpu_tracks(events, operators, calls, marks, has_gpu=bool(len(gpu.event)))
+    handoffs = find_all_handoffs(events, operators, calls, tracks, marks) if len(gpu.event) else []
     launched_ns = of_calls(calls.start_ns, gpu.call, gpu.start_ns)
     order = np.argsort(launched_ns, kind="stable")
     launched = Launched(launched_ns[order], gpu.call[order], events.name[gpu.event[order]].astype(np.int64))
@@ -72,20 +75,20 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
         for code, (device, stream) in enumerate(gpu.streams)
     ]
     return Parts(
-        events, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, marks, workers),
-        call_times(events, calls, gpu), _profiler_cost(events, calls, tracks), threads,
+        events, operators, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, operators, marks, workers),
+        call_times(events, calls, gpu), _profiler_cost(events, operators, calls, tracks), threads,
     )  # fmt: skip
 
 
-def _profiler_cost(events: Events, calls: Calls, tracks: list[int]) -> ProfilerCost | None:
+def _profiler_cost(events: Events, operators: Grouped, calls: Calls, tracks: list[int]) -> ProfilerCost | None:
     """What torch's profiler cost in a trace of others; our recorder measures it, and a predicted step has none."""
     known = "whatif" in events.header or not events.by_torch
-    return None if known else find_profiler_cost(events, tracks, len(calls.event))
+    return None if known else find_profiler_cost(events, operators, tracks, len(calls.event))
 
 
 def cpu_rows(parts: Parts) -> Rows:
-    """Return the tasks of all CPU threads, each thread's in its order: pieces, calls, and the waits behind calls."""
-    cutter = Cutter(parts.events, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
+    """Return the tasks of all CPU threads: pieces and calls, each thread's in its order, then the waits behind them."""
+    cutter = Cutter(parts.events, parts.operators, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
     handoff_of = {h.track: h for h in parts.handoffs if len(h.start_ns)}
     bursts = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
     none = np.empty(0, dtype=np.int64)
@@ -112,12 +115,12 @@ def cpu_rows(parts: Parts) -> Rows:
             else np.zeros(len(pieces.start_ns), dtype=np.bool_)
         )
     # From here on all threads at once: there may be tens of thousands.
-    thread = np.repeat(np.arange(len(all_pieces)), [len(pieces.start_ns) for pieces in all_pieces])
+    thread = np.repeat(np.arange(len(all_pieces), dtype=np.int32), [len(pieces.start_ns) for pieces in all_pieces])
     cost_ns = np.concatenate(profiler_ns) if profiler_ns else np.zeros(len(thread))
     held = {
         "thread": thread,
-        "profiler_events": np.concatenate(profiler_events),
-        "profiler_ns": np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int64),
+        "profiler_events": np.concatenate(profiler_events).astype(np.int32),
+        "profiler_ns": np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int32),
     }
     pieces, labels = concatenated(all_pieces), concatenated(all_labels)
     for lists in (all_pieces, all_labels, profiler_events, profiler_ns):  # large, and copied
@@ -125,8 +128,7 @@ def cpu_rows(parts: Parts) -> Rows:
     rows = _piece_rows(parts, pieces, labels, held)
     del pieces, labels, held, thread, cost_ns
     _mark_idle(rows.columns, np.concatenate(works_for))
-    with_waits = joined([rows, *_waits_behind(parts, rows.columns, bursts)])
-    return put_in_order(with_waits, np.argsort(with_waits.columns["thread"], kind="stable"))
+    return joined([rows, *_waits_behind(parts, rows.columns, bursts)])
 
 
 def _mark_idle(columns: dict[str, Array], works_for_main: Bool) -> None:
@@ -184,9 +186,9 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
         "in_optimizer": labels.in_optimizer,
         "recomputed": labels.recomputed,
         **held,
-        "call": pieces.call,
-        "operator": operator,
-        "event": np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING),
+        "call": pieces.call.astype(np.int32),
+        "operator": operator.astype(np.int32),
+        "event": (np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING)).astype(np.int32),
         "role": np.zeros(n, dtype=np.int8),
         "sequence": np.arange(n, dtype=np.float64),
     }
@@ -210,8 +212,8 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
     n = len(at)
     return wait_rows(
         columns, at, role, key_ns=time_ns, start_ns=time_ns, duration_ns=duration_ns,
-        landmark=np.zeros(n, dtype=np.bool_), profiler_events=np.zeros(n, dtype=np.int64),
-        profiler_ns=np.zeros(n, dtype=np.int64),
+        landmark=np.zeros(n, dtype=np.bool_), profiler_events=np.zeros(n, dtype=np.int32),
+        profiler_ns=np.zeros(n, dtype=np.int32),
         sequence=columns["sequence"][at] + 0.5,
     )  # fmt: skip
 
@@ -241,19 +243,19 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
         "key_ns": key_ns,
         "start_ns": gpu.start_ns,
         "duration_ns": gpu.end_ns - gpu.start_ns,
-        "thread": gpu.stream.astype(np.int64) + len(parts.tracks),
-        "name": events.name[gpu.event].astype(np.int64),
+        "thread": gpu.stream + np.int32(len(parts.tracks)),
+        "name": events.name[gpu.event],
         "kind": kind.astype(np.int8),
         "layer": inherit("layer", 0),
         "phase": _guessed_phases(inherit("phase", int(Phase.UNKNOWN)).astype(np.int8), events.name[gpu.event]),
         "landmark": np.zeros(n, dtype=np.bool_),
         "in_optimizer": inherit("in_optimizer", 0).astype(np.bool_),
         "recomputed": inherit("recomputed", 0).astype(np.bool_),
-        "profiler_events": np.zeros(n, dtype=np.int64),
-        "profiler_ns": np.zeros(n, dtype=np.int64),
-        "call": gpu.call,
+        "profiler_events": np.zeros(n, dtype=np.int32),
+        "profiler_ns": np.zeros(n, dtype=np.int32),
+        "call": gpu.call.astype(np.int32),
         "operator": inherit("operator", -1),
-        "event": gpu.event,
+        "event": gpu.event.astype(np.int32),
         "role": np.zeros(n, dtype=np.int8),
         "sequence": np.arange(n, dtype=np.float64),
         "launch_row": launch_row,

@@ -11,6 +11,7 @@ import numpy as np
 
 from whatif.graph.described import Described
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.types import (
     Array,
     Int8,
@@ -56,7 +57,7 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
     task, operator = task[known], operator[known]
     # One number a pair: np.unique sorts rows of a table ten times slower.
     key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
-    codes = np.unique(key)
+    codes = each_once(key)
     distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
     return Calls(task, operator, np.searchsorted(codes, key), distinct)
 
@@ -67,6 +68,8 @@ def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -
     Where shapes are recorded the call itself says so (``called_operators``), and its products keep their family.
     """
     convolution = np.array([_CONVOLUTION.match(name) is not None for name in events.names] + [False])
+    if not convolution.any():
+        return family
     operator = columns["operator"].astype(np.int64)
     inside = (operator >= 0) & (family == KernelFamily.GEMM)
     inside[inside] = convolution[events.name[operator[inside]]] & (events.shape[operator[inside]] < 0)
@@ -113,7 +116,7 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
     members = np.flatnonzero(np.isin(calls.which, halves))
     inner = calls.operator[members]
     enclosing = np.full(len(members), MISSING, dtype=np.int64)
-    for track in np.unique(events.track[inner]):
+    for track in each_once(events.track[inner]):
         mine, own = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
         if not len(mine):
             continue
@@ -122,7 +125,7 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
         enclosing[own] = np.where(at >= 0, mine[at], MISSING)
     members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))
     key = events.name[inner].astype(np.int64) * len(events.shapes) + events.shape[enclosing]
-    for code in np.unique(key).tolist():
+    for code in each_once(key).tolist():
         name, shape = divmod(code, len(events.shapes))
         half = _HALF.fullmatch(events.names[name])
         what = (
@@ -137,7 +140,7 @@ def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
     found: dict[str, tuple[list[int], list[int]]] = {}
     codes = [code for code, name in enumerate(events.names) if _WHOLE.fullmatch(name) or name in _BACKWARD_PLACES]
     rows = np.flatnonzero(np.isin(events.name, codes) & (events.shape >= 0))
-    for code in np.unique(events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]).tolist():
+    for code in each_once(events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]).tolist():
         name, shape = divmod(code, len(events.shapes))
         grad, x, weight = _BACKWARD_PLACES.get(events.names[name], (1, 0, 2))
         dims = events.shapes[shape][0]

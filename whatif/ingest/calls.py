@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from whatif.graph.types import Int8
+from whatif.graph.types import Bool, Int8
 
 
 class CallKind(IntEnum):
@@ -41,13 +41,13 @@ _PATTERNS = (
 )
 
 
-def call_kinds(names: list[str]) -> Int8:
-    """Return the ``CallKind`` of every name, shape (len(names),)."""
+def call_kinds(names: list[str], called: Bool) -> Int8:
+    """Return the ``CallKind`` of every name of a call (``called``), shape (len(names),); ``OTHER`` of the others."""
     compiled = [(re.compile(pattern), kind) for pattern, kind in _PATTERNS]
     kinds = np.zeros(len(names), dtype=np.int8)
-    for code, name in enumerate(names):
+    for code in np.flatnonzero(called).tolist():
         for pattern, kind in compiled:
-            if pattern.search(name):
+            if pattern.search(names[code]):
                 kinds[code] = kind
                 break
     return kinds

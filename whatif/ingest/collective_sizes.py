@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.types import Array, Int8, Int32, Int64, ProcessGroup, TaskKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.grouped import by_track
+from whatif.ingest.grouped import by_track, rows_named
 from whatif.ingest.nest import Nest
 from whatif.ingest.op_cost import input_tensors
 
@@ -39,11 +40,12 @@ def with_collective_sizes(
     needed = (family == KernelFamily.COMMUNICATION) & (size_bytes < 0) & launched
     if not named.any() or not needed.any():
         return size_bytes
-    around = by_track(events, named[events.name] & (events.shape >= 0) & (events.category == EventCategory.ANNOTATION))
+    around_calls = rows_named(events, EventCategory.ANNOTATION, named)
+    around = by_track(events, around_calls[events.shape[around_calls] >= 0])
     tasks = np.flatnonzero(needed)
     call = columns["call"][tasks].astype(np.int64)
     found = size_bytes.copy()
-    for track in np.unique(calls.track[call]).tolist():
+    for track in each_once(calls.track[call]).tolist():
         rows = around[track]
         mine = np.flatnonzero(calls.track[call] == track)
         if not len(rows):

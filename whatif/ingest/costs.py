@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES
+from whatif.graph.order import each_once
 from whatif.graph.types import (
     Array,
     Bool,
@@ -24,11 +25,9 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     """
     n = len(family)
     flops = np.full(n, MISSING, dtype=np.int64)
-    size_bytes = np.full(n, MISSING, dtype=np.int64)
     dtype = np.zeros(n, dtype=np.int8)
     event = columns["event"]
-    own = event >= 0
-    size_bytes[own] = events.size_bytes[event[own]]
+    size_bytes = np.append(events.size_bytes, MISSING)[event]  # the last one stands for tasks without an event
     task, operator, which, distinct = calls.task, calls.operator, calls.which, calls.distinct
     if not len(task):
         return flops, size_bytes, dtype
@@ -45,7 +44,9 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     dtype[task] = op_dtype
     matrix = among(family[task], MATRIX_FAMILIES)
     duration_ns = columns["duration_ns"][task]
-    same_operator = np.searchsorted(np.unique(operator), operator)
+    called = np.zeros(len(events), dtype=np.bool_)
+    called[operator] = True
+    same_operator = (np.cumsum(called) - 1)[operator]
     matrix_ns = np.bincount(same_operator, weights=np.where(matrix, duration_ns, 0))
     kernels = np.bincount(same_operator)
     matrices = np.bincount(same_operator, weights=matrix)
@@ -60,7 +61,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
 
 def _counted_inside(events: Events, operator: Int64, flops: Int64) -> Bool:
     """Which operators call others whose FLOPs are known (linear calls addmm), the shape of ``operator``."""
-    rows = np.unique(operator[flops >= 0])
+    rows = each_once(operator[flops >= 0])
     start_ns, end_ns = events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows]
     order = np.lexsort((-end_ns, start_ns, events.track[rows]))
     rows, start_ns, end_ns = rows[order], start_ns[order], end_ns[order]

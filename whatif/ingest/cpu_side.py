@@ -15,9 +15,10 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped, by_track, rows_named
 from whatif.ingest.handoff import Handoffs, activity, find_handoffs
 from whatif.ingest.marks import NameMarks
+from whatif.ingest.nest import loops
 from whatif.simulation.intervals import interval_of
 
 CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
@@ -32,22 +33,23 @@ class CpuTasks:
     call: Int64
 
 
-def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: bool) -> list[int]:
+def find_cpu_tracks(events: Events, operators: Grouped, calls: Calls, marks: NameMarks, *, has_gpu: bool) -> list[int]:
     """Return the tracks that are execution threads, the main thread first."""
     works = np.zeros(len(events.tracks), dtype=np.bool_)
-    works[events.track[events.category == EventCategory.CPU_OP]] = True
+    works[[track for track, _ in operators.items()]] = True
     works[calls.track] = True
     tracks = [int(t) for t in np.flatnonzero(works)]
     if not tracks:
         return []
-    on_cpu = among(events.category, CPU_CATEGORIES)
     for mark in (marks.step, marks.optimizer, marks.loading):
-        marked = np.bincount(events.track[on_cpu & mark[events.name]], minlength=len(events.tracks)) * works
+        rows = np.flatnonzero(mark[events.name])
+        rows = rows[among(events.category[rows], CPU_CATEGORIES)]
+        marked = np.bincount(events.track[rows], minlength=len(events.tracks)) * works
         if marked.any():
             main = int(marked.argmax())
             break
     else:
-        forward = (events.category == EventCategory.CPU_OP) & ~marks.autograd[events.name]
+        forward = operators.rows[~marks.autograd[events.name[operators.rows]]]
         weight = np.bincount(events.track[forward], minlength=len(events.tracks)) * works
         # Without operators: the thread that calls first is the one that starts the others.
         by_calls = has_gpu and not weight.any()
@@ -55,26 +57,25 @@ def find_cpu_tracks(events: Events, calls: Calls, marks: NameMarks, *, has_gpu: 
     return [main, *(t for t in tracks if t != main)]
 
 
-def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: NameMarks) -> list[Handoffs]:
+def find_all_handoffs(
+    events: Events, operators: Grouped, calls: Calls, tracks: list[int], marks: NameMarks
+) -> list[Handoffs]:
     """Return the hand-offs from the main thread to each thread that runs autograd, by its operators.
 
     In a trace without operators any thread that launches is taken for one. Operators of autograd that run on the main
     thread are ignored: parameters on the CPU are accumulated by the caller while it waits.
     """
-    operators = events.category == EventCategory.CPU_OP
     autograd = np.zeros(len(events.tracks), dtype=np.bool_)
-    autograd[events.track[operators & marks.autograd[events.name]]] = True
-    if not operators.any():
+    autograd[events.track[operators.rows[marks.autograd[events.name[operators.rows]]]]] = True
+    if not len(operators.rows):
         autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
     if not tracks:
         return []
     calls_of = Grouped(np.arange(len(calls.track)), calls.track)
-    main = activity(
-        events, calls, by_track(events, operators & ~marks.autograd[events.name])[tracks[0]], calls_of[tracks[0]]
-    )
-    operators_of = by_track(events, operators)
+    own = operators[tracks[0]]
+    main = activity(events, calls, own[~marks.autograd[events.name[own]]], calls_of[tracks[0]])
     return [
-        find_handoffs(track, main, activity(events, calls, operators_of[track], calls_of[track]))
+        find_handoffs(track, main, activity(events, calls, operators[track], calls_of[track]))
         for track in tracks[1:]
         if autograd[track]
     ]
@@ -83,16 +84,18 @@ def find_all_handoffs(events: Events, calls: Calls, tracks: list[int], marks: Na
 class Cutter:
     """Cuts threads at their calls, marks and layers (and at their operators where ``by_operator``)."""
 
-    def __init__(self, events: Events, calls: Calls, marks: NameMarks, *, by_operator: bool) -> None:
-        self._events, self._calls = events, calls
-        cutting = (
-            ((events.category == EventCategory.ANNOTATION) & _cuts(events, marks))
-            | (events.category == EventCategory.MODULE)
-            | ((events.category == EventCategory.CPU_OP) & (by_operator | marks.autograd[events.name]))
-        )
-        self._cutting = by_track(events, cutting)
-        self._working = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME]))
-        self._recorded = by_track(events, among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]))
+    def __init__(
+        self, events: Events, operators: Grouped, calls: Calls, marks: NameMarks, *, by_operator: bool
+    ) -> None:
+        self._events, self._operators, self._calls = events, operators, calls
+        cutting = [
+            rows_named(events, EventCategory.ANNOTATION, _cuts(marks)),
+            np.flatnonzero(events.category == EventCategory.MODULE),
+            operators.rows[by_operator | marks.autograd[events.name[operators.rows]]],
+        ]
+        self._cutting = by_track(events, np.sort(np.concatenate(cutting), kind="stable"))
+        on_host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+        self._recorded = by_track(events, np.flatnonzero(on_host))
         self._calls_of = Grouped(np.arange(len(calls.track)), calls.track)
 
     def cut(
@@ -106,30 +109,24 @@ class Cutter:
         events, calls = self._events, self._calls
         mine = self._calls_of[track]
         call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
-        cutting, working = self._cutting[track], self._working[track]
+        cutting, operators = self._cutting[track], self._operators[track]
         starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
         bounds = [*(extent_ns or ())]
-        if len(working):
-            whole_ns = events.start_ns[working]
-            bounds += [int(whole_ns.min()), int((whole_ns + events.duration_ns[working]).max())]
+        if len(operators):
+            whole_ns = events.start_ns[operators]
+            bounds += [int(whole_ns[0]), int((whole_ns + events.duration_ns[operators]).max())]
+        if len(mine):
+            bounds += [int(call_start_ns[0]), int(call_end_ns[-1])]
         low, high = min(bounds), max(bounds)
         cuts = np.concatenate([starts, ends, edges_ns, *left_out])
         cuts = _outside_calls(cuts, call_start_ns, call_end_ns).clip(low, high)
         # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
         points = np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64, copy=False)
         points.sort(kind="stable")
-        points = points[np.append(True, points[1:] != points[:-1])]
-        start_ns, end_ns = points[:-1], points[1:]
-        if not len(mine) and not len(left_out[0]):
-            return CpuTasks(start_ns, end_ns, np.full(len(start_ns), MISSING))
-        between = interval_of(start_ns, call_start_ns, call_end_ns) < 0
-        between &= interval_of(start_ns, *left_out) < 0
-        start_ns = np.concatenate([call_start_ns, start_ns[between]])
-        end_ns = np.concatenate([call_end_ns, end_ns[between]])
-        call = np.concatenate([mine, np.full(len(start_ns) - len(mine), MISSING)])
-        # An empty call comes before the piece that starts with it.
-        order = np.lexsort((end_ns, start_ns))
-        return CpuTasks(start_ns[order], end_ns[order], call[order])
+        start_ns, end_ns, call = np.empty((3, len(points) + len(mine)), dtype=np.int64)
+        n = loops.cut(points, call_start_ns, call_end_ns, *left_out, start_ns, end_ns, call)
+        call = call[:n]
+        return CpuTasks(start_ns[:n].copy(), end_ns[:n].copy(), np.append(mine, MISSING)[call])
 
     def profiler_events(self, track: int, pieces: CpuTasks) -> Int64:
         """Return how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
@@ -144,10 +141,9 @@ class Cutter:
         return before_end - places(begins_ns, pieces.start_ns, side="right") + (pieces.call >= 0)
 
 
-def _cuts(events: Events, marks: NameMarks) -> Bool:
-    """Annotations at whose edges tasks are cut: marks and layers; others are only labels."""
-    cutting = marks.step | marks.update | marks.loading | marks.is_layer | marks.pause
-    return cutting[events.name]
+def _cuts(marks: NameMarks) -> Bool:
+    """Names of annotations at whose edges tasks are cut: marks and layers; others are only labels."""
+    return marks.step | marks.update | marks.loading | marks.is_layer | marks.pause
 
 
 def _outside_calls(cuts: Int64, start_ns: Int64, end_ns: Int64) -> Int64:

@@ -16,6 +16,8 @@ from whatif.runtime.errors import WhatifError
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1
+# The check of a recording whose finding comes before all others.
+CUT = "end of the file"
 
 
 class SeveralProcessesError(WhatifError):

@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.recorded import Execution, Recorded
-from whatif.graph.types import Array, Bool, Int64
+from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
@@ -38,8 +39,11 @@ def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], l
 def _compiled(parts: Parts) -> list[str]:
     """Say what share of the time torch.compile's code takes; nothing where it runs none."""
     events, marks = parts.events, parts.marks
-    regions = {marks.region[name] for name in np.unique(events.name[_operators(events)]).tolist()} - {""}
-    by_compiler = marks.compiled[events.name] & (_operators(events) | (events.category == EventCategory.ANNOTATION))
+    used = np.bincount(events.name[parts.operators.rows], minlength=len(events.names)) > 0
+    regions = {region for region, of_operator in zip(marks.region, used.tolist(), strict=True) if of_operator} - {""}
+    by_compiler = np.flatnonzero(marks.compiled[events.name])
+    own = among(events.category[by_compiler], [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    by_compiler = by_compiler[own]
     gpu = parts.gpu
     if len(gpu.event):
         generated = np.array([_INDUCTOR_KERNEL.match(name) is not None for name in events.names], dtype=np.bool_)
@@ -47,7 +51,7 @@ def _compiled(parts: Parts) -> list[str]:
         duration_ns = gpu.end_ns - gpu.start_ns
         time_ns, all_ns, what = int(duration_ns[inside].sum()), int(duration_ns.sum()), "GPU"
     else:
-        time_ns, all_ns, what = _union_ns(events, by_compiler), _union_ns(events, _operators(events)), "operators'"
+        time_ns, all_ns, what = _union_ns(events, by_compiler), _union_ns(events, parts.operators.rows), "operators'"
     if not time_ns and not regions:
         return []
     counted = f"{_counted(len(regions), 'region')}, " if regions else ""
@@ -66,7 +70,7 @@ def _graph_launches(parts: Parts) -> list[str]:
     duration_ns = gpu.end_ns - gpu.start_ns
     share_pct = 100 * int(duration_ns[launched].sum()) / max(int(duration_ns.sum()), 1)
     tasks = _counted(int(launched.sum()), "GPU task")
-    launches = _counted(len(np.unique(gpu.call[launched])), "launch", "launches")
+    launches = _counted(len(each_once(gpu.call[launched])), "launch", "launches")
     sentences = [
         f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time; all tasks of a launch "
         "have its phase and layer"
@@ -81,10 +85,12 @@ def _graph_launches(parts: Parts) -> list[str]:
     return sentences
 
 
-def _launched_inside(parts: Parts, by_compiler: Bool) -> Bool:
+def _launched_inside(parts: Parts, by_compiler: Int64) -> Bool:
     """Which GPU tasks were launched while compiled code ran on the launching thread."""
     events, calls = parts.events, parts.calls
     inside = np.zeros(len(calls.event), dtype=np.bool_)
+    if not len(by_compiler):
+        return np.zeros(len(parts.gpu.event), dtype=np.bool_)
     calls_of = Grouped(np.arange(len(calls.track)), calls.track)
     for track, rows in by_track(events, by_compiler).items():
         mine = calls_of[track]
@@ -104,18 +110,13 @@ def _counted(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 
-def _operators(events: Events) -> Bool:
-    chosen: Bool = events.category == EventCategory.CPU_OP
-    return chosen
-
-
-def _union(events: Events, chosen: Array) -> tuple[Int64, Int64]:
+def _union(events: Events, chosen: Int64) -> tuple[Int64, Int64]:
     start_ns = events.start_ns[chosen]
     return union(start_ns, start_ns + events.duration_ns[chosen])
 
 
-def _union_ns(events: Events, chosen: Bool) -> int:
-    """The time in which any chosen event runs on its thread, summed over the threads."""
+def _union_ns(events: Events, chosen: Int64) -> int:
+    """The time in which any chosen event (rows) runs on its thread, summed over the threads."""
     total_ns = 0
     for rows in by_track(events, chosen).values():
         start_ns, end_ns = _union(events, rows)

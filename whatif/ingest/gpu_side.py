@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from whatif.graph.order import places
+from whatif.graph.order import each_once, places
 from whatif.graph.types import (
     Array,
     Bool,
@@ -17,6 +19,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.grouped import by_track
 from whatif.ingest.rows import running_maximum
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
@@ -59,13 +62,14 @@ class GpuSide:
     streams: list[tuple[int, int]]  # (device, stream id)
     start_ns: Int64
     end_ns: Int64
-    call: Int64  # index into Calls, -1 where the launch was not recorded
+    correlated: Int64  # index into Calls by correlation id, -1 for none
+    call: Int64  # the same where it launched the task, -1 where the launch was not recorded
     before_ns: Int64  # end of the task before on the stream, LONG_AGO_NS where there is none
     launch_lag_ns: int
     stream_lag_ns: Int64  # (n_streams,)
     queue_depth: int
     through_ns: Int64  # (n_calls,): when the call got into the launch queue; its start where there was room
-    usual_ns: Int64  # (n_calls,): the usual duration of the call's API
+    usual_ns: Int64  # (n_calls,): the usual duration of the call's API, 0 where that launches nothing
 
 
 # When something was launched whose launch is not in the recording.
@@ -82,14 +86,14 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
 def find_calls(events: Events) -> Calls:
     """Return the calls of a trace; threads that do nothing but poll are left out."""
     rows = np.flatnonzero(events.category == EventCategory.RUNTIME)
-    kinds = call_kinds(events.names)
+    kinds = call_kinds(events.names, np.bincount(events.name[rows], minlength=len(events.names)) > 0)
     rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
-    rows = rows[np.argsort(events.track[rows], kind="stable")]
-    group, end_ns = _grouped(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    outer = rows[first]
+    rows = by_track(events, rows).rows
+    opens, end_ns = _opening(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
+    group, outer = np.cumsum(opens) - 1, rows[opens]
     inner_kind = np.zeros(len(outer), dtype=np.int8)
-    np.maximum.at(inner_kind, group, kinds[events.name[rows]])
+    inner = np.flatnonzero(~opens)
+    np.maximum.at(inner_kind, group[inner], kinds[events.name[rows[inner]]])
     outer_kind = kinds[events.name[outer]]
     of_event = np.full(len(events), MISSING, dtype=np.int64)
     of_event[rows] = group
@@ -104,21 +108,24 @@ def find_calls(events: Events) -> Calls:
     )
 
 
-def _grouped(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Int64, Int64]:
-    """Number the overlapping calls of each thread, sorted by (track, start): the group of each, the end of each."""
+def _opening(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Bool, Int64]:
+    """Which calls, sorted by (track, start), begin a group that overlaps on its thread, and the end of each group."""
     reach_ns = running_maximum(start_ns + duration_ns, track)
     opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
     last = np.append(opens[1:], True)[: len(track)]
-    return np.cumsum(opens) - 1, reach_ns[last]
+    return opens, reach_ns[last]
 
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
-    useful = np.zeros(len(events.tracks), dtype=np.bool_)
-    not_polling = (kinds[events.name[rows]] != CallKind.POLL) & (kinds[events.name[rows]] != CallKind.OTHER)
-    useful[events.track[rows[not_polling]]] = True
-    works = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    useful[events.track[works]] = True
-    return ~useful
+    """Tracks whose calls only ask whether something is done, shape (n_tracks,)."""
+    n_tracks = len(events.tracks)
+    polls = among(kinds, [CallKind.POLL, CallKind.OTHER])[events.name[rows]]
+    polling = np.bincount(events.track[rows[polls]], minlength=n_tracks) > 0
+    polling &= np.bincount(events.track[rows[~polls]], minlength=n_tracks) == 0
+    if polling.any():
+        works = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+        polling &= np.bincount(events.track[works], minlength=n_tracks) == 0
+    return polling
 
 
 def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
@@ -129,14 +136,16 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)
     # One number a pair: np.unique sorts rows of a table ten times slower.
     key = (device << 32) + (events.stream[rows].astype(np.int64) + 2**31)
-    codes = np.unique(key)
+    codes = each_once(key)
     stream: Int32 = np.searchsorted(codes, key).astype(np.int32)
     streams = np.stack([codes >> 32, (codes & 0xFFFFFFFF) - 2**31], axis=1)
     order = np.lexsort((events.start_ns[rows], stream))
     rows, stream = rows[order], stream[order]
     start_ns = events.start_ns[rows]
     end_ns = start_ns + events.duration_ns[rows]
-    call = _launching_calls(events, calls, rows)
+    correlated = _correlated_calls(events, calls, rows)
+    call = correlated.copy()
+    call[_start_early(calls, correlated, start_ns)] = MISSING
     first = np.append(True, stream[1:] != stream[:-1]) if len(rows) else np.empty(0, dtype=np.bool_)
     before_ns = np.where(first, LONG_AGO_NS, np.append(0, end_ns[:-1])[: len(rows)])
     launched_ns = of_calls(calls.end_ns, call, start_ns)
@@ -145,28 +154,24 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     # Only what was launched long before gives the gap of the hardware itself.
     queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))
     stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
-    median_ns = _api_medians(calls)
+    median_ns = _api_medians(calls, call)
     depth = _queue_depth(start_ns, stream, call, calls, median_ns, is_amd=is_amd)
     return GpuSide(
         event=rows, stream=stream, streams=[(int(d), int(s)) for d, s in streams], start_ns=start_ns, end_ns=end_ns,
-        call=call, before_ns=before_ns, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns, queue_depth=depth,
-        through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
+        correlated=correlated, call=call, before_ns=before_ns, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns,
+        queue_depth=depth, through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
     )  # fmt: skip
 
 
 def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
     """Return when each GPU task was launched, ns, shape (n_gpu,); without a record, with the one before it."""
-    launched = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
-    result = launched.copy()
-    for code in range(len(gpu.streams)):
-        mine = gpu.stream == code
-        result[mine] = np.maximum.accumulate(launched[mine])
-    return result
+    return running_maximum(of_calls(calls.start_ns, gpu.call, LONG_AGO_NS), gpu.stream)
 
 
-def correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
-    """Return the call of each GPU row by correlation id, -1 for none; one call may launch many tasks."""
-    launching = np.flatnonzero((calls.of_event >= 0) & (events.correlation > 0))
+def _correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
+    """The call of each GPU row by correlation id, -1 for none; one call may launch many tasks."""
+    launching = np.flatnonzero(calls.of_event >= 0)
+    launching = launching[events.correlation[launching] > 0]
     # Kineto gives synchronisations correlation ids of their own; a call without GPU work does no harm here.
     launching = launching[np.argsort(events.correlation[launching], kind="stable")]
     ids = events.correlation[launching]
@@ -179,13 +184,10 @@ def correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
     return call
 
 
-def _launching_calls(events: Events, calls: Calls, rows: Array) -> Int64:
-    """The same, but for calls that cannot have launched the row."""
-    call = correlated_calls(events, calls, rows)
-    # A launch that starts after its kernel is a join of two runs of the id counter.
-    known = np.flatnonzero(call >= 0)
-    call[known[calls.start_ns[call[known]] > events.start_ns[rows[known]] + LATE_NS]] = MISSING
-    return call
+def _start_early(calls: Calls, correlated: Int64, start_ns: Int64) -> Bool:
+    """Which tasks start before their call, as where two runs of the id counter are joined: it did not launch them."""
+    early: Bool = of_calls(calls.start_ns, correlated, start_ns) > start_ns + LATE_NS
+    return early
 
 
 def _launch_lag(start_ns: Int64, before_ns: Int64, launched_ns: Int64, call: Int64, calls: Calls) -> int:
@@ -208,28 +210,32 @@ def _stream_lags(gap_ns: Int64, queued: Bool, stream: Int32, n_streams: int) -> 
     return np.where(count >= MIN_SAMPLES, total / np.maximum(count, 1), overall).astype(np.int64)
 
 
-def _api_medians(calls: Calls) -> Int64:
-    """The median duration of each call's API, shape (n_calls,)."""
+def _api_medians(calls: Calls, call: Int64) -> Int64:
+    """The median duration of each call's API, shape (n_calls,); 0 for those that launch nothing (``call``: who did)."""
     duration_ns = calls.end_ns - calls.start_ns
     medians = np.zeros(len(duration_ns), dtype=np.int64)
-    for name in np.unique(calls.name):
+    for name in np.flatnonzero(np.bincount(calls.name[call[call >= 0]])):
         mine = calls.name == name
         medians[mine] = int(np.median(duration_ns[mine]))
     return medians
 
 
+def _runs(stream: Int32) -> Iterator[tuple[int, int]]:
+    """Where each stream's tasks begin and end: they are sorted by stream."""
+    bounds = np.searchsorted(stream, np.arange(int(stream.max(initial=-1)) + 2))
+    return itertools.pairwise(bounds.tolist())
+
+
 def _queue_depth(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, median_ns: Int64, *, is_amd: bool) -> int:
     """The number of pending tasks at which a launch blocks; 0 where it never does."""
     depth, most_pending = 0, 0
-    for code in np.unique(stream):
-        everything = np.flatnonzero(stream == code)
-        mine = everything[call[everything] >= 0]
-        if len(everything) < BLOCKED_PENDING or not len(mine):
+    for begin, end in _runs(stream):
+        launched = np.flatnonzero(call[begin:end] >= 0)
+        if end - begin < BLOCKED_PENDING or not len(launched):
             continue
-        at = call[mine]
+        at = call[begin:end][launched]
         # Tasks launched before the recording count as well: the position on the stream has them all.
-        position = np.searchsorted(everything, mine) + 1
-        pending = position - np.searchsorted(start_ns[everything], calls.end_ns[at], side="right")
+        pending = launched + 1 - places(start_ns[begin:end], calls.end_ns[at], side="right")
         duration_ns = calls.end_ns[at] - calls.start_ns[at]
         slow = duration_ns > np.maximum(BLOCKED_NS, BLOCKED_FACTOR * median_ns[at])
         held = slow & (pending > BLOCKED_PENDING) & (calls.kind[at] == CallKind.LAUNCH)
@@ -246,9 +252,8 @@ def _through(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, depth: i
     through_ns = calls.start_ns.copy()
     if not depth:
         return through_ns
-    for code in np.unique(stream):
-        mine = np.flatnonzero(stream == code)
-        waiting = np.flatnonzero(call[mine[depth:]] >= 0)
-        at = call[mine[depth + waiting]]
-        np.maximum.at(through_ns, at, start_ns[mine[waiting]] + 1)
+    for begin, end in _runs(stream):
+        waiting = np.flatnonzero(call[begin:end][depth:] >= 0)
+        at = call[begin:end][depth + waiting]
+        np.maximum.at(through_ns, at, start_ns[begin:end][waiting] + 1)
     return np.minimum(through_ns, calls.end_ns)

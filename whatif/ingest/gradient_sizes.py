@@ -19,15 +19,15 @@ def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tu
     ``rows`` are of that step; where they are unknown, the middle one between ``edges_ns`` is taken, and all of a
     recording without steps. Empty where the shape of one of its gradients was not recorded.
     """
-    codes = [code for code, name in enumerate(events.names) if name == ACCUMULATE]
-    if not codes:
+    if ACCUMULATE not in events.names:
         return ()
+    accumulates = events.name == events.names.index(ACCUMULATE)
     middle = max((len(edges_ns) - 1) // 2, 0)
     window = edges_ns[middle : middle + 2] if rows is None else np.array([rows.backward_ns, rows.end_ns])
     first, last = np.searchsorted(events.start_ns, window).tolist() if len(window) == 2 else (0, len(events))
     sizes: dict[int, int] = {-1: 0}
     found = []
-    for shape in events.shape[first:last][np.isin(events.name[first:last], codes)].tolist():
+    for shape in events.shape[first:last][accumulates[first:last]].tolist():
         if shape not in sizes:
             dims, types, _ = events.shapes[shape]
             tensors = input_tensors(dims, types) or [None]

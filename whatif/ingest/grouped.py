@@ -1,4 +1,4 @@
-"""Rows grouped by a code, with one sort: a recording may have tens of thousands of threads."""
+"""Rows grouped by a code, counted: a recording may have tens of thousands of threads."""
 
 from __future__ import annotations
 
@@ -8,35 +8,45 @@ from collections.abc import Iterator
 import numpy as np
 
 from whatif.graph.types import Array, Bool, Int64
-from whatif.ingest.events import Events
+from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.nest import loops
 
 
 class Grouped:
-    """The ``rows`` of each code: ``grouped[code]`` are its rows, ascending; ``codes`` has the shape of ``rows``."""
+    """The ``rows`` of each code: ``grouped[code]`` are its rows, ascending; ``codes`` has the shape of ``rows``.
+
+    Afterwards ``rows`` are those of all codes, one code after the other. No code is negative.
+    """
 
     def __init__(self, rows: Int64, codes: Array) -> None:
-        order = np.argsort(codes, kind="stable")
-        self._rows = rows[order]
-        counts = np.bincount(codes) if len(codes) else np.zeros(1, dtype=np.int64)
-        self._ends: list[int] = np.cumsum(counts).tolist()
+        codes = np.ascontiguousarray(codes, dtype=np.int32)
+        offsets = np.zeros(int(codes.max(initial=-1)) + 2, dtype=np.int64)
+        self.rows: Int64 = np.empty(len(rows), dtype=np.int64)
+        loops.group_rows(rows, codes, offsets, self.rows)
+        self._offsets: list[int] = offsets.tolist()
 
     def items(self) -> Iterator[tuple[int, Int64]]:
         """Yield each code that has rows, and its rows."""
-        for code, (begin, end) in enumerate(itertools.pairwise([0, *self._ends])):
+        for code, (begin, end) in enumerate(itertools.pairwise(self._offsets)):
             if end > begin:
-                yield code, self._rows[begin:end]
+                yield code, self.rows[begin:end]
 
     def values(self) -> Iterator[Int64]:
         """Yield the rows of each code that has any."""
         return (rows for _, rows in self.items())
 
     def __getitem__(self, code: int) -> Int64:
-        if code >= len(self._ends):
-            return self._rows[:0]
-        return self._rows[self._ends[code - 1] if code else 0 : self._ends[code]]
+        if code + 1 >= len(self._offsets):
+            return self.rows[:0]
+        return self.rows[self._offsets[code] : self._offsets[code + 1]]
 
 
-def by_track(events: Events, chosen: Bool) -> Grouped:
-    """Return the rows of the events ``chosen``, shape (n_events,), by track."""
-    rows = np.flatnonzero(chosen)
+def by_track(events: Events, rows: Int64) -> Grouped:
+    """Return some rows of events, ascending, by track."""
     return Grouped(rows, events.track[rows])
+
+
+def rows_named(events: Events, category: EventCategory, marked: Bool) -> Int64:
+    """Return the rows of the events of one category whose name is marked, shape (n_names,)."""
+    rows = np.flatnonzero(events.category == category)
+    return rows[marked[events.name[rows]]]

@@ -16,9 +16,9 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Finding, Int64, Severity, TaskKind, ThreadKind, among
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.events import CUT, EventCategory, Events
 from whatif.ingest.file_bytes import ends_early
-from whatif.ingest.gpu_side import LATE_NS, correlated_calls
+from whatif.ingest.gpu_side import LATE_NS
 from whatif.ingest.rows import running_maximum
 
 # What is lost or wrong in this share of its kind changes answers by less than ranges are wide, or by more than targets
@@ -122,9 +122,7 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
     # Functions on the host have no GPU event, and many profilers leave out that of a memset.
     silent = np.array(["HostFunc" in name or "Memset" in name for name in names], dtype=np.bool_)
     launches &= ~silent[calls.name] & ~_while_capturing(parts)
-    launches[gpu.call[gpu.call >= 0]] = False
-    correlated = correlated_calls(parts.events, calls, gpu.event)
-    launches[correlated[correlated >= 0]] = False
+    launches[gpu.correlated[gpu.correlated >= 0]] = False
     count = int(launches.sum())
     of = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
     if count:
@@ -178,11 +176,8 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
 
 
 def _starts_early(parts: Parts) -> Bool:
-    calls, gpu = parts.calls, parts.gpu
-    call = correlated_calls(parts.events, calls, gpu.event)
-    early = np.zeros(len(call), dtype=np.bool_)
-    known = np.flatnonzero(call >= 0)
-    early[known] = calls.start_ns[call[known]] > gpu.start_ns[known] + LATE_NS
+    """Which GPU tasks have a call that starts after them."""
+    early: Bool = (parts.gpu.correlated >= 0) & (parts.gpu.call < 0)
     return early
 
 
@@ -246,23 +241,17 @@ def _overlapping(parts: Parts, _: TaskGraph) -> Iterator[What]:
         )  # fmt: skip
 
 
-def _operators(events: Events) -> Array:
-    """Rows of operators, sorted by (track, start), longer ones first."""
-    rows = np.flatnonzero(events.category == EventCategory.CPU_OP)
-    return rows[np.argsort(events.track[rows], kind="stable")]
-
-
-def _crossings(events: Events, scale: int = 1) -> int:
-    """How many operators end after the one before them on their thread, inside which they begin."""
-    rows = _operators(events)
+def _crossings(parts: Parts, scale: int = 1) -> Int64:
+    """Operators, by their place, that end after the one before them on their thread, inside which they begin."""
+    events, rows = parts.events, parts.operators.rows
     start_ns, track = events.start_ns[rows], events.track[rows]
     end_ns = start_ns + events.duration_ns[rows] // scale
     inside = (track[1:] == track[:-1]) & (start_ns[1:] + CROSSED_NS < end_ns[:-1])
-    return int((inside & (end_ns[1:] > end_ns[:-1] + CROSSED_NS)).sum())
+    return np.flatnonzero(inside & (end_ns[1:] > end_ns[:-1] + CROSSED_NS)) + 1
 
 
 def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
-    count, of = _crossings(parts.events), len(_operators(parts.events))
+    count, of = len(_crossings(parts)), len(parts.operators.rows)
     if count:
         told = _s(count, "operator", ("ends", "end"))
         yield (
@@ -276,24 +265,23 @@ def _unit(parts: Parts, _: TaskGraph) -> Iterator[What]:
     if not events.by_torch:
         return  # reports of Nsight Systems are in ns
     launch_ns = (calls.end_ns - calls.start_ns)[calls.kind == CallKind.LAUNCH]
-    operator_ns = events.duration_ns[events.category == EventCategory.CPU_OP]
+    operator_ns = events.duration_ns[parts.operators.rows]
     # Durations in ns leave starts where they are, and launches are longer as well.
-    usual = len(launch_ns) > FEW and not _other_unit(launch_ns, *LAUNCH_NS)
+    of_launches = _other_unit(launch_ns, *LAUNCH_NS) if len(launch_ns) > FEW else ""
+    usual = len(launch_ns) > FEW and not of_launches
     early = by_share(int(_starts_early(parts).sum()), len(parts.gpu.event)) == Severity.VOIDS
-    for count, of, thinner, possible in (
-        (len(_overlaps(parts)), len(parts.gpu.event), len(_overlaps(parts, _NS_PER_US)), not (usual or early)),
-        (_crossings(events), len(_operators(events)), _crossings(events, _NS_PER_US), not usual),
+    for found, of, possible in (
+        (_overlaps, len(parts.gpu.event), not (usual or early)),
+        (_crossings, len(parts.operators.rows), not usual),
     ):
         # Innermost operators follow one another: they cross; outer ones hold what they held.
-        if possible and count > 0.2 * of and thinner <= 0.01 * of:
+        count = len(found(parts)) if possible else 0
+        if count > 0.2 * of and len(found(parts, _NS_PER_US)) <= 0.01 * of:
             told = f"{count:,} of {of:,} durations run into the next one, and none if they are divided by 1,000"
             yield Severity.VOIDS, count, f"{told}: durations are in ns where a trace has us", "write `dur` in us"
             return
-    for what, took_ns, few, bounds_ns in (
-        ("launch", launch_ns, FEW, LAUNCH_NS),
-        ("operator", operator_ns, FEW_OPERATORS, OPERATOR_NS),
-    ):
-        unit = _other_unit(took_ns, *bounds_ns) if len(took_ns) > few else ""
+    of_operators = _other_unit(operator_ns, *OPERATOR_NS) if len(operator_ns) > FEW_OPERATORS else ""
+    for what, took_ns, unit in (("launch", launch_ns, of_launches), ("operator", operator_ns, of_operators)):
         if unit:
             median = f"the median {what} takes {np.median(took_ns) / 1e3:,.{3 if unit == 'ms' else 0}f} us"
             told = f"{median}: times are in {unit} where a trace has us"
@@ -309,12 +297,17 @@ def _other_unit(took_ns: Int64, least_ns: int, most_ns: int) -> str:
 
 def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
     events, gpu = parts.events, parts.gpu
-    host = among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME, EventCategory.ANNOTATION])
-    if not len(gpu.event) or not host.any():
-        return
-    begin_ns, end_ns = int(events.start_ns[host].min()), int((events.start_ns + events.duration_ns)[host].max())
     duration_ns = gpu.end_ns - gpu.start_ns
     # A host that only launches is done before its kernels, but these are of one kind.
+    if not len(gpu.event) or duration_ns.max() <= OUTLIER * np.median(duration_ns):
+        return
+    calls = parts.calls
+    if len(calls.event) and duration_ns.max() <= calls.end_ns.max() - calls.start_ns.min():
+        return
+    host = among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME, EventCategory.ANNOTATION])
+    if not host.any():
+        return
+    begin_ns, end_ns = int(events.start_ns[host].min()), int((events.start_ns + events.duration_ns)[host].max())
     longer = (duration_ns > max(end_ns - begin_ns, OUTLIER * np.median(duration_ns))) & (gpu.end_ns > end_ns)
     if longer.any():
         told = _s(int(longer.sum()), "GPU task", ("lasts", "last"))
@@ -328,7 +321,7 @@ def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
 
 def _zero(parts: Parts, _: TaskGraph) -> Iterator[What]:
     events = parts.events
-    for rows, what, most in ((parts.gpu.event, "GPU tasks", 0.5), (_operators(events), "operators", 0.95)):
+    for rows, what, most in ((parts.gpu.event, "GPU tasks", 0.5), (parts.operators.rows, "operators", 0.95)):
         zero = int((events.duration_ns[rows] == 0).sum())
         if zero > most * len(rows):
             told = f"{zero:,} of {len(rows):,} {what} have no duration"
@@ -338,27 +331,42 @@ def _zero(parts: Parts, _: TaskGraph) -> Iterator[What]:
 
 def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     events = parts.events
-    host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    # A number of its own distinguishes one event from its copy; without it operators of 0 us are alike by chance.
-    known = np.where(host, events.external_id, events.correlation) > 0
-    number = np.where(host, events.external_id, events.correlation)
-    timed = among(
-        events.category,
-        [EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.KERNEL,
-         EventCategory.MEMCPY, EventCategory.MEMSET],
-    )  # fmt: skip
-    count = _alike(events, np.flatnonzero(timed & known), number)
-    unnamed = np.flatnonzero(timed & ~known & (events.duration_ns > 0))
-    by_chance = _alike(events, unnamed, events.track.astype(np.int64))
-    count += by_chance if by_chance > 0.2 * len(unnamed) else 0
-    count += _shifted_copies(parts)
+    # Events are in the order of (start, -duration): copies stand among neighbours that have the same.
+    alike = (events.start_ns[1:] == events.start_ns[:-1]) & (events.duration_ns[1:] == events.duration_ns[:-1])
+    count = _shifted_copies(parts)
+    count += _copies(events, np.flatnonzero(np.append(alike, False) | np.append(False, alike))) if alike.any() else 0
     if count:
         told = _s(count, "event", ("is a copy", "are copies"))
-        of = int(timed.sum())
+        of = int(among(events.category, _TIMED).sum())
         yield (
             by_share(count, of), count, f"{told} of another, of {of:,}",
             "record again; do not join a file with itself",
         )  # fmt: skip
+
+
+_TIMED = [
+    EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.KERNEL, EventCategory.MEMCPY,
+    EventCategory.MEMSET,
+]  # fmt: skip
+
+
+def _copies(events: Events, rows: Int64) -> int:
+    """How many of the ``rows``, all that have a neighbour of the same time, are like another one."""
+    rows = rows[among(events.category[rows], _TIMED)]
+    host = among(events.category[rows], [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    # A number of its own distinguishes one event from its copy; without it operators of 0 us are alike by chance.
+    number = np.where(host, events.external_id[rows], events.correlation[rows])
+    count = _alike(events, rows[number > 0], number[number > 0])
+    unnamed = rows[(number <= 0) & (events.duration_ns[rows] > 0)]
+    by_chance = _alike(events, unnamed, events.track[unnamed])
+    return count + (by_chance if by_chance and by_chance > 0.2 * _unnamed(events) else 0)
+
+
+def _unnamed(events: Events) -> int:
+    """How many events of some duration have no number of their own."""
+    host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
+    number = np.where(host, events.external_id, events.correlation)
+    return int((among(events.category, _TIMED) & (number <= 0) & (events.duration_ns > 0)).sum())
 
 
 def _shifted_copies(parts: Parts) -> int:
@@ -370,13 +378,9 @@ def _shifted_copies(parts: Parts) -> int:
     return int((twice & during & (gpu.stream[1:] == gpu.stream[:-1])).sum())
 
 
-def _alike(events: Events, rows: Array, number: Int64) -> int:
-    # Events are in the order of (start, -duration): copies stand among neighbours that have the same.
-    start_ns, duration_ns = events.start_ns[rows], events.duration_ns[rows]
-    near = np.flatnonzero((start_ns[1:] == start_ns[:-1]) & (duration_ns[1:] == duration_ns[:-1]))
-    rows = rows[np.union1d(near, near + 1)]
-    told: tuple[Array, ...] = (events.category, events.name, events.start_ns, events.duration_ns, number)
-    columns = [column[rows] for column in told]
+def _alike(events: Events, rows: Int64, number: Array) -> int:
+    told: tuple[Array, ...] = (events.category, events.name, events.start_ns, events.duration_ns)
+    columns = [*(column[rows] for column in told), number]
     order = np.lexsort(columns)
     same = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
     for column in columns:
@@ -422,7 +426,14 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     begin_ns = int(edges_ns[first]) if steady else int(events.start_ns.min())
     end_ns = int(edges_ns[last]) if steady else int((events.start_ns + events.duration_ns).max())
     within = (calls.start_ns >= begin_ns) & (calls.start_ns < end_ns)
-    cold = np.array([_COLD_CALL.search(name) is not None for name in events.names], dtype=np.bool_)
+    called = np.bincount(calls.name, minlength=len(events.names)) > 0
+    cold = np.array(
+        [
+            of_call and _COLD_CALL.search(name) is not None
+            for name, of_call in zip(events.names, called.tolist(), strict=True)
+        ],
+        dtype=np.bool_,
+    )
     rows = np.flatnonzero(cold[calls.name] & within)
     time_ns = int((calls.end_ns - calls.start_ns)[rows].sum())
     where = "the steady steps" if steady else "the recording"
@@ -433,6 +444,8 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
         severity = Severity.DOUBT if share > COLD_SHARE else Severity.NOTE
         yield severity, len(rows), f"{told} {100 * share:.0f} % of {where}: the recording is cold", remedy
     tuning = np.array([_TUNING.search(name) is not None for name in events.names], dtype=np.bool_)
+    if not tuning.any():
+        return
     host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
     rows = np.flatnonzero(tuning[events.name] & host & (events.start_ns >= begin_ns) & (events.start_ns < end_ns))
     if len(rows):
@@ -471,7 +484,7 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
         )  # fmt: skip
 
 
-CUT, UNIT, OVERLAP, CROSSED = "end of the file", "unit of durations", "overlap on a stream", "nesting of operators"
+UNIT, OVERLAP, CROSSED = "unit of durations", "overlap on a stream", "nesting of operators"
 CLOCKS, BEYOND, TRANSFERS = "clocks of host and GPU", "durations beyond the recording", "waits in collectives"
 # By the name under which `whatif info` lists it.
 CHECKS: dict[str, Callable[[Parts, TaskGraph], Iterator[What]]] = {

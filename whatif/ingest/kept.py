@@ -197,9 +197,13 @@ def _state(path: Path) -> tuple[int, int]:
 def _makers() -> str:
     """The state of the code that graphs are made by: a graph of another version must not be found."""
     package = Path(__file__).parents[1]
-    files = sorted(path for name in _MAKERS for path in (package / name).rglob("*.*"))
-    files = [path for path in files if "__pycache__" not in path.parts]
-    told = [f"{path.relative_to(package)} {_state(path)}" for path in files]
+    told = sorted(
+        f"{folder} {name} {_state(Path(folder, name))}"
+        for maker in _MAKERS
+        for folder, _, names in os.walk(package / maker)
+        if not folder.endswith("__pycache__")
+        for name in names
+    )
     return hashlib.sha256("\n".join([*told, *TASK_COLUMNS]).encode()).hexdigest()
 
 

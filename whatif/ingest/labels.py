@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.types import (
     Array,
     Bool,
@@ -21,7 +22,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped, by_track, rows_named
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest
 
@@ -48,15 +49,18 @@ class Labeller:
     are the tracks that work for the main thread (autograd): all that they do is backward.
     """
 
-    def __init__(self, events: Events, marks: NameMarks, workers: Collection[int] = ()) -> None:
+    def __init__(self, events: Events, operators: Grouped, marks: NameMarks, workers: Collection[int] = ()) -> None:
         self._events, self._marks, self._workers = events, marks, frozenset(workers)
         self.layers = [""]
         self._layer_of_name = _add_layers(self.layers, events, marks.layer)
         self._region_of_name = _add_layers(self.layers, events, marks.region)
         self._operator = events.category == EventCategory.CPU_OP
-        kinds = among(events.category, [EventCategory.MODULE, EventCategory.ANNOTATION])
-        self._layer_rows = by_track(events, marks.is_layer[events.name] & kinds)
-        self._region_rows = by_track(events, (self._region_of_name > 0)[events.name])
+        modules, annotations = (
+            rows_named(events, category, marks.is_layer)
+            for category in (EventCategory.MODULE, EventCategory.ANNOTATION)
+        )
+        self._layer_rows = by_track(events, np.sort(np.concatenate([modules, annotations])))
+        self._region_rows = by_track(events, np.flatnonzero((self._region_of_name > 0)[events.name]))
         self.is_backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
@@ -66,13 +70,13 @@ class Labeller:
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers()
         self.has_backward = bool(self.is_backward.any())
-        annotation = events.category == EventCategory.ANNOTATION
-        self._operators, self._backward, self._building = (
-            by_track(events, chosen) for chosen in (self._operator, self.is_backward, self.is_building)
+        self._operators = operators
+        self._backward, self._building = (
+            by_track(events, np.flatnonzero(chosen)) for chosen in (self.is_backward, self.is_building)
         )
         self.is_recomputing = self._builders_that_recompute()
         self._updating, self._loading, self._stepping, self._pausing = (
-            by_track(events, annotation & named[events.name])
+            by_track(events, rows_named(events, EventCategory.ANNOTATION, named))
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
         )
 
@@ -84,8 +88,7 @@ class Labeller:
         """
         events = self._events
         building: Bool = self._operator & (events.sequence >= 0) & ~self.is_backward
-        stepping = (events.category == EventCategory.ANNOTATION) & self._marks.optimizer[events.name]
-        step_ns = np.sort(events.start_ns[stepping])
+        step_ns = events.start_ns[rows_named(events, EventCategory.ANNOTATION, self._marks.optimizer)]
         rows = np.flatnonzero(building)
         if not len(step_ns) or not len(rows):
             return building
@@ -98,8 +101,7 @@ class Labeller:
 
     def _builders_that_recompute(self) -> Bool:
         events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
-        rows = np.flatnonzero(self.is_building) if self.has_backward else np.empty(0, dtype=np.int64)
-        for track, mine in Grouped(rows, events.track[rows]).items():
+        for track, mine in self._building.items() if self.has_backward else ():
             backward = self._backward[track]
             if track in self._workers:
                 found[mine] = True
@@ -153,13 +155,13 @@ class Labeller:
     def _through_flows(self, layers: Int32) -> None:
         """Fill in backward operators that carry no number but are reached by a forward-to-backward arrow."""
         events, flows = self._events, self._events.flows
-        for track in np.unique(flows.target_track):
+        for track in each_once(flows.target_track):
             rows = np.flatnonzero(self.is_backward & (events.track == track))
             mine = np.flatnonzero(flows.target_track == track)
             if not len(rows):
                 continue
             reached = self._nest(rows).innermost(flows.target_ns[mine])
-            for source_track in np.unique(flows.source_track[mine]):
+            for source_track in each_once(flows.source_track[mine]):
                 chosen = (flows.source_track[mine] == source_track) & (reached >= 0)
                 layer = self.enclosing_layers(int(source_track), flows.source_ns[mine[chosen]])
                 target = rows[reached[chosen]]

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from whatif.graph.order import order_by
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int32, Int64, ThreadKind
 from whatif.ingest.decimal_ns import parse_us_as_ns
@@ -179,6 +180,8 @@ class _Namer:
                 stacks = np.array([self._stack(operators[row][2]) for row in rows.tolist()], dtype=np.int64)
                 told = np.where(stacks >= 0, stacks, backward_lines[rows])
                 rows, told = rows[told >= 0], told[told >= 0]
+                nested = order_by(operators.start_ns[rows], -operators.end_ns[rows])
+                rows, told = rows[nested], told[nested]
                 at = Nest(operators.start_ns[rows], operators.end_ns[rows]).innermost(times_ns)
                 found = np.where(at >= 0, told[np.maximum(at, 0)], found) if len(rows) else found
                 if tid not in frames_of and self._by != "layer":

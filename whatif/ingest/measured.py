@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import Array, Int32, Int64
 from whatif.ingest.events import EventCategory, Events
@@ -55,7 +56,7 @@ def _outermost(events: Events) -> Int64:
     result = np.full(len(events), -1, dtype=np.int64)
     is_aten = np.array([name.startswith("aten::") for name in events.names], dtype=np.bool_)
     operators = np.flatnonzero(events.category == EventCategory.CPU_OP)
-    for track in np.unique(events.track[operators]):
+    for track in each_once(events.track[operators]):
         mine = operators[events.track[operators] == track]
         aten = mine[is_aten[events.name[mine]]]
         if not len(aten):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.types import Int64
 from whatif.ingest.file_bytes import ends_early
 from whatif.runtime.errors import WhatifError, expecting
@@ -105,7 +106,7 @@ class Database:
 
     def strings(self, wanted: Int64) -> dict[int, str]:
         """Return the strings of the table that all names live in, by id, those that are ``wanted``."""
-        ids = set(np.unique(wanted).tolist())
+        ids = set(each_once(wanted).tolist())
         asked = f"SELECT id, value FROM {STRINGS} WHERE typeof(id) = 'integer' AND typeof(value) = 'text'"
         return {key: value for key, value in self._rows(STRINGS, asked) if key in ids}
 

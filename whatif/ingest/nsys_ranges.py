@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from whatif.graph.columns import one_table
+from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.events import MISSING, EventCategory
 from whatif.ingest.kineto_fields import LAYER_ANNOTATION
@@ -169,7 +170,7 @@ def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: I
         rows, step = rows[inside], step[inside]
         if len(starts_ns) >= _TELLING_STEPS:
             rows = _in_several_steps(rows, step, names)
-    for thread in np.unique(ranges.thread[rows]).tolist():
+    for thread in each_once(ranges.thread[rows]).tolist():
         open_paths: list[tuple[int, str]] = []
         for row in rows[ranges.thread[rows] == thread].tolist():
             while open_paths and open_paths[-1][0] <= ranges.start_ns[row]:
@@ -186,7 +187,7 @@ def _elsewhere(ranges: _Ranges) -> Bool:
         [text.kind == RangeKind.PHASE and is_backward(text.name) for text in ranges.texts], dtype=np.bool_
     )
     inside = np.zeros(len(around), dtype=np.bool_)
-    for thread in np.unique(ranges.thread[around]).tolist():
+    for thread in each_once(ranges.thread[around]).tolist():
         mine = ranges.thread == thread
         start_ns, end_ns = union(ranges.start_ns[around & mine], ranges.end_ns[around & mine])
         inside[mine] = interval_of(ranges.start_ns[mine], start_ns, end_ns) >= 0

@@ -18,7 +18,8 @@ from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.ingest.cpu_side import CpuTasks
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped
+from whatif.ingest.nest import loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,12 @@ def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal[
     return np.asarray(total[last] - total[first])
 
 
-def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> ProfilerCost | None:
-    """Return the profiler's cost of a trace that torch wrote; None where the trace does not show it."""
+def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_calls: int) -> ProfilerCost | None:
+    """Return the profiler's cost of a trace that torch wrote; None where the trace does not show it.
+
+    ``operators`` are the rows of all operators by track.
+    """
     is_operator = events.category == EventCategory.CPU_OP
-    operators = by_track(events, is_operator)
     n_operators = sum(len(operators[track]) for track in tracks)
     if not n_operators:
         return None
@@ -117,7 +120,7 @@ def find_profiler_cost(events: Events, tracks: list[int], n_calls: int) -> Profi
     own_ns = float(before_ns.sum())
     n_memory = len(events.allocations) if events.allocations is not None else 0
     memory_ns = MEMORY_US.mid * 1e3 * n_memory
-    before_ns[is_operator] += memory_ns / max(int(is_operator.sum()), 1)
+    before_ns[operators.rows] += memory_ns / len(operators.rows)
     inside_ns[stacks] = 1e3 * (STACK_US + FRAME_US * events.frames[stacks])
     parts = [
         (own_ns, kappa),
@@ -149,10 +152,11 @@ def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, ope
     without = {t: times for t, times in wrapped_ns.items() if not stacks[operators[t]].any()}
     told = without or wrapped_ns
     pooled = np.concatenate(list(told.values()))
-    whole_us = not (events.start_ns % 1000).any()
-    if len(pooled) < LEAST_WRAPPERS or (whole_us and _mean_ns(pooled) < 1e3 * LEAST_OF_WHOLE_US):
+    if len(pooled) < LEAST_WRAPPERS:
         return {}
     every_ns = _mean_ns(pooled)
+    if every_ns < 1e3 * LEAST_OF_WHOLE_US and not (events.start_ns % 1000).any():
+        return {}
     return {
         track: _mean_ns(times) if track in told and len(times) >= LEAST_WRAPPERS else every_ns
         for track, times in wrapped_ns.items()
@@ -169,27 +173,11 @@ def wrapper_ns(events: Events, rows: Int64) -> Float64:
     start_ns = events.start_ns[rows]
     # An event without a duration is inside of what it lies in, and has an inside of its own.
     end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
-    depth = np.arange(len(rows)) - places(np.sort(end_ns, kind="stable"), start_ns, side="right")
-    parent = _parents(depth)
-    has = parent >= 0
-    n_children = np.bincount(parent[has], minlength=len(rows))
-    inner_ns = np.bincount(parent[has], weights=events.duration_ns[rows][has], minlength=len(rows))
-    is_operator = events.category[rows] == EventCategory.CPU_OP
-    operators = np.bincount(parent[has], weights=is_operator[has], minlength=len(rows))
-    cold_ns = start_ns[0] + COLD_SHARE * (end_ns.max() - start_ns[0])
-    chosen = is_operator & (n_children == 1) & (operators == 1) & (start_ns >= cold_ns)
-    return np.asarray(np.maximum(events.duration_ns[rows] - inner_ns, 0)[chosen], dtype=np.float64)
-
-
-def _parents(depth: Int64) -> Int64:
-    """Return each event's parent: the last event before it that is one level up; -1 for none."""
-    parent = np.full(len(depth), -1, dtype=np.int64)
-    level = np.flatnonzero(depth <= 0)
-    for deeper in range(1, int(depth.max(initial=0)) + 1):
-        here = np.flatnonzero(depth == deeper)
-        if not len(here) or not len(level):
-            level = here
-            continue
-        parent[here] = level[places(level, here) - 1]
-        level = here
-    return parent
+    duration_ns, is_operator = events.duration_ns[rows], events.category[rows] == EventCategory.CPU_OP
+    n_children, operators = np.zeros((2, len(rows)), dtype=np.int32)
+    inner_ns = np.zeros(len(rows), dtype=np.int64)
+    ends_ns = np.sort(end_ns, kind="stable")
+    loops.children(start_ns, duration_ns, ends_ns, is_operator.view(np.uint8), n_children, operators, inner_ns)
+    cold_ns = start_ns[0] + COLD_SHARE * (ends_ns[-1] - start_ns[0])
+    chosen = np.flatnonzero(is_operator & (n_children == 1) & (operators == 1) & (start_ns >= cold_ns))
+    return np.asarray(np.maximum(duration_ns[chosen] - inner_ns[chosen], 0), dtype=np.float64)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.types import Array, Int64, TaskKind
 from whatif.ingest.events import MISSING
 
@@ -42,10 +43,10 @@ class Rows:
 def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array) -> Rows:
     """Return waits like the rows ``at``, but for what waits have in common and for the columns ``changed``."""
     n = len(at)
-    common = {
+    common: dict[str, Array] = {
         "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
-        "name": np.full(n, -role),
-        "event": np.full(n, MISSING),
+        "name": np.full(n, -role, dtype=np.int32),
+        "event": np.full(n, MISSING, dtype=np.int32),
         "role": np.full(n, role, dtype=np.int8),
     }
     return Rows({name: column[at] for name, column in columns.items()} | common | changed)
@@ -56,13 +57,6 @@ def joined(blocks: Sequence[Rows]) -> Rows:
     if len(blocks) == 1:
         return blocks[0]
     return Rows({name: np.concatenate([b.columns.pop(name) for b in blocks]) for name in list(blocks[0].columns)})
-
-
-def put_in_order(rows: Rows, order: Int64) -> Rows:
-    """Return the rows, which are changed in place, in another order."""
-    for name in rows.columns:  # one after the other: the columns of a long trace are large
-        rows.columns[name] = rows.columns[name][order]
-    return rows
 
 
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
@@ -85,7 +79,7 @@ def running_maximum(values: Int64, group: Array) -> Int64:
     begins = np.append(True, group[1:] != group[:-1])[: len(group)]
     bounds = np.append(np.flatnonzero(begins), len(group))
     falls = np.flatnonzero(~begins[1:] & (values[1:] < values[:-1])) + 1
-    for run in np.unique(np.searchsorted(bounds, falls, side="right") - 1).tolist():
+    for run in each_once(np.searchsorted(bounds, falls, side="right") - 1).tolist():
         own = slice(bounds[run], bounds[run + 1])
         result[own] = np.maximum.accumulate(values[own])
     return result

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
@@ -116,7 +117,7 @@ def _runs(
     asked = np.searchsorted(starts_ns[backward], starts_ns[again], side="right") - 1
     row = _rows_by_name(parts, names, again)
     found = {}
-    for number in np.unique(asked).tolist():
+    for number in each_once(asked).tolist():
         rows = np.append(row[(asked == number) & (row >= 0)], backward_row[number])
         found[number] = int(rows.min()), int(rows.max())
     return tuple(sorted(found.values()))
@@ -146,7 +147,7 @@ def _rows_by_name(parts: Parts, names: tuple[str, ...], rows: Int64) -> Int64:
     """The last row of the layer in which each event lies; -1 where there is none."""
     last = {name: number for number, name in enumerate(names) if name}
     found = np.full(len(rows), -1, dtype=np.int64)
-    for track in np.unique(parts.events.track[rows]).tolist():
+    for track in each_once(parts.events.track[rows]).tolist():
         mine = np.flatnonzero(parts.events.track[rows] == track)
         layer = parts.labeller.enclosing_layers(track, parts.events.start_ns[rows[mine]])
         found[mine] = [last.get(parts.labeller.layers[code], -1) for code in layer.tolist()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whatif.graph.insert import RETURN_NS
+from whatif.graph.order import each_once
 from whatif.graph.types import (
     ALL_STREAMS,
     Array,
@@ -63,7 +64,7 @@ def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
         work_ns, key_ns, can_wait, scope, target, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     )
     if len(gpu.event):
-        for code in np.unique(group[can_wait]):
+        for code in each_once(group[can_wait]):
             _split(times, np.flatnonzero(can_wait & (group == code)), calls, gpu, done_ns)
     return times
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -126,7 +127,7 @@ def summarize(baseline: Baseline) -> Summary:
         families_pct=_shares_pct(graph, counted, graph.family, [family.name.lower() for family in KernelFamily]),
         dtypes_pct=_shares_pct(graph, counted & (graph.family >= 0), graph.dtype, ["unknown", *DTYPES[1:]]),
         phases_pct=_shares_pct(graph, counted, graph.phase, [phase.name.lower() for phase in Phase]),
-        n_layers=len(np.unique(graph.layer[graph.layer > 0])),
+        n_layers=len(each_once(graph.layer[graph.layer > 0])),
         warnings=apply(baseline).warnings,
     )
 

@@ -8,21 +8,14 @@ from whatif.graph.order import places
 from whatif.graph.types import Int64
 
 
-def group_overlapping(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Number the groups of overlapping intervals (sorted by start): the group of each, and the end of each group."""
+def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Return the starts and ends of the union of intervals that are sorted by start."""
     if not len(start_ns):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     reach = np.maximum.accumulate(end_ns)
-    opens = np.append(True, start_ns[1:] >= reach[:-1])
-    last = np.append(np.flatnonzero(opens)[1:] - 1, len(start_ns) - 1)
-    return np.cumsum(opens) - 1, reach[last]
-
-
-def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Return the starts and ends of the union of intervals that are sorted by start."""
-    group, ends = group_overlapping(start_ns, end_ns)
-    first = np.searchsorted(group, np.arange(len(ends)))
-    return start_ns[first], ends
+    first = np.flatnonzero(np.append(True, start_ns[1:] >= reach[:-1]))
+    last = np.append(first[1:] - 1, len(start_ns) - 1)
+    return start_ns[first], reach[last]
 
 
 def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:

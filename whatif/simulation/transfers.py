@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, TaskKind
 
@@ -47,7 +48,7 @@ def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float
     np.minimum.at(ahead, place[edges.source[out]], edges.target[out])
     found = np.zeros(len(transfers))
     between = (behind >= 0) & (ahead < len(graph))
-    for stream in np.unique(graph.thread[behind[between]]):
+    for stream in each_once(graph.thread[behind[between]]):
         done_ns = np.append(0.0, np.cumsum(np.where(work & (graph.thread == stream), duration_ns, 0.0)))
         mine = between & (graph.thread[behind] == stream)
         found[mine] = np.maximum(done_ns[ahead[mine]] - done_ns[behind[mine] + 1], 0.0)

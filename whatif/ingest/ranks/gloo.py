@@ -11,6 +11,7 @@ import numpy as np
 
 from whatif.graph.columns import one_table
 from whatif.graph.insert import NewTasks
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Anchor,
@@ -95,7 +96,7 @@ def _asked_ns(events: Events, rows: Array) -> Int64:
     asked_ns = events.start_ns[rows].copy()
     name = events.name[rows]
     operators = events.category == EventCategory.CPU_OP
-    for code in np.unique(name).tolist():
+    for code in each_once(name).tolist():
         wanted = ASKS + events.names[code].removeprefix(PREFIX).replace("_", "")
         asking = np.array([n.replace("_", "").rstrip("_") == wanted for n in events.names], dtype=np.bool_)
         calls = np.flatnonzero(operators & asking[events.name])

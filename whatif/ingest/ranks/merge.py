@@ -20,6 +20,7 @@ import numpy as np
 from whatif.graph.columns import COLUMNS, Column, filled, one_table
 from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     ARRIVAL_NAME,
@@ -390,7 +391,7 @@ def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
     new: list[dict[str, Array]] = []
     for part, column in zip(parts, columns, strict=True):
         put_in = (part.kind == TaskKind.COMMUNICATION) & (column == 0) & (part.start_ns < 0) & (workers_of(part) > 0)
-        codes = np.unique(part.name[put_in]).tolist()
+        codes = each_once(part.name[put_in]).tolist()
         meets = [code for code in codes if collective_of(part.names[code], "") in MEETING]
         new.append({part.names[code]: np.flatnonzero(put_in & (part.name == code)) for code in meets})
     number = max((int(np.abs(column).max(initial=0)) for column in columns), default=0)

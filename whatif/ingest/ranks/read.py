@@ -14,9 +14,9 @@ import numpy as np
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
-from whatif.ingest.events import SeveralProcessesError
+from whatif.ingest.events import CUT, SeveralProcessesError
 from whatif.ingest.graph_of_events import graph_of_events
-from whatif.ingest.integrity import CUT, TRANSFERS
+from whatif.ingest.integrity import TRANSFERS
 from whatif.ingest.ranks.clocks import Clock, find_clocks
 from whatif.ingest.ranks.collectives import Collectives, gpu_collectives
 from whatif.ingest.ranks.files import (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.types import Bool, Int64
 from whatif.ingest.ranks.clocks import MEETING, Clock
 from whatif.ingest.ranks.collectives import Collectives
@@ -66,7 +67,7 @@ def latency_ns(size_bytes: Int64, transfer_ns: Int64, kind: Int64) -> Int64:
     where sizes are unknown or all the same, as the two parts cannot be separated then. Columns of shape (n,).
     """
     result = np.zeros(len(kind), dtype=np.int64)
-    for code in np.unique(kind).tolist():
+    for code in each_once(kind).tolist():
         mine = np.flatnonzero((kind == code) & (size_bytes >= 0))
         size, time_ns = size_bytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
         if len(mine) < 2 or size.min() == size.max():

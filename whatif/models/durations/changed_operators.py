@@ -14,6 +14,7 @@ import numpy as np
 
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -105,7 +106,7 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
     other places: there the recorded value is looked for. Where no source answers, as on a CPU that was not measured,
     FLOPs or bytes do, with our estimate of a range.
     """
-    used = np.unique(graph.called[tasks][graph.called[tasks] >= 0]).tolist()
+    used = each_once(graph.called[tasks][graph.called[tasks] >= 0]).tolist()
     forward = _called_in_forward(graph)
     told = [dict(graph.info.operators[row].integers) for row in used if forward[row]]
     olds = {name: {row[name] for row in told if name in row} for name in sizes}
@@ -149,7 +150,7 @@ _WORK_EXPONENTS = (0.6, 1.3)
 
 def _rows_of_samples(graph: TaskGraph) -> set[int]:
     """How many rows products of the forward pass have: samples, or samples times their length."""
-    used = np.unique(graph.called[(graph.phase == Phase.FORWARD) & (graph.called >= 0)]).tolist()
+    used = each_once(graph.called[(graph.phase == Phase.FORWARD) & (graph.called >= 0)]).tolist()
     told = (graph.info.operators[row] for row in used)
     return {dict(what.integers)["m"] for what in told if what.family == "matmul" and dict(what.integers)["batch"] == 1}
 

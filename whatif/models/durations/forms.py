@@ -16,6 +16,7 @@ import numpy as np
 from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_operator
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Int8, Int32, Int64, Phase, TaskKind, among
 from whatif.hardware.roofline import kernel_floor_ns
@@ -109,7 +110,7 @@ def in_form(
         after.append(_in_pass(changed, backward=bool(backward[place])))
     whole, product, changes = _priced(side, before, after, told=graph.info.recorded.predicted is not None)
     # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
-    transposed = np.unique(graph.called[graph.family == KernelFamily.LAYOUT])
+    transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
     own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES)), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
         nothing.put(places[mask], part.take(which[mask]))
@@ -137,7 +138,7 @@ def usual(
     kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
     key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
-    for code in np.unique(key[kind >= 0]).tolist():
+    for code in each_once(key[kind >= 0]).tolist():
         of_code = key == code
         own_s = graph.duration_ns[tasks[of_code]] / 1e9
         logs, ends, answered_by = [], [], []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.graph.edit import as_index
+from whatif.graph.order import each_once
 from whatif.graph.recorded import Recorded
 from whatif.graph.selection import Tasks
 from whatif.graph.types import Array, Bool, Float64
@@ -137,7 +138,7 @@ def form_ratio(graph: TaskGraph, form: str) -> tuple[Float64, Float64]:
     if not len(times):
         return ratio, spread
     bits = _bits(graph)
-    for present in np.unique(bits).tolist():
+    for present in each_once(bits).tolist():
         now = frozenset(name for name, bit in _FORM_BITS.items() if present & bit)
         before, after = _FORM_NAMES[now - {"eval"}], _FORM_NAMES.get((now - {"eval"}) | {form}, form)
         if after == "eval":

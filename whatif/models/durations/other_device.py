@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -144,7 +145,7 @@ def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> 
             "device: shapes were not recorded (record_shapes=True): names alone tell what products compute, and the "
             "range is wider"
         )
-    formats = [DTYPES[code] for code in np.unique(matrix_dtype(graph)[products]).tolist()]
+    formats = [DTYPES[code] for code in each_once(matrix_dtype(graph)[products]).tolist()]
     pairs = ((form, counts_as(new, form)) for form in formats)
     found += [f"device: products in {form} count as {taken} on {new.name}" for form, taken in pairs if taken != form]
     if (graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION)).any():
@@ -218,7 +219,7 @@ def _convolutions(
         told = told[ops.texts["dtype"].codes][which[first]]
         before, after = (_of_calls(form[at], products, call, told) for form in formats)
         pair = before.astype(np.int64) * len(DTYPES) + after
-        for code in np.unique(pair).tolist():
+        for code in each_once(pair).tolist():
             names = [DTYPES[form] for form in divmod(code, len(DTYPES))]
             calls = np.flatnonzero(pair == code)
             asked = ops.take(which[first[calls]])

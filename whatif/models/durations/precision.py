@@ -14,6 +14,7 @@ import numpy as np
 
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_kernel
+from whatif.graph.order import each_once
 from whatif.graph.recorded import AUTOCAST_SHARE
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
@@ -99,7 +100,7 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
     if not doubtful.any():
         return graph.dtype
     table = np.zeros(len(graph.names), dtype=np.bool_)
-    for code in np.unique(graph.name[doubtful]).tolist():
+    for code in each_once(graph.name[doubtful]).tolist():
         table[code] = classify_kernel(graph.names[code])[1] != "fp32"
     return np.where(doubtful & table[graph.name], _TF32, graph.dtype).astype(np.int8)
 

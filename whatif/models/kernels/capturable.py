@@ -8,6 +8,7 @@ import numpy as np
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.hardware.roofline import kernel_floor_ns
@@ -34,7 +35,7 @@ def with_capturable_update(graph: TaskGraph) -> TaskGraph:
     if optimizer is None or optimizer.type not in ADAMS or optimizer.capturable is not False:
         return graph
     update = np.flatnonzero(step_kernels(graph) & graph.on_gpu & (graph.launch_of >= 0))
-    tensors, steps = optimizer.parameter_tensors or 0, len(np.unique(graph.step[update]))
+    tensors, steps = optimizer.parameter_tensors or 0, len(each_once(graph.step[update]))
     if len(update) < tensors * steps or not tensors or implementation(graph) != "for_loop":
         return graph
     behind = update[np.arange(tensors * steps) * len(update) // (tensors * steps)]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.remove import STAYS, contract
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -113,8 +114,8 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     graph = _with_short_wrapper(graph, left, host & (fate == STAYS) & ~left & ~staying, number)
     graph = with_doubt_in_start_up(graph, staying)
     told = Fused(
-        before=int(inside.sum()), after=int((inside & ~gone).sum()), steps=len(np.unique(graph.step[order[inside]])),
-        regions=len(np.unique(number[of_cpu[order[inside]]])), start_up_ns=counted_ns(graph, staying),
+        before=int(inside.sum()), after=int((inside & ~gone).sum()), steps=len(each_once(graph.step[order[inside]])),
+        regions=len(each_once(number[of_cpu[order[inside]]])), start_up_ns=counted_ns(graph, staying),
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "compiled"))
     graph = graph.replace(info=replace(graph.info, execution=("compiled", *ways)))

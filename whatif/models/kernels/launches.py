@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.order import each_once
 from whatif.graph.remove import STAYS, contract
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import (
@@ -67,7 +68,7 @@ class Captured:
 def waiting_tasks(graph: TaskGraph) -> Int64:
     """Return the tasks at which a CPU thread waits for the GPU, by position or by a dependency of its own, in order."""
     synced = graph.dependencies.target[graph.dependencies.kind == DependencyKind.SYNC]
-    return np.unique(np.concatenate([graph.waits.task, synced])).astype(np.int64)
+    return each_once(np.concatenate([graph.waits.task, synced])).astype(np.int64)
 
 
 def launching_threads(graph: TaskGraph) -> Bool:
@@ -114,7 +115,7 @@ def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
 
 def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
     """The tasks from the first to the last of the launching ``calls`` (ids) of their step."""
-    calls, count = np.unique(calls).astype(np.int64), int(graph.step.max(initial=-1)) + 2
+    calls, count = each_once(calls).astype(np.int64), int(graph.step.max(initial=-1)) + 2
     first, last = first_of(graph.step[calls] + 1, calls, count, len(graph)), np.full(count, -1)
     last[graph.step[calls] + 1] = calls  # of several the last one stays
     ids = np.arange(len(graph))
@@ -193,11 +194,11 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     head = first_of(key, tasks, n_segments, len(graph))
     fate = np.full(len(graph), STAYS, dtype=np.int64)
     fate[tasks] = head[key]
-    heads = np.unique(head[chosen & (head < len(graph))])
+    heads = each_once(head[chosen & (head < len(graph))])
     fate[heads] = STAYS
     graph = with_doubt_in_start_up(_as_graph_launches(graph, heads, n_nodes[segment[heads]]), staying)
     graph = _with_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
-    steps = np.unique(graph.step[heads])
+    steps = each_once(graph.step[heads])
     told = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
         start_up_ns=counted_ns(graph, staying), uneven=_uneven(graph, nodes),
@@ -263,4 +264,4 @@ def _uneven(graph: TaskGraph, nodes: Int64) -> bool:
     """Whether the steady steps differ in the number of tasks that they launch."""
     first, last = graph.info.steady
     counts = np.bincount(graph.step[nodes] + 1, minlength=last + 1)[1:][first:last]
-    return len(np.unique(counts)) > 1
+    return len(each_once(counts)) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int64
 from whatif.models.durations.estimator import Estimates, Source, put, scaled, shortest_kernel_ns
@@ -47,7 +48,7 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
 
 def n_operations(graph: TaskGraph) -> int:
     """Return the number of distinct kernels (or operators) of the update: one says that nothing is fused by fusing."""
-    return len(np.unique(graph.name[step_kernels(graph)]))
+    return len(each_once(graph.name[step_kernels(graph)]))
 
 
 def fuse_update(

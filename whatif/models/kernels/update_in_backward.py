@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.remove import GOES, STAYS, contract
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -81,7 +82,7 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     on_gpu = bool(graph.on_gpu.any())
     kernels = step_kernels(graph)
     ready = ready_gradients(graph)
-    steps = np.intersect1d(np.unique(ready.step), np.unique(graph.step[kernels]))
+    steps = np.intersect1d(each_once(ready.step), each_once(graph.step[kernels]))
     if not len(steps):
         return graph, 0
     kernels = kernels & np.isin(graph.step, steps)
@@ -143,7 +144,7 @@ def _times(
         host_ns = by_step(host & ~kernels, graph.duration_ns)[piece.step] / per_step[piece.step]
     else:
         # Operations on lists of tensors run once for each parameter, each with a launch of its own.
-        distinct = len(np.unique(graph.name[kernels]))
+        distinct = len(each_once(graph.name[kernels]))
         per_parameter = np.full(len(piece.task), float(distinct))
         host_ns = per_parameter * (operator_cost_ns(graph) if on_gpu else 0.0)
     starting_ns = per_parameter * floor_ns * piece.parameters

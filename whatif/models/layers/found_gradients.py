@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.models.layers.calls import last_gpu_before
@@ -64,7 +65,7 @@ def finished(graph: TaskGraph, steps: Int64, work: Bool, count: int) -> dict[int
         tasks = np.flatnonzero(work)
         ready = tasks[np.maximum(np.searchsorted(tasks, ready, side="right") - 1, 0)]
     found = {}
-    for step in np.unique(steps[operators]).tolist():
+    for step in each_once(steps[operators]).tolist():
         mine = np.maximum.accumulate(ready[steps[operators] == step])
         mine = mine[steps[mine] == step]
         if len(mine):
@@ -77,14 +78,14 @@ def accumulations(graph: TaskGraph, steps: Int64) -> Int64:
     codes = [code for code, name in enumerate(graph.names) if name == ACCUMULATE]
     operators = np.flatnonzero(np.isin(graph.name, codes) & (steps >= 0))
     if graph.info.passes > 1:
-        parts = [operators[steps[operators] == step] for step in np.unique(steps[operators])]
+        parts = [operators[steps[operators] == step] for step in each_once(steps[operators])]
         operators = np.concatenate([part[-(len(part) // graph.info.passes or 1) :] for part in parts])
     return operators
 
 
 def _middle(graph: TaskGraph, tasks: Int64) -> Int64:
     """Those of ``tasks`` that lie in the middle one of the steps that have any."""
-    numbers = np.unique(graph.step[tasks])
+    numbers = each_once(graph.step[tasks])
     return tasks[graph.step[tasks] == numbers[len(numbers) // 2]] if len(numbers) else tasks
 
 
@@ -122,7 +123,7 @@ def _by_tensor(graph: TaskGraph, kernels: Int64, tensors: int) -> FoundGradients
     """One kernel of each operation for each parameter, in the order in which the model lists them."""
     if not tensors:
         return None
-    for code in np.unique(graph.name[kernels]).tolist():
+    for code in each_once(graph.name[kernels]).tolist():
         mine = kernels[graph.name[kernels] == code]
         if len(mine) % tensors == 0:
             # Operations on one tensor may stand together, or one operation behind the other: warps tell.

@@ -8,6 +8,7 @@ import numpy as np
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Int64, Phase, TaskKind
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
@@ -60,7 +61,7 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
     keys, place = np.unique(key[::-1], return_index=True)
     last = dict(zip(keys.tolist(), tasks[::-1][place].tolist(), strict=True))
     found: list[tuple[int, int, int, int]] = []
-    for step in np.unique(graph.step[tasks]).tolist():
+    for step in each_once(graph.step[tasks]).tolist():
         ready = -1
         waiting: list[tuple[int, int]] = []
         for number, row in enumerate(graph.info.recorded.gradients):

@@ -1,0 +1,224 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
+"""Hot loops over events: rows by thread, what nests in what, and which stream waited for which (runtime.loops).
+
+Intervals come in the order of ``Events``: by start, longer ones first. ``ends_ns`` are their ends, sorted. The depth at
+a time is the number of intervals opened minus those closed, and the innermost one is the last that opened at that
+depth: one walk, no stack, and where intervals cross instead of nesting the caller can see that what was found does not
+hold the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import cython  # what the compiler reads; nothing imports Cython at run time
+else:
+    from whatif.runtime import uncompiled as cython
+
+COMPILED = cython.compiled
+
+
+def _counts(n: int) -> Any:
+    """Scratch of int64: a list is quicker than an array where nothing is compiled."""
+    return np.zeros(n, dtype=np.int64) if cython.compiled else [0] * n
+
+
+def group_rows(
+    rows: cython.const[cython.longlong][::1],
+    codes: cython.const[cython.int][::1],
+    offsets: cython.longlong[::1],
+    grouped: cython.longlong[::1],
+) -> None:
+    """Fill ``offsets``, shape (n_codes + 1,) and zero at first, and ``grouped`` with the rows by their code, in order.
+
+    A code often follows itself: within such a run its counter stays in a register.
+    """
+    i: cython.Py_ssize_t
+    first: cython.Py_ssize_t
+    at: cython.longlong
+    code: cython.int
+    n_codes: cython.Py_ssize_t = len(offsets) - 1
+    n_rows: cython.Py_ssize_t = len(rows)
+    with cython.nogil:
+        i = 0
+        while i < n_rows:
+            code = codes[i]
+            first = i
+            while i < n_rows and codes[i] == code:
+                i += 1
+            offsets[code + 1] += i - first
+        for i in range(n_codes):
+            offsets[i + 1] += offsets[i]
+        i = 0
+        while i < n_rows:
+            code = codes[i]
+            at = offsets[code]
+            while i < n_rows and codes[i] == code:
+                grouped[at] = rows[i]
+                at += 1
+                i += 1
+            offsets[code] = at
+        for i in range(n_codes, 0, -1):
+            offsets[i] = offsets[i - 1]
+        offsets[0] = 0
+
+
+def innermost(
+    start_ns: cython.const[cython.longlong][::1],
+    end_ns: cython.const[cython.longlong][::1],
+    ends_ns: cython.const[cython.longlong][::1],
+    time_ns: cython.const[cython.longlong][::1],
+    found: cython.longlong[::1],
+) -> None:
+    """Fill ``found`` with the innermost interval that holds each of the times, which are in order; -1 for none.
+
+    Empty intervals close at once and hold nothing. Where intervals cross, and behind an empty one, it may be -1 though
+    others hold the time.
+    """
+    n: cython.Py_ssize_t = len(start_ns)
+    i: cython.Py_ssize_t
+    opened: cython.Py_ssize_t = 0
+    closed: cython.Py_ssize_t = 0  # by the start of the interval that opens
+    ended: cython.Py_ssize_t = 0  # by the time that is asked for
+    depth: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    time: cython.longlong
+    latest: cython.longlong[::1] = _counts(n + 1)  # by depth, the last interval that opened there
+    with cython.nogil:
+        for i in range(len(time_ns)):
+            time = time_ns[i]
+            while opened < n and start_ns[opened] <= time:
+                while closed < n and ends_ns[closed] <= start_ns[opened]:
+                    closed += 1
+                depth = opened - closed
+                latest[depth if depth > 0 else 0] = opened
+                opened += 1
+            while ended < n and ends_ns[ended] <= time:
+                ended += 1
+            depth = opened - ended - 1
+            found[i] = -1
+            if depth >= 0:
+                at = latest[depth]
+                if time < end_ns[at]:
+                    found[i] = at
+
+
+def children(
+    start_ns: cython.const[cython.longlong][::1],
+    duration_ns: cython.const[cython.longlong][::1],
+    ends_ns: cython.const[cython.longlong][::1],
+    counted: cython.const[cython.uchar][::1],
+    n_children: cython.int[::1],
+    n_counted: cython.int[::1],
+    inner_ns: cython.longlong[::1],
+) -> None:
+    """Add up for each interval how many lie right inside it, how many of these are ``counted``, and how long they last.
+
+    The outputs are zero at first. No interval is empty: each ends behind its start, whatever its duration.
+    """
+    n: cython.Py_ssize_t = len(start_ns)
+    i: cython.Py_ssize_t
+    closed: cython.Py_ssize_t = 0
+    depth: cython.Py_ssize_t
+    parent: cython.Py_ssize_t
+    latest: cython.longlong[::1] = _counts(n + 1)
+    with cython.nogil:
+        for i in range(n):
+            while closed < n and ends_ns[closed] <= start_ns[i]:
+                closed += 1
+            depth = i - closed
+            latest[depth] = i
+            if depth > 0:
+                parent = latest[depth - 1]
+                n_children[parent] += 1
+                n_counted[parent] += counted[i]
+                inner_ns[parent] += duration_ns[i]
+
+
+def newest_of_others(
+    ends: cython.const[cython.longlong][::1],
+    launched_ns: cython.const[cython.longlong][::1],
+    stream: cython.const[cython.int][::1],
+    target: cython.const[cython.longlong][::1],
+    done: cython.const[cython.longlong][::1],
+    asked_ns: cython.const[cython.longlong][::1],
+    n_looked_at: cython.Py_ssize_t,
+    source: cython.longlong[::1],
+) -> None:
+    """Fill ``source`` with the GPU task of another stream that was launched last before each target's wait was asked.
+
+    ``ends`` are the tasks in the order of their ends, of which ``done`` were over by then; so many of these are looked
+    at, from the last one back. Where none fits, ``source`` stays what it is.
+    """
+    row: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    first: cython.Py_ssize_t
+    task: cython.longlong
+    latest_ns: cython.longlong = 0
+    found: cython.bint
+    with cython.nogil:
+        for row in range(len(target)):
+            first = done[row] - n_looked_at
+            if first < 0:
+                first = 0
+            found = False
+            for at in range(first, done[row]):
+                task = ends[at]
+                if stream[task] == stream[target[row]] or launched_ns[task] >= asked_ns[row]:
+                    continue
+                if not found or launched_ns[task] > latest_ns:
+                    found = True
+                    latest_ns = launched_ns[task]
+                    source[row] = task
+
+
+def cut(
+    points: cython.const[cython.longlong][::1],
+    call_start_ns: cython.const[cython.longlong][::1],
+    call_end_ns: cython.const[cython.longlong][::1],
+    out_start_ns: cython.const[cython.longlong][::1],
+    out_end_ns: cython.const[cython.longlong][::1],
+    start_ns: cython.longlong[::1],
+    end_ns: cython.longlong[::1],
+    call: cython.longlong[::1],
+) -> int:
+    """Fill in the calls and the pieces between ``points`` that lie outside them, in order; return how many there are.
+
+    ``points`` are sorted, may repeat, and hold the ends of all calls, which do not overlap. Pieces that begin in an
+    interval to be left out are none. ``call`` is the place of a call, -1 for a piece.
+    """
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = 0
+    called: cython.Py_ssize_t = 0
+    left: cython.Py_ssize_t = 0
+    n_points: cython.Py_ssize_t = len(points)
+    n_calls: cython.Py_ssize_t = len(call_start_ns)
+    n_left: cython.Py_ssize_t = len(out_start_ns)
+    point: cython.longlong
+    with cython.nogil:
+        for i in range(n_points):
+            point = points[i]
+            # An empty call comes before the piece that starts with it.
+            while called < n_calls and call_start_ns[called] <= point:
+                start_ns[n] = call_start_ns[called]
+                end_ns[n] = call_end_ns[called]
+                call[n] = called
+                called += 1
+                n += 1
+            while left < n_left and out_start_ns[left] <= point:
+                left += 1
+            if i + 1 == n_points or points[i + 1] == point:
+                continue
+            if called > 0 and point < call_end_ns[called - 1]:
+                continue
+            if left > 0 and point < out_end_ns[left - 1]:
+                continue
+            start_ns[n] = point
+            end_ns[n] = points[i + 1]
+            call[n] = -1
+            n += 1
+    return n
