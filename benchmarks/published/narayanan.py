@@ -5,9 +5,9 @@
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 tables 1 and 2: GPTs of 2,048 tokens and 51,200 words on DGX A100s, fp16, activations recomputed; operations by its
 equation 3. Table 1 does not tell micro-batches: of 1, 2, 4 the one that is predicted to be the fastest and fits 80 GB,
-behind a pipeline 1 as in table 2. ZeRO-3 is DeepSpeed's of 2021, whose steps of 175 B take 67 s for one sample a GPU
-and for two: 16 GB/s of what it gathers and scatters, one of a node's eight network cards. ``fsdp`` is not that.
-Nothing was fitted to either table.
+with more than two stages 1 as in table 2. ZeRO-3 is DeepSpeed's of 2021, whose steps of 175 B take 67 s for one sample
+a GPU and for two: 16 GB/s of what it gathers and scatters, less than one of a node's eight network cards carries.
+``fsdp`` is not that. Nothing was fitted to either table.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def predicted(row: Trained, micro: int) -> tuple[float, float, float, int]:
 
 def _row(table: int, row: Trained) -> Row:
     data = row.gpus // row.tensor // row.pipeline
-    known = [row.micro] if row.micro else [1] if row.pipeline > 1 else [1, 2, 4]
+    known = [row.micro] if row.micro else [1] if row.pipeline > 2 else [1, 2, 4]
     sizes = [micro for micro in known if row.batch % (data * micro) == 0]
     ways = {micro: predicted(row, micro) for micro in sizes}
     fitting = [micro for micro in sizes if ways[micro][3] <= GPU_BYTES] or sizes[:1]
