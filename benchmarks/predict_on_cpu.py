@@ -4,7 +4,8 @@
 
 Each network is predicted by `whatif predict FILE:NAME --device cpu --measure`, which measures its operators alone, and
 then trained in this process, without a profiler. Prints one line a network: both times, the error, and what was left
-out of the prediction. With one thread both are CPU time, which other work on the machine changes least.
+out of the prediction. With one thread both are CPU time at the fastest pace of the machine that was seen while
+operators were measured (docs/profile.md): it is taken beside every step, whose time goes with it as a product's does.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from whatif.instrumentation.operators import timing
+from whatif.instrumentation.profile_ops import pace
 
 BATCH = 16
+# Before the prediction, and as many after it.
 WARM_STEPS, STEPS = 5, 25
 
 
@@ -85,8 +89,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 }
 
 
-def predicted(name: str, threads: int) -> dict[str, Any]:
-    """Predict a case from an empty database; gives the report and what was said on the way."""
+def predicted(name: str, threads: int) -> tuple[dict[str, Any], float | None]:
+    """Predict a case from an empty database; gives the report, what was said on the way, and the pace in ns."""
     build, optimizer, shape = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -95,15 +99,16 @@ def predicted(name: str, threads: int) -> dict[str, Any]:
         ]  # fmt: skip
         environment = {"OMP_NUM_THREADS": str(threads), "PATH": "", "WHATIF_CACHE": ""}
         run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if run.returncode:
-        sys.exit(run.stderr)
+        if run.returncode:
+            sys.exit(run.stderr)
+        paces = Path(folder, "db", pace.FILE)
+        at_ns = min(json.loads(paces.read_bytes()).values()) if paces.exists() else None
     found: dict[str, Any] = json.loads(run.stdout)
-    return found | {"said": run.stderr}
+    return found | {"said": run.stderr}, at_ns
 
 
-def measured_ms(name: str, threads: int) -> float:
-    """Train a case in this process and return the median step, ms."""
-    clock = time.process_time if threads == 1 else time.perf_counter
+def measured(name: str, threads: int) -> list[tuple[float, float]]:
+    """Train a case in this process; gives each step's time, ms, and the pace beside it, ns."""
     build, optimizer, shape = CASES[name]
     torch.manual_seed(0)
     sizes, _, kind = shape.partition(":")
@@ -114,15 +119,22 @@ def measured_ms(name: str, threads: int) -> float:
     update = make(model.parameters(), lr=1e-3)
     logits = model(x)
     target = torch.randint(logits.shape[-1], logits.shape[:-1])
-    times = []
-    for _ in range(WARM_STEPS + STEPS):
-        begin = clock()
+
+    def step() -> None:
         update.zero_grad()
         logits = model(x)
         nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten()).backward()
         update.step()
-        times.append(1e3 * (clock() - begin))
-    return statistics.median(times[WARM_STEPS:])
+
+    clock = timing.cpu_clock(threads)
+    speed = pace.Pace(clock)
+    found, before_ns = [], speed.sample()
+    for _ in range(WARM_STEPS + STEPS):
+        step_ns = clock(step)
+        after_ns = speed.sample(step_ns)
+        found.append((step_ns / 1e6, (before_ns + after_ns) / 2))
+        before_ns = after_ns
+    return found[WARM_STEPS:]
 
 
 def main() -> None:
@@ -134,10 +146,10 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     print("network            predicted   measured   error", flush=True)
     for name in asked.names or CASES:
-        # Before and after: a machine whose pace changes says so.
-        before = measured_ms(name, asked.threads)
-        found = predicted(name, asked.threads)
-        step_ms = (before + measured_ms(name, asked.threads)) / 2
+        steps = measured(name, asked.threads)
+        found, at_ns = predicted(name, asked.threads)
+        steps += measured(name, asked.threads)
+        step_ms = statistics.median(ms * (at_ns / pace_ns if at_ns else 1.0) for ms, pace_ns in steps)
         ms = found["predicted_ms"]
         print(f"{name:18s} {ms:8.2f} ms {step_ms:7.2f} ms {100 * (ms / step_ms - 1):+6.1f} %", flush=True)
         for line in (*found["said"].splitlines(), *found["warnings"]):
