@@ -15,8 +15,11 @@ from whatif import DependencyKind, TaskGraph, WhatifError
 from whatif.cli.main import main
 from whatif.ingest.lines import is_users, read_lines
 from whatif.prediction.baseline import Baseline
+from whatif.questions.comparison.regression import check_regression
+from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.flame import flame
-from whatif.questions.lines import line_parts
+from whatif.questions.lines import line_parts, mean_step_ms
+from whatif.report.text_check import markdown
 from whatif.simulation.simulator import simulate
 
 
@@ -155,12 +158,15 @@ def test_the_loop_of_others(shared_traces: Path, capsys: pytest.CaptureFixture[s
     assert lines["backward of resnet50_profiler_api.py(46)"]["gpu_ms"] > lines["resnet50_profiler_api.py(46)"]["gpu_ms"]
 
 
-def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
-    """loss.item() behind each step's kernel: the call waits 900 us."""
+def with_item(folder: Path, python_us: float = 0) -> Path:
+    """loss.item() behind each step's kernel: the call waits 900 us; Python may sort before it."""
     events = []
     for step in range(6):
-        at = 2000 * step
-        events.append(mark(f"ProfilerStep#{step}", at, 1999))
+        at = (2000 + python_us) * step
+        events.append(mark(f"ProfilerStep#{step}", at, 1999 + python_us))
+        if python_us:
+            events.append(python("train.py(7): sort", at + 2, python_us))
+            at += python_us
         events += launched("gemm", at + 10, 5, at + 30, 1000, 2 * step + 1)
         events.append(python("train.py(12): step", at + 5, 1500))
         events.append(python("<built-in method item of Tensor object at 0x7f>", at + 100, 940))
@@ -168,7 +174,37 @@ def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "pid": 1, "tid": 1, "ts": at + 110,
              "dur": 925, "args": {"correlation": 2 * step + 2}}
         )  # fmt: skip
-    graph = whatif.read(write_trace(tmp_path / "item.json", events))
+    return write_trace(folder / f"item{python_us:.0f}.json", events)
+
+
+def test_lines_of_two_recordings(tmp_path: Path) -> None:
+    """In the second one each step sorts in Python for 300 us first; the 10 us until the launch are of the same task."""
+    graphs = [whatif.read(with_item(tmp_path, us)) for us in (0, 300)]
+    found = check_regression(TwoRecordings.of(*graphs, calibrated=False), 3.0)
+    assert found.lines[0].name == "train.py(7): sort"
+    assert found.lines[0].work_change_ms == pytest.approx(0.31)
+    assert "Python and the framework" in found.verdict
+    assert "line train.py(7): sort (+0.31 ms)" in found.verdict
+    assert "lines that grew most" in markdown(found)
+
+
+def test_advice_names_the_line_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All waits are of one line, so that it gains what remove_syncs does."""
+    trace = with_item(tmp_path)
+    assert main(["advise", str(trace), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["waiting_lines"]
+    assert line["line"] == "train.py(12): step › item"
+    assert line["waits_per_step"] == 1
+    baseline = Baseline.of(whatif.read(trace))
+    without = simulate(whatif.load_transform("remove_syncs")(baseline.graph))
+    gain_ms = mean_step_ms(baseline, baseline.timeline) - mean_step_ms(baseline, without)
+    assert line["gain_ms"] == pytest.approx(gain_ms, abs=0.001)
+    assert main(["advise", str(trace)]) == 0
+    assert "train.py(12): step › item" in capsys.readouterr().out
+
+
+def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
+    graph = whatif.read(with_item(tmp_path))
     found = line_parts(Baseline.of(graph, calibrated=False), "line")
     (line,) = (line for line in found.parts if line.part.name == "train.py(12): step › item")
     assert line.waits == 1

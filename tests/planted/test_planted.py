@@ -48,7 +48,7 @@ def by_line(folder: Path, recording: str) -> dict[str, object]:
 def test_the_line_is_named_with_a_gain(cause: str, tmp_path: Path) -> None:
     """What the step really gains without the cause depends on the machine: `script.py CAUSE --time` measures it."""
     need("torch")
-    collect = ("-m", "whatif", "collect", "--lines", "--steps", "12", "-o", "run.json.gz", str(SCRIPT), cause)
+    collect = ("-m", "whatif", "collect", "--lines", "--stop", "--steps", "12", "-o", "run.json.gz", str(SCRIPT), cause)
     output(command(tmp_path, *collect))
     found = by_line(tmp_path, "run.json.gz")
     planted = [line for line in found["lines"] if f"script.py({line_of(cause)})" in line["line"]]  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def test_the_uneven_rank_is_named_with_its_line(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    collect = ("-m", "whatif", "collect", "--lines", "--steps", "8", "-o", "run.json.gz", str(SCRIPT), "rank")
+    collect = ("-m", "whatif", "collect", "--lines", "--stop", "--steps", "8", "-o", "run.json.gz", str(SCRIPT), "rank")
     ranks = [
         command(tmp_path, *collect, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         for rank in range(2)

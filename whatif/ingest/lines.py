@@ -93,6 +93,18 @@ def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> L
     return _Namer(graph, by, base_ns).name(frames, operators)
 
 
+def lines_if_any(graph: TaskGraph, by: By = "line", path: Path | None = None) -> Lines | None:
+    """Return what ``read_lines`` does; None where that raises, or no task has a line. Cheap without stacks."""
+    path = path or Path(graph.info.path)
+    if graph.info.ranks or not path.is_file() or not may_have_stacks(path):
+        return None
+    try:
+        lines = read_lines(graph, by, path)
+    except WhatifError:
+        return None
+    return lines if len(lines.code) == len(graph) and (lines.code >= 0).any() else None
+
+
 def may_have_stacks(path: Path) -> bool:
     """Say whether a file can hold stacks, by its bytes alone: far cheaper than reading it for nothing."""
     before = b""

@@ -10,10 +10,9 @@ import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
-from whatif.ingest.lines import SEPARATOR, Lines, may_have_stacks, read_lines
+from whatif.ingest.lines import SEPARATOR, Lines, lines_if_any
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import LAG, step_critical_ms
-from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import CLOCK_NOUNS
 
 # A narrower frame would be less than a pixel wide: it counts in the frame that holds it.
@@ -90,7 +89,7 @@ def flame(baseline: Baseline, path: Path | None = None) -> Flame:
     """
     graph = baseline.graph
     critical_ms, lag_ms = step_critical_ms(baseline)
-    lines = _stacks(graph, path)
+    lines = lines_if_any(graph, "stack", path)
     tree = _Tree()
     for task in np.flatnonzero(critical_ms > 0).tolist():
         outer = _layers(graph, task) if lines is None else _callers(lines, task)
@@ -99,17 +98,6 @@ def flame(baseline: Baseline, path: Path | None = None) -> Flame:
         tree.add([LAG], lag_ms, baseline.timeline.makespan_ns)
     frames = tree.frames(LEAST_SHARE * baseline.step_ns / 1e6)
     return Flame(baseline, "layers" if lines is None else "stacks", tuple(frames), len(tree.widths()))
-
-
-def _stacks(graph: TaskGraph, path: Path | None) -> Lines | None:
-    path = path or Path(graph.info.path)
-    if graph.info.ranks or not path.is_file() or not may_have_stacks(path):
-        return None
-    try:
-        lines = read_lines(graph, "stack", path)
-    except WhatifError:
-        return None
-    return lines if len(lines.code) == len(graph) and (lines.code >= 0).any() else None
 
 
 def _callers(lines: Lines, task: int) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import SYNC_NAME, Bool, Float64, TaskKind
-from whatif.ingest.lines import By, Lines, read_lines
+from whatif.ingest.lines import By, Lines, lines_if_any, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import Part, parts_by
 from whatif.runtime.errors import WhatifError
@@ -19,6 +19,8 @@ from whatif.simulation.timeline import Timeline
 
 # More lines than these are not simulated without, and not shown by default.
 MOST_GAINS = 12
+# Lines that wait for the GPU are named in advice; our choice.
+MOST_WAITING = 3
 NO_LINE = "(no line known)"
 
 
@@ -132,6 +134,50 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
             gain_ms = before_ms - mean_step_ms(baseline, without)
         found.append(LinePart(part, float(mean_ms[code]), float(waits[code]), float(blocked_ms[code]), gain_ms))
     return LineParts(baseline, by, tuple(found), len(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLine:
+    """A line that waits for the GPU: how often and how long in a step, and what the mean step gains without, ms."""
+
+    line: str
+    waits: float
+    blocked_ms: float
+    gain_ms: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        return {
+            "line": self.line,
+            "waits_per_step": round(self.waits, 3),
+            "blocked_ms": round(self.blocked_ms, 6),
+            "gain_ms": round(self.gain_ms, 6),
+        }
+
+
+def waiting_lines(baseline: Baseline) -> tuple[WaitingLine, ...]:
+    """Return the lines of a step that wait for the GPU longest; none where the trace holds no stacks.
+
+    A line's gain is that of ``remove_syncs`` for its waits alone.
+    """
+    graph = baseline.graph
+    waiting_ms = blocked(baseline) / 1e6
+    if not waiting_ms.any() or (lines := lines_if_any(graph)) is None:
+        return ()
+    counted, n_steps = _steps(baseline)
+    chosen = counted & (waiting_ms > 0) & (lines.code >= 0)
+    size = len(lines.names)
+    blocked_ms = np.bincount(lines.code[chosen], weights=waiting_ms[chosen], minlength=size) / n_steps
+    waits = np.bincount(lines.code[chosen], minlength=size) / n_steps
+    before_ms = mean_step_ms(baseline, baseline.timeline)
+    return tuple(
+        WaitingLine(
+            lines.names[code], float(waits[code]), float(blocked_ms[code]),
+            before_ms - mean_step_ms(baseline, simulate(graph.without_waits((lines.code == code) & (graph.step >= 0)))),
+        )
+        for code in np.argsort(-blocked_ms, kind="stable")[:MOST_WAITING].tolist()
+        if blocked_ms[code] > 0
+    )  # fmt: skip
 
 
 def blocked(baseline: Baseline) -> Float64:

@@ -40,6 +40,7 @@ def print_decision(advice: Advice, top: int = 3) -> None:
         if shown:
             headers, rows = _ranked_rows(advice, shown)
             out.table("", [headers[0], "alone", *headers[2:]], rows, text_columns=2, gives_way=1)
+        _print_waiting(out, advice)
         star = "" if all(entry.trial.same_training for entry in shown) else "*: another batch size. "
         if rest:
             out.say(f"{star}--all adds {', '.join(rest)}.", "dim")
@@ -56,11 +57,24 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, why in REFUSED:
             print_refused(out, title, [r for r in advice.refused if r.why == why], baseline)
+        _print_waiting(out, advice)
         print_savings(out, advice.savings)
         if advice.hypothetical:
             out.say()
             names = ", ".join(advice.hypothetical)
             out.say(f"Not tried, because these are questions, not optimizations: {names}; see whatif apply.", "dim")
+
+
+def _print_waiting(out: Report, advice: Advice) -> None:
+    """The lines whose waits remove_syncs takes away, each with what that alone gains."""
+    ms = ms_format(advice.baseline.step_ns / 1e6)
+    rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
+    out.table(
+        "Lines that wait for the GPU (remove_syncs), ms a step",
+        ["", "waits", "blocked", "gain without"],
+        rows,
+        gives_way=0,
+    )
 
 
 def print_refused(out: Report, title: str, refused: Sequence[Refused], baseline: Baseline) -> None:

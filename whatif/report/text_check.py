@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from whatif.questions.comparison.part_changes import work_ms
+from whatif.questions.comparison.part_changes import PartChange, work_ms
 from whatif.questions.comparison.regression import Regression, Status
 from whatif.report.layout import ms_format, report
 from whatif.report.text_compare import change_row, markdown_report, print_causes
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
+HEADERS = ("", "baseline", "now", "change", "count")
 
 
 def print_regression(found: Regression) -> None:
@@ -17,9 +18,9 @@ def print_regression(found: Regression) -> None:
         # On one line however narrow the page is: logs are searched by line.
         out.say(found.verdict, STYLES[found.status], soft_wrap=True)
         print_causes(out, found.causes, ms)
-        title = f"{found.parts_are.capitalize()} that grew most: work, ms a step"
-        rows = [change_row(change, work_ms, ms) for change in found.grown]
-        out.table(title, ["", "baseline", "now", "change", "count"], rows)
+        for what, parts in _grown(found):
+            rows = [change_row(change, work_ms, ms) for change in parts]
+            out.table(f"{what.capitalize()} that grew most: work, ms a step", HEADERS, rows)
         changed = [str(item) for item in found.two.differences if not item.blocks]
         out.table("The recordings differ in", [" "], [(text,) for text in changed])
 
@@ -27,8 +28,12 @@ def print_regression(found: Regression) -> None:
 def markdown(found: Regression) -> str:
     """Return the verdict for a pull request: the sentence, the critical paths and the parts that grew most."""
     verdict, _, cause = found.verdict.partition("; cause: ")
-    grown = (f"{found.parts_are} that grew most", found.grown, work_ms)
+    grown = [(f"{what} that grew most", parts, work_ms) for what, parts in _grown(found)]
     differs = [str(item) for item in found.two.differences if not item.blocks]
-    return markdown_report(
-        verdict, cause, found.causes, [grown], differs, found.warnings, found.two, ("baseline", "now")
-    )
+    return markdown_report(verdict, cause, found.causes, grown, differs, found.warnings, found.two, ("baseline", "now"))
+
+
+def _grown(found: Regression) -> list[tuple[str, tuple[PartChange, ...]]]:
+    """What grew, in the order of its worth: layers, or where none are known lines before kernels or operators."""
+    parts, lines = (found.parts_are, found.grown), ("lines", found.lines)
+    return [parts, lines] if found.parts_are == "layers" else [lines, parts]

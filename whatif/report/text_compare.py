@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison
 from whatif.questions.comparison.measured_step import MeasuredStep
-from whatif.questions.comparison.part_changes import PartChange
+from whatif.questions.comparison.part_changes import PartChange, work_ms
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.explain import Part
 from whatif.report.layout import (
@@ -68,6 +68,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         work = _gpu_ms if two.on_gpu else _cpu_ms
         families, operations = ("Kernel", "Kernels and copies") if two.on_gpu else ("Operator", "Operators")
         _print_changes(out, "Layers", found.layers, work, ms, top)
+        _print_changes(out, "Lines", found.lines, work_ms, ms, top)
         _print_changes(out, f"{families} families", found.kernels, work, ms, top)
         _print_changes(out, operations, found.operations, work, ms, top)
         _print_names(out, "Layers", found.layers)
@@ -80,7 +81,7 @@ def markdown(found: Comparison, top: int = 10) -> str:
     operations = "kernels and copies" if two.on_gpu else "operators"
     changed = [
         (f"{what} that changed most", sorted(parts, key=lambda part: -abs(part.change(work)))[:top], work)
-        for what, parts in (("layers", found.layers), (operations, found.operations))
+        for what, parts in (("layers", found.layers), ("lines", found.lines), (operations, found.operations))
     ]
     differs = [f"{item.what}: {item.before} → {item.after}" for item in two.differences]
     described = "" if found.description is None else found.description.sentence

@@ -22,6 +22,7 @@ from whatif.questions.advice.trial import (
 from whatif.questions.advice.warm_up import warm_up
 from whatif.questions.efficiency import Use, efficiency
 from whatif.questions.explain import step_facts
+from whatif.questions.lines import WaitingLine, waiting_lines
 from whatif.questions.progress import Progress, reported
 from whatif.questions.verdict import NAMED_FROM
 from whatif.simulation.steps import RECORDED
@@ -87,6 +88,7 @@ class Advice:
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
     warm_up: str = ""  # what of the step a later one has not, where it looks so
+    waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, where the trace tells lines
 
     @property
     def first(self) -> Ranked | None:
@@ -191,6 +193,7 @@ class Advice:
             "done_in_part": reasons(Refusal.IN_PART),
             "failed": reasons(Refusal.FAILED),
             "not_tried": list(self.hypothetical),
+            "waiting_lines": [line.to_dict() for line in self.waiting],
             "usual_rates": [use.to_dict("family") for use in self.savings],
         }
 
@@ -245,6 +248,7 @@ def advise(
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
         warm_up=warm_up(baseline),
+        waiting=waiting_lines(baseline),
     )
     first = result.first
     if first is None or first.range_ms is not None:

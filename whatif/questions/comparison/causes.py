@@ -11,6 +11,7 @@ import numpy as np
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Float64, Phase, TaskKind, among
+from whatif.ingest.lines import Lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import LAG, Explanation, step_critical_ms, step_work_ms
@@ -69,8 +70,8 @@ class Cause:
         }
 
 
-def causes(explained: tuple[Explanation, Explanation]) -> tuple[Cause, ...]:
-    """Return the differences of two critical paths, the one that changed most first."""
+def causes(explained: tuple[Explanation, Explanation], lines: tuple[Lines, Lines] | None = None) -> tuple[Cause, ...]:
+    """Return the differences of two critical paths, the one that changed most first; with a line where both tell it."""
     before, after = (each.critical_path_ms for each in explained)
     held = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
     work_ms = [_by_kind(each.baseline) for each in explained]
@@ -79,11 +80,13 @@ def causes(explained: tuple[Explanation, Explanation]) -> tuple[Cause, ...]:
         one, other = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
         if one or other:
             members = [TaskKind[kind.upper()] for kind in kinds if kind != LAG]
-            where = (_where(what, members, held, other - one) for what in looked_into)
+            where = [next(filter(None, (_where(what, members, held, other - one) for what in looked_into)), "")]
+            if lines:
+                where.append(_where("line", members, held, other - one, lines))
             more_ms = float(work_ms[1][members].sum() - work_ms[0][members].sum())
             if LAG in kinds:
                 more_ms += after.get(LAG, 0.0) - before.get(LAG, 0.0)
-            found.append(Cause(name, one, other, next(filter(None, where), ""), more_ms))
+            found.append(Cause(name, one, other, ", ".join(filter(None, where)), more_ms))
     return tuple(sorted(found, key=lambda cause: -abs(cause.change_ms)))
 
 
@@ -101,12 +104,16 @@ def _by_kind(baseline: Baseline) -> Float64:
     return np.bincount(graph.kind, weights=work_ms, minlength=len(TaskKind)).astype(np.float64)
 
 
-def _where(what: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float) -> str:
-    """The layer, family or phase in which a fair share of a growth or of a saving lies; else ""."""
+def _where(
+    what: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float,
+    lines: tuple[Lines, Lines] | None = None,
+) -> str:  # fmt: skip
+    """The layer, family, phase or line in which a fair share of a growth or of a saving lies; else ""."""
     growth_ms: dict[str, float] = {}
-    for factor, (graph, critical_ms) in zip((-1, 1), held, strict=True):
+    for side, (graph, critical_ms) in enumerate(held):
+        factor = 2 * side - 1
         chosen = among(graph.kind, kinds) & (critical_ms > 0)
-        codes, names = _codes(what, graph)
+        codes, names = _of_line(lines[side]) if lines else _codes(what, graph)
         sums = np.bincount(codes[chosen], weights=critical_ms[chosen], minlength=len(names))
         for code in np.flatnonzero(sums).tolist():
             growth_ms[names[code]] = growth_ms.get(names[code], 0.0) + factor * float(sums[code])
@@ -117,6 +124,11 @@ def _where(what: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph,
     if not best or sign * growth_ms[best] < max(NAMED_SHARE * abs(change_ms), 1e-6):
         return ""
     return f"{what} {best} ({growth_ms[best]:+,.2f} ms)"
+
+
+def _of_line(lines: Lines) -> tuple[Array, list[str]]:
+    """Each task's code by line, the last one for none."""
+    return np.where(lines.code >= 0, lines.code, len(lines.names)), [*lines.names, ""]
 
 
 def _codes(what: str, graph: TaskGraph) -> tuple[Array, list[str]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from whatif.ingest.lines import Lines, lines_if_any
+from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.causes import Cause, cause_of, causes
 from whatif.questions.comparison.describe_change import Description, describe_change
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.comparison.part_changes import PartChange, part_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
-from whatif.questions.explain import Explanation, explain
+from whatif.questions.explain import Explanation, Part, explain, parts_by
 from whatif.questions.progress import Progress
 
 # More parts than any recording has: all of them are compared.
@@ -26,6 +29,7 @@ class Comparison:
     causes: tuple[Cause, ...]  # of the critical path, the largest change first
     phases: tuple[PartChange, ...]
     layers: tuple[PartChange, ...]
+    lines: tuple[PartChange, ...]  # of the source; none unless both traces hold stacks
     kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
     operations: tuple[PartChange, ...]  # by name: likewise
     pace: float | None  # what the same call takes in B over what it takes in A, the median by time
@@ -90,6 +94,7 @@ class Comparison:
             "causes": [cause.to_dict() for cause in self.causes],
             "phases": [part.to_dict("phase") for part in self.phases],
             "layers": [part.to_dict("layer") for part in self.layers],
+            "lines": [part.to_dict("line") for part in self.lines],
             "kernels": [part.to_dict("family") for part in self.kernels],
             "operations": [part.to_dict("name") for part in self.operations],
             "warnings": list(self.warnings),
@@ -102,15 +107,35 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
     ``progress(done, total)`` counts the what-ifs that were tried.
     """
     one, other = explain(two.before, ALL_PARTS), explain(two.after, ALL_PARTS)
+    lines = _lines(two)
     return Comparison(
         two=two,
         explained=(one, other),
-        causes=causes((one, other)),
+        causes=causes((one, other), lines),
         phases=part_changes(one.phases, other.phases),
         # Names that wrappers of the whole model changed are taken for the same.
         layers=part_changes(one.all_layers, other.all_layers, without_wrappers),
+        # An edit moves lines: what is left is matched by file and function.
+        lines=()
+        if lines is None
+        else part_changes(_line_parts(two.before, lines[0]), _line_parts(two.after, lines[1]), _without_numbers),
         kernels=part_changes(one.kernels, other.kernels),
         operations=part_changes(one.operations, other.operations),
         pace=two.pace,
         description=describe_change(two, progress) if describe else None,
     )
+
+
+def _lines(two: TwoRecordings) -> tuple[Lines, Lines] | None:
+    """The lines of both recordings, where both tell them."""
+    before = lines_if_any(two.before.graph)
+    after = lines_if_any(two.after.graph) if before is not None else None
+    return (before, after) if before is not None and after is not None else None
+
+
+def _line_parts(baseline: Baseline, lines: Lines) -> list[Part]:
+    return parts_by(baseline, lines.code, lines.names)
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"\(\d+\)", "", line)

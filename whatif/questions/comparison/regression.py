@@ -36,6 +36,7 @@ class Regression:
     causes: tuple[Cause, ...]  # of the critical path, the largest change first
     parts_are: str  # layers, or kernels or operators where no layers are known
     grown: tuple[PartChange, ...]
+    lines: tuple[PartChange, ...]  # that grew most, where both traces tell lines
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,6 +53,7 @@ class Regression:
             "noise_pct": two.noise_pct,
             "causes": [cause.to_dict() for cause in self.causes],
             "differences": [item.to_dict() for item in two.differences],
+            "lines": [part.to_dict("line") for part in self.lines],
             "grown": [part.to_dict(self.parts_are.removesuffix("s")) for part in self.grown],
             "warnings": list(self.warnings),
         }
@@ -66,7 +68,7 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     blocking = [str(item) for item in two.differences if item.blocks]
     if blocking:
         verdict = f"not comparable: {'; '.join(blocking)}; record a new baseline of what is to be compared"
-        return Regression(two, allowed_pct, Status.NOT_COMPARABLE, verdict, (), "", (), ())
+        return Regression(two, allowed_pct, Status.NOT_COMPARABLE, verdict, (), "", (), (), ())
     found = compare(two, describe=False)
     regressed = two.change_pct > allowed_pct and not two.within_noise
     status = Status.REGRESSED if regressed else Status.OK
@@ -74,14 +76,19 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
         parts_are, parts = "layers", found.layers
     else:
         parts_are, parts = "kernels" if two.on_gpu else "operators", found.operations
-    grown = sorted((part for part in parts if part.work_change_ms > 0), key=lambda part: -part.work_change_ms)
     verdict = _verdict(two, allowed_pct, status)
     if regressed and found.cause is not None:
         verdict = f"{verdict}; cause: {found.cause}"
     return Regression(
-        two, allowed_pct, status, verdict, found.causes, parts_are, tuple(grown[:NAMED_PARTS]),
+        two, allowed_pct, status, verdict, found.causes, parts_are, _grown(parts), _grown(found.lines),
         (*_doubts(found, allowed_pct), *two.remarks),
     )  # fmt: skip
+
+
+def _grown(parts: tuple[PartChange, ...]) -> tuple[PartChange, ...]:
+    """The parts whose work grew most."""
+    grown = sorted((part for part in parts if part.work_change_ms > 0), key=lambda part: -part.work_change_ms)
+    return tuple(grown[:NAMED_PARTS])
 
 
 def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
