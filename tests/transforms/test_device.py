@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, facts_of, id_of
+from tests.helpers import CPU, STREAM, Build, equal, facts_of, id_of, need
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
+from whatif.cli.main import main
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.hardware.gpu import Gpu, load_gpu
 from whatif.hardware.roofline import kernel_floor_ns
@@ -29,6 +31,8 @@ from whatif.opdb.importers.described import operators_of
 from whatif.prediction.transform import load_transform
 
 F, US = KernelFamily, 1000
+DEVICE = "device:to=A100-SXM-80"
+MODELS = Path(__file__).resolve().parents[1] / "operator_graph" / "predicted_models.py"
 V100, A100, H100, MI300X = (
     "Tesla V100-SXM2-32GB",
     "NVIDIA A100-SXM4-80GB",
@@ -495,3 +499,49 @@ def test_the_order_of_what_ifs_hardly_matters(shared_traces: Path, what_if: str)
     behind = load_transform(what_if)(to(graph, "A100-SXM-80"))
     # What changing the layout takes has a model of its own.
     assert busy_ms(before) == pytest.approx(busy_ms(behind), rel=0.15 if what_if == "channels_last" else 0.05)
+
+
+@pytest.mark.parametrize("what_ifs", [("amp",), ("amp", "channels_last")])
+def test_formats_and_layouts_gain_on_another_device_what_they_gain_there(
+    shared_traces: Path, what_ifs: tuple[str, ...]
+) -> None:
+    graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
+    both = [whatif.apply(graph, *names).graph for names in ((*what_ifs, DEVICE), (DEVICE, *what_ifs))]
+    assert busy_ms(both[0]) == pytest.approx(busy_ms(both[1]), rel=0.01)
+    on_gpu = both[0].on_gpu
+    assert both[0].low_ns[on_gpu].sum() < both[1].duration_ns[both[1].on_gpu].sum() < both[0].high_ns[on_gpu].sum()
+
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 768, "n_head": 12}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "families"),
+    [
+        (["{}/config.json", "--input", "batch=8,seq=512"], (F.GEMM, F.ATTENTION)),
+        ([f"{MODELS}:resnet50", "--input", "32,3,224,224"], (F.CONVOLUTION, F.GEMM)),
+    ],
+)
+def test_a_predicted_step_takes_on_another_device_what_it_is_predicted_to_take_there(
+    words: list[str], families: tuple[KernelFamily, ...], tmp_path: Path
+) -> None:
+    """The chain answers for products, convolutions and attention, whichever what-if asks, in any order."""
+    need("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    here, there = (tmp_path / f"{name}.json.gz" for name in ("A100-SXM-80", "H100-SXM-80"))
+    words = [word.replace("{}", str(tmp_path)) for word in words]
+    for path in (here, there):
+        device = path.name.partition(".")[0]
+        assert main(["predict", *words, "--device", device, "--save", str(path), "--quiet"]) == 0
+    to_h100 = "device:to=H100-SXM-80"
+    for names, orders in (((), [(to_h100,)]), (("amp",), [(to_h100, "amp"), ("amp", to_h100)])):
+        straight = whatif.apply(whatif.read(there), *names).graph
+        for order in orders:
+            moved = whatif.apply(whatif.read(here), *order).graph
+            for family in families:
+                took, takes = (g.duration_ns[g.on_gpu & (g.family == family)].sum() for g in (moved, straight))
+                assert took == pytest.approx(takes, rel=0.02)  # one call gives both gradients of a convolution
+                assert takes > 0
+            # What moves memory is asked by its bytes alone, lists of tensors by the data sheets.
+            assert busy_ms(moved) == pytest.approx(busy_ms(straight), rel=0.04)

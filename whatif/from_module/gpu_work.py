@@ -28,8 +28,7 @@ from whatif.from_module.operations import (
     tensors_of,
 )
 from whatif.graph.described import Described
-from whatif.ingest.op_cost import is_causal
-from whatif.ingest.operator_calls import describe
+from whatif.ingest.operator_calls import attention_of, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +223,9 @@ ATTENTION_BACKWARD = 2.5
 
 def _attention(name: str, operation: Operation) -> list[Kernel]:
     backward = "backward" in name
-    first = 1 if backward else 0  # behind the output's gradient
-    q, k = operation.dims[first : first + 2]
-    if len(q) != 4 or len(k) != 4:
+    what = attention_of(operation.name, operation.dims, format_of(operation), operation.concrete)
+    if what is None:
         return _unknown(name, operation)
-    heads, rows = (1, 2) if "scaled_dot_product" in name else (2, 1)
-    sizes = (
-        ("batch", q[0]), ("query_length", q[rows]), ("key_length", k[rows]), ("heads", q[heads]),
-        ("kv_heads", k[heads]), ("head_size", q[3]), ("causal", int(is_causal(operation.name, operation.concrete))),
-    )  # fmt: skip
-    what = Described("attention", "attention", format_of(operation), sizes)
     return [named(f"flash_{'bwd' if backward else 'fwd'}", name, what, ATTENTION_BACKWARD if backward else 1.0)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from whatif.graph.described import LARGEST_ATTRIBUTE, LONGEST_TEXT, Described
-from whatif.ingest.op_cost import CONVOLUTION_OPTIONS, integers_of, text_of
+from whatif.ingest.op_cost import CONVOLUTION_OPTIONS, integers_of, is_causal, text_of
 
 # Type names of recordings (c10::ScalarType and TypeMeta spellings).
 _TYPES = {
@@ -114,6 +114,37 @@ def describe_other(op_name: Any, dims: Any, types: Any, concrete: Any) -> Descri
     return Described(
         "other", op_name, next((d for d in told if d not in ("unknown", "int")), "unknown"), (), layout=said
     )
+
+
+def attention_of(op_name: str, dims: Any, dtype: str, concrete: Any) -> Described | None:
+    """Return the forward pass that an attention operator runs, or gives the gradients of; None for all others.
+
+    Recorded attention is measured as any other operator (``describe_other``); this is what its work is priced as.
+    """
+    if "attention" not in op_name:
+        return None
+    first = 1 if "backward" in op_name else 0  # behind the output's gradient
+    q, k = dims[first : first + 2]
+    if len(q) != 4 or len(k) != 4:
+        return None
+    # The `_scaled_dot_product_*` level has (batch, head, row, column), the kernels below it (batch, row, head, column).
+    heads, rows = (1, 2) if "scaled_dot_product" in op_name else (2, 1)
+    sizes = (
+        ("batch", q[0]), ("query_length", q[rows]), ("key_length", k[rows]), ("heads", q[heads]),
+        ("kv_heads", k[heads]), ("head_size", q[3]), ("causal", int(is_causal(op_name, concrete))),
+    )  # fmt: skip
+    return Described("attention", "attention", dtype, sizes)
+
+
+def as_attention(what: Described) -> Described:
+    """Return a recorded operator as the attention whose work it does, where it is one; else itself."""
+    if what.family != "other" or "attention" not in what.name:
+        return what
+    try:
+        dims, _, concrete = msgspec.json.decode(what.layout)
+        return attention_of(what.name, dims, what.dtype, concrete) or what
+    except (msgspec.DecodeError, TypeError, ValueError, IndexError):
+        return what
 
 
 def _matmul(name: str, call: _Call) -> Described | None:

@@ -19,9 +19,11 @@ from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Int8, Int32, Int64, Phase, TaskKind, among
+from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns
+from whatif.ingest.operator_calls import as_attention
 from whatif.models.durations.changed_operators import Changed, side_of
-from whatif.models.durations.database import SOURCE_OF_ANSWER, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
 from whatif.opdb.chain import AnswerSource, Estimator
@@ -72,49 +74,62 @@ _DAYDREAM = (1 / 3, 1 / 8, 1.0)
 
 
 def in_form(
-    graph: TaskGraph, tasks: Array, formats: Int8, *, dtype: str = "", layout: str | None = None, sheet: bool = False
-) -> Changed:
-    """Return what matrix kernels ``tasks`` (a mask or ids) take in another number format or layout of images.
+    graph: TaskGraph, tasks: Array, formats: Int8, *, dtype: str = "", layout: str | None = None, sheet: bool = False,
+    there: tuple[Gpu, Int8] | None = None,
+) -> Changed:  # fmt: skip
+    """Return what matrix kernels ``tasks`` (a mask or ids) take in another number format, layout or on another device.
 
     ``formats``, shape (n_tasks,), are positions in `kernels.DTYPES`. ``layout`` is "nhwc", or "" for NCHW; "" and None
-    leave format and layout as they are now. Down to the data sheet, or by it alone (``sheet``), with what the layout's
-    changes around a convolution take: kernels of their own where the recording has them.
+    leave format and layout as they are now. ``there`` is another device, and the formats on it. Down to the data sheet,
+    or by it alone (``sheet``), with what the layout's changes around a convolution take: kernels of their own where the
+    recording has them.
     """
     ids = as_ids(graph, tasks)
     side = side_of(graph)
     nothing = _same(len(ids), np.nan, Source.RECORDED)
     able = graph.on_gpu.mask[ids] & among(graph.family[ids], (*MATRIX_FAMILIES, KernelFamily.LAYOUT))
-    of_matrix = np.array([what.family in _MATRIX for what in graph.info.operators] + [False])
+    table = [as_attention(what) for what in graph.info.operators]
+    of_matrix = np.array([what.family in _MATRIX for what in table] + [False])
     places = np.flatnonzero(able & of_matrix[graph.called[ids]])
     if side is None or side.gpu is None or not len(places):
         return nothing
     asked = ids[places]
+    sides = side, side if there is None else estimator_of(there[0].name)
     if sheet:
-        side = side.restricted((AnswerSource.ANALYTIC,))
+        sides = sides[0].restricted((AnswerSource.ANALYTIC,)), sides[1].restricted((AnswerSource.ANALYTIC,))
     of_layout = graph.family[asked] == KernelFamily.LAYOUT
     # Transposes move bytes of whatever is multiplied in the format of their operator.
-    multiplied = np.zeros(len(graph.info.operators), dtype=np.int8)
-    multiplied[graph.called[asked[~of_layout]]] = formats[asked[~of_layout]]
-    now_in = np.where(of_layout, multiplied[graph.called[asked]], formats[asked])
+    now_in, then_in = (
+        _multiplied(graph, asked, of_layout, form) for form in (formats, formats if there is None else there[1])
+    )
     last = has_form(graph, FORM)[asked]
     backward = graph.phase[asked] == Phase.BACKWARD
-    key = ((graph.called[asked].astype(np.int64) * len(DTYPES) + now_in) * 2 + last) * 2 + backward
+    key = graph.called[asked].astype(np.int64) * len(DTYPES) ** 2 + now_in.astype(np.int64) * len(DTYPES) + then_in
+    key = (key * 2 + last) * 2 + backward
     codes, first, which = np.unique(key, return_index=True, return_inverse=True)
     before, after = [], []
     for place in first.tolist():
-        what = graph.info.operators[graph.called[asked[place]]]
+        what = table[graph.called[asked[place]]]
         now = NHWC if last[place] else what.layout
         old = DTYPES[now_in[place]] or what.dtype
         before.append(_in_pass(converted(what, old, now), backward=bool(backward[place])))
-        changed = converted(what, dtype or old, now if layout is None else layout)
+        new = dtype or (old if there is None else DTYPES[then_in[place]] or what.dtype)
+        changed = converted(what, new, now if layout is None else layout)
         after.append(_in_pass(changed, backward=bool(backward[place])))
-    whole, product, changes = _priced(side, before, after, told=graph.info.recorded.predicted is not None)
+    whole, product, changes = _priced(sides, before, after, told=graph.info.recorded.predicted is not None)
     # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
     transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
-    own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES)), transposed)
+    own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)
     for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
         nothing.put(places[mask], part.take(which[mask]))
     return nothing
+
+
+def _multiplied(graph: TaskGraph, tasks: Array, of_layout: Bool, formats: Int8) -> Int8:
+    """The format in which the operators of ``tasks`` (ids) multiply: transposes move what is multiplied."""
+    by_call = np.zeros(len(graph.info.operators), dtype=np.int8)
+    by_call[graph.called[tasks[~of_layout]]] = formats[tasks[~of_layout]]
+    return np.where(of_layout, by_call[graph.called[tasks]], formats[tasks]).astype(np.int8)
 
 
 def usual(
@@ -172,7 +187,7 @@ def _usual_prices(
     for series in _USUAL[code // (2 * len(DTYPES))]:
         before = [converted(what, old, now) for what in series]
         after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
-        whole, product, _ = _priced(side, before, after, told=_knows(side, before) and _knows(side, after))
+        whole, product, _ = _priced((side, side), before, after, told=_knows(side, before) and _knows(side, after))
         # A size's own time grows with it.
         prices.append((np.maximum.accumulate(side_times(side, before)), whole, product))
     return prices
@@ -235,6 +250,24 @@ def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
     return Changed(ratio, ratio * np.minimum(low, 1.0), ratio * np.maximum(high, 1.0), source)
 
 
+def moving_there(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
+    """Return what predicted kernels ``tasks`` (ids) that move bytes and compute little take on ``new``, by their bytes.
+
+    NaN where the bytes are not known.
+    """
+    found, side = _same(len(tasks), np.nan, Source.RECORDED), side_of(graph)
+    known = np.flatnonzero((graph.size_bytes[tasks] > 0) & ~among(graph.family[tasks], MATRIX_FAMILIES))
+    if side is None or not len(known):
+        return found
+    sizes, which = np.unique(_rounded(graph.size_bytes[tasks[known]].astype(np.float64)), return_inverse=True)
+    ops = elementwise_of(sizes)
+    old, answers = side.estimate(ops), estimator_of(new.name).estimate(ops)
+    ratios = [getattr(answers, name) / getattr(old, name) for name in ("t_s", "low_s", "high_s")]
+    told = Changed(ratios[0], ratios[1], ratios[2], SOURCE_OF_ANSWER[answers.answered_by])
+    found.put(known, told.take(which.reshape(-1)))
+    return found
+
+
 def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Changed]]) -> Estimates:
     """Return the times of ``tasks`` (ids) where each of ``parts``, a mask or places among them, takes its ratio.
 
@@ -273,30 +306,30 @@ def _rounded(sizes: Float64) -> Float64:
 
 
 def _priced(
-    side: Estimator, before: list[Described], after: list[Described], *, told: bool
+    sides: tuple[Estimator, Estimator], before: list[Described], after: list[Described], *, told: bool
 ) -> tuple[Changed, Changed, Changed]:
     """New over old time of n operators, of their products alone, and of the layout's changes (NaN without any before).
 
     ``told``: the old time is what the chain itself said, so that the new one is too, whoever answers.
     """
-    n = len(before)
+    n, (side, there) = len(before), sides
     ratio, low, high, t = (np.full(n, np.nan) for _ in range(4))
     source = np.full(n, Source.ROOFLINE, dtype=np.int8)
     for (places, old), (_, new) in zip(operators_of(before), operators_of(after), strict=True):
         first = side.estimate(old)
         t[places] = first.t_s
         if told:
-            answers = side.estimate(new)
+            answers = there.estimate(new)
             columns = [answers.t_s / first.t_s, answers.low_s / first.low_s, answers.high_s / first.high_s]
             answered_by = answers.answered_by
         else:
-            ratios = same_source_ratio(old, new, side, side, worst=AnswerSource.ANALYTIC)
+            ratios = same_source_ratio(old, new, side, there, worst=AnswerSource.ANALYTIC)
             columns, answered_by = [ratios.ratio, ratios.low, ratios.high], ratios.answered_by
         for column, values in zip((ratio, low, high), columns, strict=True):
             column[places] = values
         source[places] = SOURCE_OF_ANSWER[answered_by]
     product = Changed(ratio, low, high, source)
-    old_s, new_s = (_changes_s(side, whats) for whats in (before, after))
+    old_s, new_s = _changes_s(side, before), _changes_s(there, after)
     whole = Changed(
         (t * ratio + new_s) / (t + old_s), (t * low + new_s) / (t + old_s), (t * high + new_s) / (t + old_s), source
     )

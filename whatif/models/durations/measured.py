@@ -168,6 +168,13 @@ def with_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
     return graph.attach(**{_ATTACHED: bits})
 
 
+def without_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
+    """Forget that ``tasks`` run in ``form``."""
+    bits = _bits(graph).copy()
+    bits[as_index(graph, tasks)] &= ~_FORM_BITS[form]
+    return graph.attach(**{_ATTACHED: bits})
+
+
 def has_form(graph: TaskGraph, form: str) -> Bool:
     """Return a mask, shape (n_tasks,), of the tasks that a transform has put into ``form`` already."""
     return np.asarray((_bits(graph) & _FORM_BITS[form]) != 0, dtype=np.bool_)

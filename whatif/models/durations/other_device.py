@@ -15,6 +15,7 @@ from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
+    Float64,
     Int8,
     Int64,
     TaskKind,
@@ -40,13 +41,14 @@ from whatif.models.durations.estimator import (
     device,
     scaled,
 )
-from whatif.models.durations.forms import FORM
-from whatif.models.durations.half_precision import SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW
-from whatif.models.durations.measured import has_form
+from whatif.models.durations.forms import FORM, in_form, moving_there
+from whatif.models.durations.half_precision import SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW, is_half
+from whatif.models.durations.measured import has_form, without_form
 from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.work_done import work_times
 from whatif.opdb.importers.described import operators_of
+from whatif.opdb.tensor_convolutions import NHWC
 
 # Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
 _SWITCH_SPREAD = 1.5
@@ -66,6 +68,8 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
     if old is None:
         unknown = no_facts(n)
         return scaled(graph, tasks, unknown.centre, Source.ASSUMED, low=unknown.low, high=unknown.high)
+    given = graph
+    graph, forms_by = _as_called(graph, tasks, new, tf32=tf32)
     dtype = matrix_dtype(graph)[tasks]
     new_dtype = formats_on(dtype, of_convolutions(graph)[tasks], old, new, tf32=tf32)
     found = law_ratio(graph, tasks, old, new, dtype, new_dtype)
@@ -85,10 +89,46 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         at, which = at[good], which[good]
         found.put(at, Ratio(ratios.ratio[which], ratios.low[which], ratios.high[which]))
         source[at] = SOURCE_OF_ANSWER[ratios.answered_by[which]]
-    return scaled(
-        graph, tasks, found.centre, source, low=np.minimum(found.low, found.centre),
-        high=np.maximum(found.high, found.centre),
-    )  # fmt: skip
+    if graph.info.recorded.predicted is not None:
+        # Nothing was recorded: the chain answers on the new device as it did on the old one.
+        formats = np.zeros(len(graph), dtype=np.int8)
+        formats[tasks] = new_dtype
+        of_matrix = in_form(graph, tasks, matrix_dtype(graph), there=(new, formats))
+        for told in (moving_there(graph, tasks, new), of_matrix):
+            known = np.flatnonzero(told.known & (graph.kind[tasks] == TaskKind.KERNEL))
+            found.put(known, Ratio(told.ratio[known], told.low[known], told.high[known]))
+            source[known] = told.source[known]
+    low, high = np.minimum(found.low, found.centre), np.maximum(found.high, found.centre)
+    return scaled(given, tasks, found.centre * forms_by, source, low=low * forms_by, high=high * forms_by)
+
+
+def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple[TaskGraph, Float64]:
+    """The graph in the formats in which its operators were called, and what these gain on ``new`` over what they did.
+
+    What-ifs before this one have put products into 16 bits, and images into another layout: on ``new`` that gains what
+    it gains there, as if it came behind. The factors have shape (tasks,), 1 for all that was not changed.
+    """
+    by, gained, old = np.ones(len(tasks)), np.ones(len(tasks)), device(graph)
+    called = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in graph.info.operators] + [0])
+    called = called[graph.called].astype(np.int8)
+    half = is_half(graph.dtype) & ~is_half(called) & (called > 0) & among(graph.family, MATRIX_FAMILIES)
+    changed = np.flatnonzero(half[tasks])
+    if old is None or not len(changed) or graph.info.recorded.predicted is not None:
+        return graph, by
+    now, last = matrix_dtype(graph), has_form(graph, FORM)
+    before = without_form(graph.replace(dtype=np.where(half, called, graph.dtype).astype(np.int8)), half, FORM)
+    there = with_facts_of(before, new, tf32=tf32)
+    for layout, rows in (("", changed[~last[tasks[changed]]]), (NHWC, changed[last[tasks[changed]]])):
+        gains = [
+            in_form(side, tasks[rows], matrix_dtype(side), layout=layout or None, there=(gpu, now)).ratio
+            for side, gpu in ((before, old), (there, new))
+        ]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = gains[1] / gains[0]
+        good = np.isfinite(ratio) & (ratio > 0)
+        by[rows[good]], gained[rows[good]] = ratio[good], gains[0][good]
+    recorded_ns = np.rint(graph.duration_ns[tasks] / gained)
+    return before.with_duration(tasks, recorded_ns), by
 
 
 def of_convolutions(graph: TaskGraph) -> Bool:
