@@ -209,3 +209,21 @@ def test_memory_that_a_what_if_does_not_model_is_not_shown_as_unchanged(
 def test_the_advice_is_the_same_every_time(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(own_traces / "transformer_cpu.json.gz")
     assert json.dumps(report(capsys, "advise", trace)) == json.dumps(report(capsys, "advise", trace))
+
+
+def test_what_the_user_names_is_in_the_decision_wherever_it_ranks(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = OWN.replace("graph.on_gpu, 0.5", "graph.on_cpu, 2.0").replace("half as long", "longer")
+    (tmp_path / "slower.py").write_text(slower, encoding="utf-8")
+    (tmp_path / "little.py").write_text(OWN.replace("graph.on_gpu, 0.5", "graph.on_cpu, 0.98"), encoding="utf-8")
+    trace, *names = (
+        str(own_traces / "transformer_cpu.json.gz"),
+        str(tmp_path / "little.py"),
+        str(tmp_path / "slower.py"),
+    )
+    assert main(["advise", trace, *names, "--top", "1"]) == 0
+    lines = [re.sub(r" +", " ", line).strip() for line in capsys.readouterr().out.splitlines()]
+    (row,) = [line for line in lines if re.match(r"\d+ little 2\.0 %", line)]
+    assert int(row.split()[0]) > 1
+    assert any(re.match(r"slower -100\.0 %", line) for line in lines[lines.index("No gain") :])

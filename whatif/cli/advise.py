@@ -37,10 +37,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice for a trace."""
     trace, names = trace_then_names(args.words, "advise")
     check_plots(args.plot, [trace])
+    from whatif.prediction.composition import spelled
     from whatif.prediction.transform import load_transform
     from whatif.questions.advice.candidates import installed
 
-    candidates = installed(also=[load_transform(name) for name in names])
+    own = [load_transform(name) for name in names]
+    candidates = installed(also=own)
     graph = read_trace(trace, args)
     from whatif.prediction.predict import apply
     from whatif.questions.advice.advise import advise
@@ -56,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     return show(
         args,
         lambda: {**advice.to_dict(), "warnings": list(warnings)},
-        lambda: print_advice(advice, top) if args.all else print_decision(advice, args.top or DECIDING),
+        lambda: (
+            print_advice(advice, top)
+            if args.all
+            else print_decision(advice, args.top or DECIDING, [spelled(t) for t in own])
+        ),
         figure=lambda: advice_figure(advice, top),
         warnings=warnings,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from whatif.prediction.baseline import Baseline
@@ -21,9 +21,13 @@ REFUSED = (
 )
 
 
-def print_decision(advice: Advice, top: int = 3) -> None:
-    """Print what to do first and the ``top`` single what-ifs; three of them take about 15 lines."""
-    shown = advice.gaining[:top]
+def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) -> None:
+    """Print what to do first and the ``top`` single what-ifs; three of them take about 15 lines.
+
+    What the user ``named``, as it is spelled, is shown wherever it ranks, and with its reason where it does not gain.
+    """
+    ranks = {place: entry for place, entry in enumerate(advice.gaining, 1) if place <= top or _is_of(named, entry)}
+    shown = list(ranks.values())
     rest = [
         f"{count} {what}"
         for what, count in (
@@ -38,9 +42,15 @@ def print_decision(advice: Advice, top: int = 3) -> None:
     with report() as out:
         _print_verdict(out, advice)
         if shown:
-            headers, rows = _ranked_rows(advice, shown)
+            headers, rows = _ranked_rows(advice, shown, list(ranks))
             out.table("", [headers[0], "alone", *headers[2:]], rows, text_columns=2, gives_way=1)
         _print_waiting(out, advice)
+        for title, entries in (
+            ("Too large for the device's memory", advice.too_large),
+            ("No gain", advice.not_gaining),
+        ):
+            _print_reasons(out, title, [entry for entry in entries if _is_of(named, entry)])
+        print_refused(out, "Does not apply", [r for r in advice.refused if {*r.spelled} <= {*named}], advice.baseline)
         star = "" if all(entry.trial.same_training for entry in shown) else "*: another batch size. "
         if rest:
             out.say(f"{star}--all adds {', '.join(rest)}.", "dim")
@@ -95,20 +105,24 @@ def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ran
     """The numbers of some entries, and behind them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
     remark = f" (*: the batch changes; for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
-    headers, rows = _ranked_rows(advice, entries)
+    headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))
     out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
     out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)
 
 
-def _ranked_rows(advice: Advice, entries: Sequence[Ranked]) -> tuple[list[str], list[list[str]]]:
-    """The headers and the rows of a table of entries."""
+def _is_of(named: Collection[str], entry: Ranked) -> bool:
+    return {*entry.trial.spelled} <= {*named}
+
+
+def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int]) -> tuple[list[str], list[list[str]]]:
+    """The headers and the rows of a table of entries at some places of their ranking."""
     ms = ms_format(advice.baseline.step_ns / 1e6)
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
     if with_memory:
         headers.insert(5, "peak memory")
     rows = []
-    for place, entry in enumerate(entries, 1):
+    for place, entry in zip(places, entries, strict=True):
         trial = entry.trial
         row = [
             str(place),
