@@ -15,7 +15,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,12 @@ from whatif.questions.validate.validate_pairs import Pair, find_pairs
 from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, FOLDER = Path("docs/data_parallel.md"), Path("traces/lab_cpu")
+PAGE, FOLDERS = Path("docs/data_parallel.md"), (Path("traces/lab_cpu"), Path("traces/lab_pipeline_cpu"))
 SLOW_MBIT_S, FAST_MBIT_S = 100.0, 200.0
 KINDS = {
     "ddp": "DistributedDataParallel", "parameter_server": "parameter server and P3",
     "hierarchical": "one ring, and BlueConnect's stages", "pipeline": "pipeline of two stages",
+    "pipeline_copies": "two copies of such a pipeline",
 }  # fmt: skip
 INFINITE = float("inf")
 
@@ -68,9 +69,10 @@ class Scored:
         return "unlimited" if self.rate_mbit_s is None else f"{self.rate_mbit_s:,.0f} Mbit/s"
 
 
-def score(folder: Path) -> list[Scored]:
-    """Predict every run of the folder's records that a what-if describes."""
-    rows = sorted(_scored(folder), key=lambda row: (row.model, row.run, row.rate_mbit_s or INFINITE))
+def score(folders: Iterable[Path]) -> list[Scored]:
+    """Predict every run of the folders' records that a what-if describes."""
+    found = (row for folder in folders for row in _scored(folder))
+    rows = sorted(found, key=lambda row: (row.model, row.run, row.rate_mbit_s or INFINITE))
     return sorted(rows, key=lambda row: [*KINDS, row.experiment].index(row.experiment))
 
 
@@ -175,7 +177,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail where the page differs, write nothing")
     args = parser.parse_args()
     os.chdir(ROOT)
-    scored = score(FOLDER)
+    scored = score(FOLDERS)
     tables = {"summary": summary_table(scored), "doubled": doubled_table(scored), "all": full_table(scored)}
     before = PAGE.read_text()
     after = written(before, tables)

@@ -30,7 +30,7 @@ def accuracy() -> Any:
 
 @pytest.fixture(scope="module")
 def scored(accuracy: Any, own_traces: Path) -> list[Any]:
-    return list(accuracy.score(own_traces / "lab_cpu"))
+    return list(accuracy.score(own_traces / folder.name for folder in accuracy.FOLDERS))
 
 
 def test_the_page_is_what_the_script_writes(accuracy: Any, scored: list[Any]) -> None:

@@ -78,9 +78,9 @@ def test_jobs_are_of_chains_alone(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet"])
+@pytest.mark.parametrize("model", ["mlp", "resnet", "vgg"])
 def test_the_stored_runs_were_cut_where_they_are_predicted(own_traces: Path, model: str) -> None:
-    folder = own_traces / "lab_cpu"
+    folder = own_traces / "lab_pipeline_cpu"
     record = json.loads((folder / f"pipeline-{model}-200mbit.json").read_text())
     assert len(record["runs"]) == len(pipeline.WAYS)
     for run in record["runs"][:2]:  # 4 and 8 micro-batches
