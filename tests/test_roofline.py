@@ -150,7 +150,8 @@ def test_no_share_of_a_peak_stands_anywhere_else() -> None:
         "whatif/opdb/features.py",  # what fitted models see
         "whatif/opdb/blending.py",  # how far two devices are apart
         "whatif/opdb/instruction_queue.py",  # Pei et al.'s model, with parameters of its own
-        "whatif/from_module/predict_step.py",  # model FLOPs utilisation
+        "whatif/from_module/predict_step.py",  # whether the device has tensor cores
+        "whatif/prediction/utilization.py",  # model FLOPs utilisation
         "whatif/questions/efficiency.py",  # shares of the peak are what it shows
         "whatif/models/durations/computing.py",  # the share that the recorded kernels reach
         "whatif/models/durations/half_precision.py",  # the same

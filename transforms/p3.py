@@ -23,12 +23,11 @@ from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.network_options import network_of
-from whatif.models.exchange.next_step import with_next_step
 from whatif.models.exchange.parameter_server import (
     push_and_pull,
     server_arrays,
     server_slices,
-    without_update,
+    updated_by_servers,
 )
 from whatif.models.exchange.priority import attached_priority
 from whatif.models.parallel.stage_gradients import refuse_stages
@@ -59,7 +58,7 @@ def transform(
         raise WhatifError(f"p3: expected 2 workers or more and from 1 to 100,000 servers, got {got}.")
     refuse_stages(graph, "p3")
     check_exchanges_nothing(graph, "p3")
-    graph = with_next_step(without_update(graph))
+    graph = updated_by_servers(graph)
     gradients = step_gradients(graph, gradient_mb, "p3")
     places = network.workers if servers is None else servers
     slices = server_slices(gradients, slice_size.size_bytes) if priority else server_arrays(gradients, places)

@@ -20,8 +20,7 @@ from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.network_options import network_of
-from whatif.models.exchange.next_step import with_next_step
-from whatif.models.exchange.parameter_server import push_and_pull, server_arrays, without_update
+from whatif.models.exchange.parameter_server import push_and_pull, server_arrays, updated_by_servers
 from whatif.models.parallel.stage_gradients import refuse_stages
 
 AXIS = "data"
@@ -51,7 +50,7 @@ def transform(
         raise WhatifError(f"{name}: expected from 1 to 64 GPUs on a link to the host, got {gpus_per_link}.")
     refuse_stages(graph, "parameter_server")
     check_exchanges_nothing(graph, "parameter_server")
-    graph = with_next_step(without_update(graph))
+    graph = updated_by_servers(graph)
     gradients = step_gradients(graph, gradient_mb, name)
     arrays = server_arrays(gradients, servers or network.workers)
     graph = push_and_pull(graph, gradients, arrays, network, servers or None, prioritised=False, reduced=True,

@@ -59,7 +59,7 @@ def test_what_differs_is_bridged() -> None:
     events = step(0, 0, 30, ("a", 1, 2), ("b", 20, 21)) + step(
         1, 100, 130, ("a", 101, 102), ("x", 110, 111), ("b", 120, 121)
     )
-    found = place(events, ran(1, 101, 102), ran(2, 120, 121))
+    found = place(events, ran(9, 99, 100), ran(1, 101, 102), ran(2, 120, 121), ran(9, 130, 131))
     assert found == [(1, 1, 2), (2, 20, 21)]
 
 

@@ -43,6 +43,7 @@ from whatif.models.exchange.collective_tasks import (
     estimated,
     tell,
 )
+from whatif.models.exchange.next_step import with_next_step
 from whatif.models.exchange.priority import PRIORITY
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.columns import named
@@ -91,8 +92,11 @@ def _repeated(counts: Int64) -> tuple[Int64, Int64]:
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def without_update(graph: TaskGraph) -> TaskGraph:
-    """Return the graph whose steps leave the update of the weights to the servers."""
+def updated_by_servers(graph: TaskGraph) -> TaskGraph:
+    """Return the graph whose steps leave the update of the weights to the servers.
+
+    A recording of one step becomes two: what the servers send decides when the next one can go on.
+    """
     steps = step_of(graph)
     backward = np.flatnonzero((graph.phase == Phase.BACKWARD) & (steps >= 0))
     last = np.full(int(steps.max(initial=0)) + 2, len(graph), dtype=np.int64)
@@ -101,7 +105,7 @@ def without_update(graph: TaskGraph) -> TaskGraph:
     update: Bool = (graph.phase == Phase.UPDATE) & (graph.on_gpu | graph.on_cpu)
     update = update & graph.in_optimizer if (update & graph.in_optimizer).any() else update
     update = update & (np.arange(len(graph)) > last[steps + 1])
-    return graph.remove(update) if update.any() else graph
+    return with_next_step(graph.remove(update) if update.any() else graph)
 
 
 def push_and_pull(
