@@ -199,7 +199,9 @@ def test_trends_of_daydreams_figures_on_predicted_gpu_steps(ran: Any) -> None:
         assert all(after > before - 1e-3 for before, after in itertools.pairwise(down))
         assert down[0] == pytest.approx(1, abs=0.01)
         assert 1.2 < down[-1] < 1.6
-    tables, pictures = shown(outputs, "text/html"), shown(outputs, "image/svg+xml")
+    # A prediction of more than two seconds leaves the empty frame of its progress bar.
+    tables = [page for page in shown(outputs, "text/html") if "<table" in page]
+    pictures = shown(outputs, "image/svg+xml")
     assert (len(tables), len(pictures)) == (7, 1)
     assert all("predicted, not recorded" in page for page in (*tables, *pictures))
     # The last table has the numbers of the paper's text.

@@ -60,6 +60,8 @@ def main() -> int:
     parser.add_argument("--left-out", type=Path, metavar="FOLDER", help="one folder of models for each GPU")
     parser.add_argument("--write", action="store_true", help="write the page")
     args = parser.parse_args()
+    if unknown := sorted({*args.tables} - {*tables()}):
+        parser.error(f"expected tables among {', '.join(tables())}, got {', '.join(unknown)}")
     found = {}
     for name in args.tables or tables():
         found[name] = importlib.import_module(f"benchmarks.published.{name}").score(extra_data())

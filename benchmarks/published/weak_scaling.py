@@ -144,12 +144,10 @@ def score(data: Path) -> Scores:
     rows = []
     for cell in found:
         one, many = predicted(cell, *constants[cell.family])
-        # What both steps may miss alike cancels: the range is that of what was added.
-        added_low, added_high = many.low_ms / one.low_ms, many.high_ms / one.high_ms
-        value = one.predicted_ms / many.predicted_ms
+        # As `whatif scaling` says: one worker's step as predicted, beside the ends of the step of many.
+        value, low, high = (one.predicted_ms / ms for ms in (many.predicted_ms, many.high_ms, many.low_ms))
         what = f"{cell.framework} {cell.model} {cell.machine}, {cell.precision}, {cell.gpus} GPUs"
-        ends = sorted((1 / added_low, 1 / added_high, value))
-        rows.append(Row(cell.family, what, value, cell.efficiency, ends[0], ends[-1]))
+        rows.append(Row(cell.family, what, value, cell.efficiency, low, high))
     return Scores("NVIDIA DeepLearningExamples, weak-scaling efficiency, each model left out", "share", tuple(rows))
 
 

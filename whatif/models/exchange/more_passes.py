@@ -15,6 +15,8 @@ from whatif.simulation.transfers import LATENCY, latency_of, of_activations
 
 # Attached: how many passes a task of a pass ahead of the last one stands for; 0 for all other tasks.
 STANDS_FOR = "stands for passes"
+# The phases of a pass.
+PASSING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)
 # Passes ahead of the last are run one by one while they have fewer tasks than that; else each stands for several.
 MOST_TASKS = 200_000
 
@@ -26,6 +28,7 @@ def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
     the backward pass ahead of it has ended there; a GPU may still be at work.
     """
     mine = _of_pass(graph)
+    graph = _waiting_as_often(graph, passes)
     ends = backward_ends(graph)
     forward = np.flatnonzero(mine & graph.on_cpu & (graph.phase == Phase.FORWARD))
     steps, at = np.unique(graph.step[forward], return_index=True)
@@ -44,7 +47,7 @@ def stands_for(graph: TaskGraph) -> Float64:
 
 def _of_pass(graph: TaskGraph) -> Bool:
     """The work of the passes of steps with a backward pass, without the sums of gradients among workers."""
-    passing = np.isin(graph.phase, [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
+    passing = np.isin(graph.phase, PASSING)
     summed = all_reduces(graph) & (graph.phase == Phase.BACKWARD) & ~of_activations(graph)
     once = summed | launches_of(graph, summed)
     in_step = np.isin(graph.step, graph.step[backward_ends(graph)])
@@ -52,6 +55,16 @@ def _of_pass(graph: TaskGraph) -> Bool:
     if launched.any():  # what was launched before the recording began is the rest of a pass, which nothing launches
         once = once | (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & ~launched)
     return np.asarray(passing & in_step & ~once & (graph.on_gpu | graph.on_cpu | of_activations(graph)), np.bool_)
+
+
+def _waiting_as_often(graph: TaskGraph, passes: int) -> TaskGraph:
+    """The graph in which what a pass waits for without a reason in the recording is waited for in each: in the last."""
+    waits = (graph.kind == TaskKind.WAIT) & np.isin(graph.phase, PASSING)
+    waits &= np.isin(graph.step, graph.step[backward_ends(graph)])
+    if not waits.any():
+        return graph
+    centre, low, high = (column[waits] * passes for column in (graph.duration_ns, graph.low_ns, graph.high_ns))
+    return graph.with_duration(waits, centre, low_ns=low, high_ns=high)
 
 
 def _standing_for(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
