@@ -95,6 +95,15 @@ def read(trace: dict[str, Any], path: Path) -> TaskGraph:
     return whatif.read(path)
 
 
+def check_same_gpu(own: TaskGraph, other: TaskGraph) -> None:
+    """The GPU's work is the same to the nanosecond, and so are the steps; the whole takes as long."""
+    np.testing.assert_array_equal(own.duration_ns[own.on_gpu], other.duration_ns[other.on_gpu])
+    starts = [graph.start_ns[graph.on_gpu] for graph in (own, other)]
+    np.testing.assert_array_equal(*(start - start[0] for start in starts))
+    assert own.info.n_steps == other.info.n_steps
+    assert whatif.simulate(own).makespan_ns == pytest.approx(whatif.simulate(other).makespan_ns, rel=1e-3)
+
+
 def test_the_reader_sees_one_step_in_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto's file and the replayed one: the same GPU tasks, at the same distances, launched from the same calls."""
     path = extra_data("traces", RECORDINGS[0])
@@ -103,11 +112,7 @@ def test_the_reader_sees_one_step_in_both(tmp_path: Path, monkeypatch: pytest.Mo
     own, other = whatif.read(path), read(recorded(played, library_of(played.records, monkeypatch)), tmp_path / "a.json")
     for graph in (own, other):
         assert graph.on_gpu.sum() > 500
-    np.testing.assert_array_equal(own.duration_ns[own.on_gpu], other.duration_ns[other.on_gpu])
-    starts = [graph.start_ns[graph.on_gpu] for graph in (own, other)]
-    np.testing.assert_array_equal(*(start - start[0] for start in starts))
-    assert own.info.n_steps == other.info.n_steps
-    assert whatif.simulate(own).makespan_ns == pytest.approx(whatif.simulate(other).makespan_ns, rel=1e-3)
+    check_same_gpu(own, other)
 
 
 @pytest.mark.parametrize(("loses", "severity"), [(10, Severity.VOIDS), (100, Severity.DOUBT)])
@@ -157,8 +162,4 @@ def test_the_reader_sees_the_same_gpu_in_an_nsys_report(tmp_path: Path, monkeypa
     played = nsys.replayed(path)
     own, other = whatif.read(path), read(recorded(played, library_of(played.records, monkeypatch)), tmp_path / "a.json")
     assert own.on_gpu.sum() > 10_000
-    np.testing.assert_array_equal(own.duration_ns[own.on_gpu], other.duration_ns[other.on_gpu])
-    starts = [graph.start_ns[graph.on_gpu] for graph in (own, other)]
-    np.testing.assert_array_equal(*(start - start[0] for start in starts))
-    assert own.info.n_steps == other.info.n_steps
-    assert whatif.simulate(own).makespan_ns == pytest.approx(whatif.simulate(other).makespan_ns, rel=1e-3)
+    check_same_gpu(own, other)
