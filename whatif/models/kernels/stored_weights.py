@@ -30,6 +30,11 @@ MOST = 0.5
 # shapes that fit no cache: 1.4 to 2.2 times with 2 and 4 rows, 1.6 to 2.6 with 8, 2.1 to 3.5 with 16, 5.1 to 7.7 with
 # 64.
 PACKED, A_ROW = 1.8, 0.07
+# What a CPU's convolution takes whatever its batch is, in copies of its weights at the rate that the recorder measures:
+# forward it packs them, backward it packs them and unpacks their gradient. Measured on one core (AMD EPYC, torch 2.13
+# with oneDNN, fp32; ten shapes of 0.1 to 9 MB, batches 2 to 16, weights in the cache): medians 1.1 and 4.3. With
+# nothing in the cache they are 2.9 and 8.5.
+CONVOLUTION_COPIES = {False: 1.0, True: 4.0}  # backward or not
 # Bytes a FLOP of a GPU that is not known: an A100's in half precision.
 _UNKNOWN_FLOPS_PER_BYTE = 200.0
 
@@ -74,16 +79,22 @@ class StoredWeights:
 
 
 def packing_ns(graph: TaskGraph) -> Float64:
-    """Return what a CPU's product of weights takes whatever its rows are, ns, shape (n_tasks,): packing its weights.
+    """Return what a CPU's product or convolution takes whatever its rows are, ns, shape (n_tasks,): packing its weights.
 
-    Of products in a step that trains: forward, of the gradient of the input, and of that of the weights, which writes
-    as many values as the forward one reads. As long as a copy of them, by the recording's own rate: on one busy core
-    (AMD EPYC, torch 2.13, fp32; six shapes, 16 rows against 32 to 128) the median was 1.0 copies, half of them 0.5 to
-    1.3. 0 of all other tasks.
+    Of those in a step that trains, by the recording's own rate of copies; 0 of all other tasks. Of products: forward,
+    of the gradient of the input, and of that of the weights, which writes as many values as the forward one reads, as
+    long as a copy of them: on one busy core (AMD EPYC, torch 2.13, fp32; six shapes, 16 rows against 32 to 128) the
+    median was 1.0 copies, half of them 0.5 to 1.3. Of convolutions: ``CONVOLUTION_COPIES``.
     """
-    packing = np.zeros(len(graph))
     if graph.on_gpu.any() or forward_only(graph):
-        return packing
+        return np.zeros(len(graph))
+    copied = _product_weights(graph) + _convolution_weights(graph)
+    return np.asarray(copied / copy_gbyte_s(graph, None), dtype=np.float64)  # 1 GB/s is 1 byte/ns
+
+
+def _product_weights(graph: TaskGraph) -> Float64:
+    """The bytes of weights that each product packs, shape (n_tasks,)."""
+    copied = np.zeros(len(graph))
     sizes = np.full((len(graph.info.operators) + 1, 4), -1.0)
     for row, what in enumerate(graph.info.operators):
         of = dict(what.integers)
@@ -97,8 +108,31 @@ def packing_ns(graph: TaskGraph) -> Float64:
     of_layer[graph.layer[products[forward]]] = rows[forward]
     told = of_layer[graph.layer[products]]
     values = np.where(rows == told, inner * outputs, np.where(inner == told, rows * outputs, 0))
-    packing[products] = np.where(told > 0, values * value_bytes, 0) / copy_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
-    return packing
+    copied[products] = np.where(told > 0, values * value_bytes, 0)
+    return copied
+
+
+def _convolution_weights(graph: TaskGraph) -> Float64:
+    """The bytes of weights that each convolution packs and unpacks, shape (n_tasks,), shared out among its tasks.
+
+    Those of PyTorch's own convolutions without oneDNN (``_slow_conv2d``) are multiplied as they are, image by image.
+    """
+    weight_bytes = np.zeros(len(graph.info.operators) + 1)
+    for row, what in enumerate(graph.info.operators):
+        of = dict(what.integers)
+        if what.family == "conv" and "in_channels" in of:
+            values = of["in_channels"] // of["groups"] * of["out_channels"] * of["kernel_h"] * of["kernel_w"]
+            weight_bytes[row] = values * DTYPE_BYTES.get(what.dtype, 4.0)
+    packs = graph.on_cpu & (weight_bytes[graph.called] > 0) & ~graph.select(name="_slow_conv")
+    tasks = np.flatnonzero(packs & (graph.operator >= 0))
+    backward = graph.phase[tasks] == Phase.BACKWARD
+    copies = np.where(backward, CONVOLUTION_COPIES[True], CONVOLUTION_COPIES[False])
+    time_ns = graph.duration_ns[tasks].astype(np.float64)
+    _, call = np.unique(graph.operator[tasks], return_inverse=True)
+    whole_ns = np.maximum(np.bincount(call, weights=time_ns), 1)
+    copied = np.zeros(len(graph))
+    copied[tasks] = copies * weight_bytes[graph.called[tasks]] * time_ns / whole_ns[call]
+    return copied
 
 
 def forward_only(graph: TaskGraph) -> bool:
