@@ -217,7 +217,8 @@ class Stage:
             return y.detach().contiguous()
         coming[one.micro_batch].wait()
         x = self.buffers[one.micro_batch].detach().requires_grad_()
-        ends[one.micro_batch] = x, self._loss(self.model(x), self._targets[one.micro_batch]) / self.count
+        # A copy: a stage may begin with an operation in place (ReLU), which a leaf of autograd does not allow.
+        ends[one.micro_batch] = x, self._loss(self.model(x.clone()), self._targets[one.micro_batch]) / self.count
         return None
 
     def backward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:

@@ -30,6 +30,7 @@ MOST = 0.5
 # shapes that fit no cache: 1.4 to 2.2 times with 2 and 4 rows, 1.6 to 2.6 with 8, 2.1 to 3.5 with 16, 5.1 to 7.7 with
 # 64.
 PACKED, A_ROW = 1.8, 0.07
+_ONEDNN_CONVOLUTIONS = r"aten::mkldnn_convolution$|aten::convolution_backward$"
 # What a CPU's convolution takes whatever its batch is, in copies of its weights at the rate that the recorder measures:
 # forward it packs them, backward it packs them and unpacks their gradient. Measured on one core (AMD EPYC, torch 2.13
 # with oneDNN, fp32; ten shapes of 0.1 to 9 MB, batches 2 to 16, weights in the cache): medians 1.1 and 4.3. With
@@ -79,7 +80,7 @@ class StoredWeights:
 
 
 def packing_ns(graph: TaskGraph) -> Float64:
-    """Return what a CPU's product or convolution takes whatever its rows are, ns, shape (n_tasks,): packing its weights.
+    """Return what a CPU's product or convolution takes for any number of rows, ns, shape (n_tasks,): packing weights.
 
     Of those in a step that trains, by the recording's own rate of copies; 0 of all other tasks. Of products: forward,
     of the gradient of the input, and of that of the weights, which writes as many values as the forward one reads, as
@@ -115,7 +116,7 @@ def _product_weights(graph: TaskGraph) -> Float64:
 def _convolution_weights(graph: TaskGraph) -> Float64:
     """The bytes of weights that each convolution packs and unpacks, shape (n_tasks,), shared out among its tasks.
 
-    Those of PyTorch's own convolutions without oneDNN (``_slow_conv2d``) are multiplied as they are, image by image.
+    PyTorch's own convolutions (``_slow_conv2d``) multiply image by image and are not among them.
     """
     weight_bytes = np.zeros(len(graph.info.operators) + 1)
     for row, what in enumerate(graph.info.operators):
@@ -123,8 +124,8 @@ def _convolution_weights(graph: TaskGraph) -> Float64:
         if what.family == "conv" and "in_channels" in of:
             values = of["in_channels"] // of["groups"] * of["out_channels"] * of["kernel_h"] * of["kernel_w"]
             weight_bytes[row] = values * DTYPE_BYTES.get(what.dtype, 4.0)
-    packs = graph.on_cpu & (weight_bytes[graph.called] > 0) & ~graph.select(name="_slow_conv")
-    tasks = np.flatnonzero(packs & (graph.operator >= 0))
+    packs = graph.on_cpu & graph.select(name=_ONEDNN_CONVOLUTIONS)
+    tasks = np.flatnonzero(packs & (weight_bytes[graph.called] > 0) & (graph.operator >= 0))
     backward = graph.phase[tasks] == Phase.BACKWARD
     copies = np.where(backward, CONVOLUTION_COPIES[True], CONVOLUTION_COPIES[False])
     time_ns = graph.duration_ns[tasks].astype(np.float64)
