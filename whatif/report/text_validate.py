@@ -41,12 +41,12 @@ def headline(validation: Validation) -> str:
     score = validation.score
     if score.median_error_pct is None or score.largest_error_pct is None:
         return f"{score.pairs} pairs, none of them scored"
-    remarked = score.pairs - score.scored - score.uncertain
+    uncertain, remarked = score.uncertain, score.pairs - score.scored - score.uncertain
     return (
         f"{score.scored} scored of {score.pairs} pairs: median error {score.median_error_pct:.1f} % "
         f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
         f"{score.within_bound} within bounds, {score.inside} inside their range"
-        + (f"; {score.uncertain} others are not scored because the measured steps vary too much" if score.uncertain else "")
+        + (f"; {uncertain} others are not scored because the measured steps vary too much" if uncertain else "")
         + (f"; {remarked} for the reason in their remark" if remarked else "")
     )
 
