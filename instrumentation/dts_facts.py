@@ -10,6 +10,7 @@ print(facts.to_json(), power.toml("laptop"))
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -115,13 +116,15 @@ class Power:
 def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
     """Run one forward pass and give the facts of every layer that does something itself.
 
-    `inputs` are those of the model, a batch along their first dimension. Raises WhatifError where a module without
-    children is called several times: then it cannot be cut.
+    `inputs` are those of the model, a batch along their first dimension. A module without weights that is called
+    several times is a layer at each call ("relu", "relu (call 2)"). Raises WhatifError where one with weights is: a cut
+    between its calls would need them on both sides.
     """
     samples = len(inputs[0])
     found: list[LayerFacts] = []
     counting = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
     before: dict[str, int] = {}
+    calls: Counter[str] = Counter()
 
     def watch(name: str, module: nn.Module) -> list[Any]:
         def begins(_: nn.Module, args: Any) -> None:
@@ -129,9 +132,16 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
 
         def ends(_: nn.Module, args: Any, output: Any) -> None:
             own = [p for p in module.parameters() if p.requires_grad]
+            calls[name] += 1
+            if own and calls[name] > 1:
+                raise WhatifError(
+                    f"dts: expected layers with weights that are called once, got {name!r} several times: a cut "
+                    "between its calls would need its weights on both sides."
+                )
+            flops = (counting.get_total_flops() - before[name]) / samples
             found.append(
                 LayerFacts(
-                    name, type(module).__name__, (counting.get_total_flops() - before[name]) / samples,
+                    name if calls[name] == 1 else f"{name} (call {calls[name]})", type(module).__name__, flops,
                     sum(p.numel() for p in own), sum(p.nbytes for p in own),
                     _bytes(args) / samples, _bytes(output) / samples,
                 )
@@ -147,10 +157,6 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
     finally:
         for hook in hooks:
             hook.remove()
-    called = [layer.name for layer in found]
-    twice = next((name for name in called if called.count(name) > 1), None)
-    if twice is not None:
-        raise WhatifError(f"dts: expected layers that are called once, got {twice!r} several times: it cannot be cut.")
     return NetworkFacts(tuple(found), _bytes(inputs) / samples)
 
 

@@ -70,19 +70,26 @@ def test_the_power_of_a_processor() -> None:
         dts_facts.measure_power(lambda: None, 1e6, 10, steps=2)
 
 
-def test_a_layer_that_is_called_twice_cannot_be_cut() -> None:
-    relu = torch.nn.ReLU()
+class Twice(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Calls one layer twice."""
 
-    class Twice(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = relu
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
 
-        def forward(self, x: Any) -> Any:
-            return self.act(self.act(x))
+    def forward(self, x: Any) -> Any:
+        return self.layer(self.layer(x))
 
-    with pytest.raises(WhatifError, match="expected layers that are called once, got 'act' several times"):
-        dts_facts.measure_network(Twice(), torch.zeros(2, 3))
+
+def test_a_layer_without_weights_that_is_called_twice_is_two() -> None:
+    found = dts_facts.measure_network(Twice(torch.nn.ReLU()), torch.zeros(2, 3))
+    assert [layer.name for layer in found.layers] == ["layer", "layer (call 2)"]
+    assert [layer.output_bytes for layer in found.layers] == [12, 12]
+
+
+def test_weights_that_are_used_twice_cannot_be_cut() -> None:
+    with pytest.raises(WhatifError, match="expected layers with weights that are called once, got 'layer' several"):
+        dts_facts.measure_network(Twice(torch.nn.Linear(3, 3)), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("dnn", ["dnn1", "dnn2"])
