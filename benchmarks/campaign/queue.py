@@ -138,7 +138,7 @@ class Queue:
         """Run one task, or say why not."""
         record = self._records[task.job.name]
         if task.part == "trace" and not record.rounds:
-            return "no trace: the run could not be timed"
+            return f"no trace: the run {'could not be' if record.gave_up('time') else 'is not yet'} timed"
         if task.part in MEASURED.values() and not self._trace_path(task).exists():
             return "no operators: there is no trace"
         if not self._fits(task):
