@@ -90,3 +90,60 @@ def test_an_interval_knows_what_lies_right_inside_it(loops: Loops) -> None:
             n_children, n_counted, inner_ns,
         )  # fmt: skip
         assert [list(row) for row in zip(n_children, n_counted, inner_ns, strict=True)] == expected
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_a_layer_is_carried_through_what_passes_it_on(loops: Loops) -> None:
+    """Against looking back and ahead from every piece."""
+    rng = np.random.default_rng(3)
+    for n in (0, 1, 6, 40, 200):
+        own = np.where(rng.random(n) < 0.4, rng.integers(1, 4, n), 0).astype(np.int32)
+        passing, empty, ends = (rng.random(n) < share for share in (0.6, 0.4, 0.1))
+        passing &= ~empty
+        for between in (False, True):
+            expected = passing.copy()
+            for i in np.flatnonzero(empty) if between else ():
+                before, after = np.flatnonzero(~empty[:i]), i + np.flatnonzero(~empty[i:])
+                expected[i] = len(before) > 0 and len(after) > 0 and passing[before[-1]] and passing[after[0]]
+            layers = own.tolist()
+            for i in range(n):
+                if layers[i] == 0 and expected[i] and not ends[i]:
+                    layers[i] = layers[i - 1] if i else 0
+            found, passed = own.copy(), passing.copy()
+            loops.carry_layers(found, passed.view(np.uint8), empty.view(np.uint8), ends.view(np.uint8), between)
+            assert passed.tolist() == expected.tolist()
+            assert found.tolist() == layers
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_a_wait_is_for_the_newest_task_of_another_stream(loops: Loops) -> None:
+    """Of the last few that were over by then and launched before the wait was asked; the first of equally new ones."""
+    rng = np.random.default_rng(4)
+    for n, looked_at in ((1, 3), (8, 2), (60, 5), (60, 200)):
+        stream, launched_ns = rng.integers(0, 3, n).astype(np.int32), rng.integers(0, 50, n)
+        ends = rng.permutation(n)
+        target, done, asked_ns = rng.integers(0, n, 20), rng.integers(0, n + 1, 20), rng.integers(0, 60, 20)
+        source = np.full(20, -1, np.int64)
+        loops.newest_of_others(ends, launched_ns, stream, target, done, asked_ns, looked_at, source)
+        for task, over, time_ns, found in zip(target, done, asked_ns, source.tolist(), strict=True):
+            fits = [
+                other
+                for other in ends[max(over - looked_at, 0) : over].tolist()
+                if stream[other] != stream[task] and launched_ns[other] < time_ns
+            ]
+            assert found == (max(fits, key=lambda other: launched_ns[other]) if fits else -1)
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_a_thread_is_cut_into_its_calls_and_the_pieces_between(loops: Loops) -> None:
+    """Time   0  2     5  6     9   12
+    Calls        [--A--]        B (empty)
+    Left out              [--)
+    Pieces   [--)      [-)  [---) [---)"""
+    points = np.array([0, 2, 5, 5, 6, 7, 9, 9, 9, 12])
+    start_ns, end_ns, call = np.empty((3, 12), np.int64)
+    n = loops.cut(
+        points, np.array([2, 9]), np.array([5, 9]), np.array([6]), np.array([7]), start_ns, end_ns, call
+    )  # fmt: skip
+    pieces = list(zip(start_ns[:n].tolist(), end_ns[:n].tolist(), call[:n].tolist(), strict=True))
+    assert pieces == [(0, 2, -1), (2, 5, 0), (5, 6, -1), (7, 9, -1), (9, 9, 1), (9, 12, -1)]

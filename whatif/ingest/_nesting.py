@@ -176,6 +176,40 @@ def newest_of_others(
                     source[row] = task
 
 
+def carry_layers(
+    own: cython.int[::1],
+    passing: cython.uchar[::1],
+    empty: cython.const[cython.uchar][::1],
+    ends: cython.const[cython.uchar][::1],
+    between: cython.bint,
+) -> None:
+    """Where ``own`` is 0, fill in the layer of the piece before, within runs of ``passing``; ``ends`` take none.
+
+    With ``between``, ``empty`` pieces that lie between two passing ones, with nothing but empty ones around them, are
+    passing as well; this is filled in too.
+    """
+    n: cython.Py_ssize_t = len(own)
+    i: cython.Py_ssize_t = 0
+    first: cython.Py_ssize_t
+    layer: cython.int = 0
+    with cython.nogil:
+        while between and i < n:
+            if not empty[i]:
+                i += 1
+                continue
+            first = i
+            while i < n and empty[i]:
+                i += 1
+            if first > 0 and i < n and passing[first - 1] and passing[i]:
+                while first < i:
+                    passing[first] = 1
+                    first += 1
+        for i in range(n):
+            if own[i] > 0 or not passing[i] or ends[i]:
+                layer = own[i]
+            own[i] = layer
+
+
 def cut(
     points: cython.const[cython.longlong][::1],
     call_start_ns: cython.const[cython.longlong][::1],

@@ -34,10 +34,11 @@ from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.called import called_operators, find_calls_of_tasks, with_convolutions
 from whatif.ingest.collective_sizes import process_groups, with_collective_sizes
 from whatif.ingest.costs import task_costs
-from whatif.ingest.events import MISSING, Events
+from whatif.ingest.events import Events
+from whatif.ingest.gpu_side import of_calls
 from whatif.ingest.grouped import Grouped
 from whatif.ingest.measured import measured_rows
-from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, wait_rows
+from whatif.ingest.rows import Role, Rows, joined, of_events, rows_of_calls, wait_rows
 from whatif.ingest.waiting import ONE_TASK
 
 
@@ -59,7 +60,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     place[order] = np.arange(len(order))
     n_cpu, n_gpu = len(cpu), len(gpu)
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
-    held_place = place[n_cpu + n_gpu :][: int((waits.unexplained_ns > 0).sum())]
+    held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
     dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
     step = parts.steps.of(_step_time(blocks, cpu, gpu)[order])
     del place, cpu_place, gpu_place, held_place
@@ -67,7 +68,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     for block in blocks:
         for ordering in ("key_ns", "sequence", "landmark"):
             del block.columns[ordering]
-    columns = {name: np.concatenate([b.columns.pop(name) for b in blocks])[order] for name in list(cpu.columns)}
+    columns = {name: np.concatenate([b.columns.pop(name) for b in blocks]).take(order) for name in list(cpu.columns)}
     del order
 
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
@@ -83,15 +84,13 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
     unexplained = (kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE])
     event = columns["event"].astype(np.int64)
-    # The last value stands for tasks without an event.
     correlation, warps, registers = (
-        np.append(told, told.dtype.type(MISSING))[event]
-        for told in (events.correlation, events.warps, events.registers)
+        of_events(told, event) for told in (events.correlation, events.warps, events.registers)
     )
     given = {
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
-        "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": np.where(unexplained, 0, duration_ns),
+        "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": duration_ns * ~unexplained,
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": step,
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
         "correlation_id": correlation, "family": family, "dtype": np.where(dtype > 0, dtype, op_dtype),
@@ -185,18 +184,19 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
         )
         families[code] = kernel_family
         dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
-    family = np.where(kernels, families[name], np.int8(-1))
-    dtype = np.where(kernels, dtypes[name], np.int8(0))
-    family[columns["kind"] == TaskKind.MEMCPY] = KernelFamily.COPY
-    family[columns["kind"] == TaskKind.MEMSET] = KernelFamily.MEMSET
+    # By their rows: a mask that follows no pattern takes several times as long.
+    others = np.flatnonzero(~kernels)
+    family, dtype = families[name], dtypes[name]
+    family[others], dtype[others] = -1, 0
+    family[np.flatnonzero(columns["kind"] == TaskKind.MEMCPY)] = KernelFamily.COPY
+    family[np.flatnonzero(columns["kind"] == TaskKind.MEMSET)] = KernelFamily.MEMSET
     return family, dtype
 
 
 def _step_time(blocks: list[Rows], cpu: Rows, gpu: Rows) -> Int64:
     """The time that decides a task's step: its own start on the CPU, its launch's on the GPU; in the blocks' order."""
     launch = gpu.columns["launch_row"]
-    launched = np.where(launch >= 0, cpu.columns["start_ns"][np.maximum(launch, 0)], gpu.columns["start_ns"]) \
-        if len(cpu) else gpu.columns["start_ns"]  # fmt: skip
+    launched = of_calls(cpu.columns["start_ns"], launch, gpu.columns["start_ns"])
     result = np.concatenate([block.columns["start_ns"] for block in blocks])
     result[len(cpu) : len(cpu) + len(gpu)] = launched
     return result.astype(np.int64, copy=False)
@@ -282,7 +282,7 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
     """Leave out dependencies that contradict the recorded times, and say how many."""
     dependencies = graph.dependencies
     forward = dependencies.source < dependencies.target
-    dropped = int((~forward).sum())
+    dropped = len(forward) - np.count_nonzero(forward)
     dependencies = dependencies.take(forward)
     if not dependencies.anchor.any():  # Anchor.END, once for all
         anchor = np.broadcast_to(np.int8(0), dependencies.anchor.shape)

@@ -154,16 +154,11 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
     """The pieces of all threads as tasks."""
     events, calls, times = parts.events, parts.calls, parts.call_times
     n = len(pieces.start_ns)
-    is_call = pieces.call >= 0
-    call = np.maximum(pieces.call, 0)
-    has_calls = bool(len(calls.event))
     duration_ns = pieces.end_ns - pieces.start_ns
     key_ns = pieces.start_ns.copy()
-    if has_calls:
-        duration_ns = np.where(is_call, times.work_ns[call], duration_ns)
-        key_ns = np.where(is_call, times.key_ns[call], key_ns)
+    event = np.full(n, MISSING, dtype=np.int32)
     operator = labels.operator
-    name = np.where(operator >= 0, events.name[np.maximum(operator, 0)], len(events.names))
+    name = np.append(events.name, np.int32(len(events.names)))[operator]
     kind = np.full(n, TaskKind.GAP, dtype=np.int8)
     if not len(parts.gpu.event):
         kind[operator >= 0] = TaskKind.CPU_OP
@@ -171,9 +166,10 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
     pausing = labels.pause >= 0
     kind[pausing] = TaskKind.GAP
     name = np.where(pausing, events.name[np.maximum(labels.pause, 0)], name) if pausing.any() else name
-    if has_calls:
-        name = np.where(is_call, calls.name[call], name)
-        kind[is_call] = TaskKind.RUNTIME
+    calling = np.flatnonzero(pieces.call >= 0)
+    call = pieces.call[calling]
+    duration_ns[calling], key_ns[calling] = times.work_ns[call], times.key_ns[call]
+    name[calling], event[calling], kind[calling] = calls.name[call], calls.event[call], TaskKind.RUNTIME
     columns: dict[str, Array] = {
         "key_ns": key_ns,
         "start_ns": pieces.start_ns,
@@ -188,7 +184,7 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
         **held,
         "call": pieces.call.astype(np.int32),
         "operator": operator.astype(np.int32),
-        "event": (np.where(is_call, calls.event[call], MISSING) if has_calls else np.full(n, MISSING)).astype(np.int32),
+        "event": event,
         "role": np.zeros(n, dtype=np.int8),
         "sequence": np.arange(n, dtype=np.float64),
     }
@@ -224,11 +220,10 @@ def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
     n = len(gpu.event)
     row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
     launch_row = _inherited(of_calls(row_of_call, gpu.call, -1), gpu.stream)
-    known = launch_row >= 0
-    at = np.maximum(launch_row, 0)
 
     def inherit(name: str, default: int) -> Array:
-        return np.where(known, cpu.columns[name][at], default) if len(cpu) else np.full(n, default)
+        column = cpu.columns[name]
+        return np.append(column, column.dtype.type(default))[launch_row]
 
     category = events.category[gpu.event]
     kind = np.select(
@@ -267,11 +262,10 @@ def _guessed_phases(phase: Array, name: Array) -> Array:
     unknown = phase == Phase.UNKNOWN
     if not unknown.any():
         return phase
-    distinct, code = np.unique(name, return_inverse=True)
-    seen = np.zeros((len(distinct), len(Phase)), dtype=np.int64)
-    np.add.at(seen, (np.asarray(code).reshape(-1)[~unknown], phase[~unknown]), 1)
+    known = name[~unknown].astype(np.int64) * len(Phase) + phase[~unknown]
+    seen = np.bincount(known, minlength=(int(name.max()) + 1) * len(Phase)).reshape(-1, len(Phase))
     usual = np.where(seen.any(axis=1), seen.argmax(axis=1), Phase.FORWARD)
-    return np.where(unknown, usual[np.asarray(code).reshape(-1)], phase).astype(np.int8)
+    return np.where(unknown, usual[name], phase).astype(np.int8)
 
 
 def _inherited(launch_row: Array, stream: Array) -> Array:

@@ -16,6 +16,7 @@ from whatif.graph.types import (
 from whatif.ingest.called import Calls
 from whatif.ingest.events import MISSING, Events
 from whatif.ingest.op_cost import input_dtype, op_cost
+from whatif.ingest.rows import of_events
 
 
 def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: Calls) -> tuple[Int64, Int64, Int8]:
@@ -26,8 +27,8 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     n = len(family)
     flops = np.full(n, MISSING, dtype=np.int64)
     dtype = np.zeros(n, dtype=np.int8)
-    event = columns["event"]
-    size_bytes = np.append(events.size_bytes, MISSING)[event]  # the last one stands for tasks without an event
+    event = columns["event"].astype(np.int64)
+    size_bytes = of_events(events.size_bytes, event)
     task, operator, which, distinct = calls.task, calls.operator, calls.which, calls.distinct
     if not len(task):
         return flops, size_bytes, dtype

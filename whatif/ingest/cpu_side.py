@@ -15,7 +15,7 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.grouped import Grouped, by_track, rows_named
+from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.handoff import Handoffs, activity, find_handoffs
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import loops
@@ -42,7 +42,7 @@ def find_cpu_tracks(events: Events, operators: Grouped, calls: Calls, marks: Nam
     if not tracks:
         return []
     for mark in (marks.step, marks.optimizer, marks.loading):
-        rows = np.flatnonzero(mark[events.name])
+        rows = rows_marked(events, mark)
         rows = rows[among(events.category[rows], CPU_CATEGORIES)]
         marked = np.bincount(events.track[rows], minlength=len(events.tracks)) * works
         if marked.any():

@@ -12,7 +12,7 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped, by_track, rows_marked
 from whatif.simulation.intervals import interval_of, union
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
@@ -41,7 +41,7 @@ def _compiled(parts: Parts) -> list[str]:
     events, marks = parts.events, parts.marks
     used = np.bincount(events.name[parts.operators.rows], minlength=len(events.names)) > 0
     regions = {region for region, of_operator in zip(marks.region, used.tolist(), strict=True) if of_operator} - {""}
-    by_compiler = np.flatnonzero(marks.compiled[events.name])
+    by_compiler = rows_marked(events, marks.compiled)
     own = among(events.category[by_compiler], [EventCategory.CPU_OP, EventCategory.ANNOTATION])
     by_compiler = by_compiler[own]
     gpu = parts.gpu

@@ -80,7 +80,13 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
     """Return the value of each task's call, and ``default`` where the call was not recorded."""
     if not len(values):
         return np.broadcast_to(np.asarray(default, dtype=np.int64), (len(call),)).copy()
-    return np.where(call >= 0, values[np.maximum(call, 0)], default).astype(np.int64)
+    # The last value stands for tasks without a call: a mask that follows no pattern takes several times as long.
+    if isinstance(default, int):
+        return np.append(values, default)[call]
+    found = np.append(values, 0)[call]
+    unknown = np.flatnonzero(call < 0)
+    found[unknown] = default[unknown]
+    return found
 
 
 def find_calls(events: Events) -> Calls:
@@ -90,7 +96,7 @@ def find_calls(events: Events) -> Calls:
     rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
     rows = by_track(events, rows).rows
     opens, end_ns = _opening(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
-    group, outer = np.cumsum(opens) - 1, rows[opens]
+    group, outer = np.cumsum(opens) - 1, rows[np.flatnonzero(opens)]
     inner_kind = np.zeros(len(outer), dtype=np.int8)
     inner = np.flatnonzero(~opens)
     np.maximum.at(inner_kind, group[inner], kinds[events.name[rows[inner]]])
@@ -113,7 +119,7 @@ def _opening(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Bool, I
     reach_ns = running_maximum(start_ns + duration_ns, track)
     opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
     last = np.append(opens[1:], True)[: len(track)]
-    return opens, reach_ns[last]
+    return opens, reach_ns[np.flatnonzero(last)]
 
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
@@ -215,7 +221,7 @@ def _api_medians(calls: Calls, call: Int64) -> Int64:
     duration_ns = calls.end_ns - calls.start_ns
     medians = np.zeros(len(duration_ns), dtype=np.int64)
     for name in np.flatnonzero(np.bincount(calls.name[call[call >= 0]])):
-        mine = calls.name == name
+        mine = np.flatnonzero(calls.name == name)
         medians[mine] = int(np.median(duration_ns[mine]))
     return medians
 

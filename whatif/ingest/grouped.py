@@ -46,7 +46,14 @@ def by_track(events: Events, rows: Int64) -> Grouped:
     return Grouped(rows, events.track[rows])
 
 
+def rows_marked(events: Events, marked: Bool) -> Int64:
+    """Return the rows of the events whose name is marked, shape (n_names,); most traces lack most marks."""
+    return np.flatnonzero(marked[events.name]) if marked.any() else np.empty(0, dtype=np.int64)
+
+
 def rows_named(events: Events, category: EventCategory, marked: Bool) -> Int64:
     """Return the rows of the events of one category whose name is marked, shape (n_names,)."""
+    if not marked.any():
+        return np.empty(0, dtype=np.int64)
     rows = np.flatnonzero(events.category == category)
     return rows[marked[events.name[rows]]]

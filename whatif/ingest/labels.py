@@ -22,9 +22,9 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track, rows_named
+from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.marks import NameMarks
-from whatif.ingest.nest import Nest
+from whatif.ingest.nest import Nest, loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Labeller:
             for category in (EventCategory.MODULE, EventCategory.ANNOTATION)
         )
         self._layer_rows = by_track(events, np.sort(np.concatenate([modules, annotations])))
-        self._region_rows = by_track(events, np.flatnonzero((self._region_of_name > 0)[events.name]))
+        self._region_rows = by_track(events, rows_marked(events, self._region_of_name > 0))
         self.is_backward = self._operator & (
             marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
@@ -125,7 +125,7 @@ class Labeller:
         if not len(rows):
             return np.zeros(len(time_ns), dtype=np.int32)
         found = self._nest(rows).innermost(time_ns)
-        return np.where(found >= 0, code_of_name[self._events.name[rows[np.maximum(found, 0)]]], 0).astype(np.int32)
+        return np.append(code_of_name[self._events.name[rows]], np.int32(0))[found]
 
     def _sequence_layers(self) -> tuple[Int64, Int32]:
         """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
@@ -172,7 +172,8 @@ class Labeller:
         events, worker = self._events, track in self._workers
         operators = self._operators[track]
         found = self._nest(operators).innermost(time_ns)
-        operator = np.where(found >= 0, operators[np.maximum(found, 0)], -1) if len(operators) else found
+        # Of -1 the last value: a mask that follows no pattern takes several times as long.
+        operator = np.append(operators, -1)[found]
         layer = self.enclosing_layers(track, time_ns)
         in_layer = layer > 0
         backward_rows = self._backward[track]
@@ -180,19 +181,19 @@ class Labeller:
         if len(backward_rows):
             inner = self._nest(backward_rows).innermost(time_ns)
             backward = inner >= 0
-            own = np.where(backward, self._backward_layer[backward_rows[np.maximum(inner, 0)]], 0)
+            own = np.append(self._backward_layer[backward_rows], np.int32(0))[inner]
             # A gradient is accumulated right behind the operator that made it; Python between two operators belongs to
             # the one before.
             passing = backward | worker
-            node = backward_rows[np.maximum(inner, 0)]
-            if self._numbered:
-                passing |= _between(backward, operator < 0)
-                unlabelled = events.sequence[node] >= 0
-            else:
-                unlabelled = ~self._accumulates[events.name[node]]
             # A node that nothing ties to a layer has none (the loss), and takes none from the step before.
-            ends = backward & unlabelled
-            own = _carried_forward(own, passing, ends)
+            unlabelled = (
+                events.sequence[backward_rows] >= 0
+                if self._numbered
+                else ~self._accumulates[events.name[backward_rows]]
+            )
+            ends = np.append(unlabelled, False)[inner]
+            bits = (mask.view(np.uint8) for mask in (passing, operator < 0, ends))
+            loops.carry_layers(own, *bits, self._numbered and not worker)
             layer = np.where(passing, own, layer).astype(np.int32)
         update = _inside(events, self._updating[track], time_ns)
         loading = _inside(events, self._loading[track], time_ns)
@@ -204,18 +205,18 @@ class Labeller:
         if len(building):
             inner = self._nest(building).innermost(time_ns)
             forward = inner >= 0
-            recomputed = forward & self.is_recomputing[building[np.maximum(inner, 0)]]
+            recomputed = np.append(self.is_recomputing[building], False)[inner]
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
-        phase[update] = Phase.UPDATE
-        phase[loading] = Phase.DATA
-        phase[forward & ~loading] = Phase.FORWARD
-        phase[backward | worker] = Phase.BACKWARD
+        phase[np.flatnonzero(update)] = Phase.UPDATE
+        phase[np.flatnonzero(loading)] = Phase.DATA
+        phase[np.flatnonzero(forward & ~loading)] = Phase.FORWARD
+        phase[np.flatnonzero(backward | worker)] = Phase.BACKWARD
         # Gradients are zeroed anywhere between an update and the next backward pass, so that says nothing.
         stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
         pauses = self._pausing[track]
         pause = self._nest(pauses).innermost(time_ns)
-        pause = np.where(pause >= 0, pauses[np.maximum(pause, 0)], -1) if len(pauses) else pause
+        pause = np.append(pauses, -1)[pause]
         return Labels(
             layer, phase, operator.astype(np.int64), loading, landmark, stepping, recomputed, pause.astype(np.int64)
         )
@@ -231,23 +232,6 @@ def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:
         if codes[code] == len(layers):
             layers.append(layer)
     return codes
-
-
-def _carried_forward(layer: Array, where: Bool, ends: Bool) -> Int32:
-    """Where a layer is unknown, take that of the piece before, within runs of ``where``; ``ends`` take none."""
-    position = np.arange(len(layer))
-    known = np.maximum.accumulate(np.where((layer > 0) | ~where | ends, position, -1))
-    return np.where(known >= 0, layer[np.maximum(known, 0)], 0).astype(np.int32)
-
-
-def _between(chosen: Bool, empty: Bool) -> Bool:
-    """Which ``empty`` pieces lie between two ``chosen`` ones, with nothing but empty pieces around them."""
-    position = np.arange(len(chosen))
-    before = np.maximum.accumulate(np.where(empty, -1, position))
-    after = np.minimum.accumulate(np.where(empty, len(chosen), position)[::-1])[::-1]
-    enclosed = empty & (before >= 0) & (after < len(chosen))
-    enclosed[enclosed] = chosen[before[enclosed]] & chosen[after[enclosed]]
-    return enclosed
 
 
 def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:

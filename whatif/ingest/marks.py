@@ -57,17 +57,22 @@ def sequences_served(name: str) -> int | None:
 
 
 def name_marks(names: list[str]) -> NameMarks:
-    """Read every name of a trace once."""
+    """Read every name of a trace once; a pattern is tried only where what it always holds is in one of the names."""
 
-    def matches(pattern: re.Pattern[str]) -> Bool:
+    joined = "\n".join(names)
+
+    def matches(pattern: re.Pattern[str], holds: str = "") -> Bool:
+        if holds not in joined:
+            return np.zeros(len(names), dtype=np.bool_)
         return np.fromiter((pattern.search(name) is not None for name in names), dtype=np.bool_, count=len(names))
 
-    layer = []
-    for name in names:
-        found = MODULE.match(name) or LAYER.match(name)
-        layer.append(found.group(1) if found else "")
-    region = [f"(compiled region {found.group(1)})" if (found := REGION.match(name)) else "" for name in names]
+    layer, region = [""] * len(names), [""] * len(names)
+    if "nn.Module: " in joined or "whatif::layer::" in joined:
+        layer = [found.group(1) if (found := MODULE.match(name) or LAYER.match(name)) else "" for name in names]
+    if "Torch-Compiled Region: " in joined:
+        region = [f"(compiled region {found.group(1)})" if (found := REGION.match(name)) else "" for name in names]
     return NameMarks(
-        matches(STEP), matches(OPTIMIZER), matches(UPDATE), matches(LOADING), matches(AUTOGRAD), layer,
-        matches(COMPILED), region, matches(PAUSE),
+        matches(STEP, "ProfilerStep#"), matches(OPTIMIZER, "Optimizer.step#"), matches(UPDATE, "Optimizer."),
+        matches(LOADING, "DataLoader"), matches(AUTOGRAD), layer, matches(COMPILED, "Comp"), region,
+        matches(PAUSE, "whatif::gc"),
     )  # fmt: skip

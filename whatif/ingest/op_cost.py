@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 # Type names of recordings (c10::ScalarType and TypeMeta spellings) -> our number format and bytes per element.
 _TYPES: dict[str, tuple[str, int]] = {
@@ -48,8 +48,7 @@ class OpCost:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor among an operator's inputs; ``element_bytes`` is None where its type is not known."""
 
     shape: tuple[int, ...]

@@ -67,6 +67,11 @@ def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
     return rows
 
 
+def of_events(values: Array, event: Int64) -> Array:
+    """Return the value of each task's event, shape of ``event``; MISSING for tasks without one."""
+    return np.append(values, values.dtype.type(MISSING))[event]
+
+
 def concatenated(parts: Sequence[Columns]) -> Columns:
     """Return one dataclass of columns from several, each column's parts in their order."""
     names = [column.name for column in fields(parts[0])]

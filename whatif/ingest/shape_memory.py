@@ -246,14 +246,18 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
     chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
     row: Int64 = rows.forward_row[chosen]
     _, first = np.unique(row, return_index=True)
-    events_of = rows.forward[chosen]
+    shapes = events.shape[rows.forward[chosen]]
+    size_bytes = dict[int, int | None]()  # of the first tensor of each shape; None where there is none
     for place in first.tolist():
         # The first operators of a row may have numbers alone.
-        for event in events_of[place : place + 8][row[place : place + 8] == row[place]].tolist():
-            dims, types, _ = events.shapes[int(events.shape[event])]
-            tensor = next((t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1), None)
-            if tensor is not None:
-                found[int(row[place])].input = tensor.size_bytes
+        for shape in shapes[place : place + 8][row[place : place + 8] == row[place]].tolist():
+            if shape not in size_bytes:
+                dims, types, _ = events.shapes[shape]
+                tensors = (t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1)
+                size_bytes[shape] = next((tensor.size_bytes for tensor in tensors), None)
+            told = size_bytes[shape]
+            if told is not None:
+                found[int(row[place])].input = told
                 break
 
 

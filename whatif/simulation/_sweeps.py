@@ -83,7 +83,8 @@ def live_rows(
             last[task] = -1
         for task in range(n):
             for row in range(offsets[task], offsets[task + 1]):
-                last[points[row] % n] = task
+                source = points[row]
+                last[source - n if source >= n else source] = task  # a division takes ten times as long
         for task in range(n):
             rows[task] = 0
             if last[task] >= 0:
@@ -94,7 +95,9 @@ def live_rows(
                     rows[task] = n_rows
                     n_rows += 1
             for row in range(offsets[task], offsets[task + 1]):
-                source = points[row] % n
+                source = points[row]
+                if source >= n:
+                    source -= n
                 if last[source] == task:
                     last[source] = -1  # given back once, though a task may wait twice for another
                     spare[n_spare] = rows[source]
