@@ -17,6 +17,7 @@ from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_operator
 from whatif.graph.order import each_once
+from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Int8, Int32, Int64, Phase, TaskKind, among
 from whatif.hardware.gpu import Gpu
@@ -218,10 +219,18 @@ def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
 
     The pieces of an operator on the CPU, around its calls, have its name.
     """
+    names, operator, name = found(graph, "names of operators", _names_of_operators)
+    if operator is not graph.operator or name is not graph.name:  # an edit that leaves the structure
+        names = _names_of_operators(graph)[0]
+    return names[graph.operator[tasks]]
+
+
+def _names_of_operators(graph: TaskGraph) -> tuple[Int32, Int32, Int32]:
+    """The name of each operator, shape (n_operators + 1,), -1 where none is known, and the columns that tell it."""
     pieces = np.flatnonzero(graph.on_cpu & (graph.operator >= 0) & (graph.kind != TaskKind.RUNTIME))
     names = np.full(int(graph.operator.max(initial=-1)) + 2, -1, dtype=np.int32)
     names[graph.operator[pieces]] = graph.name[pieces]
-    return names[graph.operator[tasks]]
+    return names, graph.operator, graph.name
 
 
 def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
