@@ -1,6 +1,7 @@
 """A training step with a planted cause, `python script.py CAUSE`; with --time, how long a step takes with and without.
 
-The line of each cause ends with the comment "planted CAUSE". Both are timed in blocks that take turns, each beside one of the other, so that other programs slow both alike.
+The line of each cause ends with the comment "planted CAUSE". Both are timed in blocks
+that take turns, each beside one of the other, so that other programs slow both alike.
 """
 
 import contextlib
