@@ -74,6 +74,10 @@ class Gpu:
         """Return the most bytes that the caching allocator had given out, and held, since the last `reset_peak`."""
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
+    def retries(self) -> int:
+        """Return how often the caching allocator was out of memory, gave back what it held and tried again, so far."""
+        return int(torch.cuda.memory_stats_as_nested_dict().get("num_alloc_retries", 0))
+
     def empty_cache(self) -> None:
         """Give what the caching allocator holds and no tensor uses back to the driver."""
         torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """Records some steps of a training loop: first their time without the profiler, then their events."""
 
+import itertools
 import os
 import sys
 from contextlib import suppress
@@ -95,6 +96,7 @@ class Recording:
         self._watchers: WarmupWatchers | None = None
         self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
         self._traced: dict[str, Any] = {}  # what it measured of the recorded steps
+        self._retries: list[int] = []  # of the allocator so far, at each end of a recorded step and before the first
         self._tracer: Tracer | None = None
         self._cost = ProfilerCost()
 
@@ -174,11 +176,14 @@ class Recording:
             self._timer.mark()
         if self._tracer is not None:
             self._tracer.step()
+            if self._timer is not None:
+                self._note_retries()
         if self._count == self._warmup_steps:
             self._begin_untraced()
         elif self._count == self._warmup_steps + self._untraced_steps:
             self._begin_traced()
         elif self._count == self._steps_before:
+            self._note_retries()
             self._timer = StepTimer(self._device)
         elif self._count == self._last_recorded:
             self._end_recorded()
@@ -205,6 +210,11 @@ class Recording:
                 f"whatif: warning: the training ended after {recorded} of the {self._recorded_steps} steps to record",
                 file=sys.stderr,
             )
+
+    def _note_retries(self) -> None:
+        if self._device is not None:
+            with GPU.on(self._device):
+                self._retries.append(GPU.retries())
 
     def _end_recorded(self) -> None:
         """Measure what the profiler cost while it still runs, and no lines are noted."""
@@ -289,6 +299,7 @@ class Recording:
         metadata = {
             **self._metadata,
             **self._traced,
+            "allocator_retries": [after - before for before, after in itertools.pairwise(self._retries)] or None,
             "profiler_cost_ns": self._cost.summary(trace["traceEvents"]),
             "execution": describe_execution(events, self._model),
             "flops": forward_flops(events, steps),

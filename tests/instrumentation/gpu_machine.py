@@ -38,6 +38,8 @@ class FakeGpu(Gpu):
     told: dict[str, str] = field(default_factory=lambda: dict(TOLD))
     sees_cuda: bool = True  # torch.profiler
     waits: int = 0
+    retried: int = 0  # allocations, so far
+    retries_a_step: int = 0
     asked: list[int | None] = field(default_factory=list)  # devices that were made the current one
 
     def available(self) -> bool:
@@ -76,6 +78,10 @@ class FakeGpu(Gpu):
 
     def peak_bytes(self) -> tuple[int, int]:
         return 3 << 30, 4 << 30
+
+    def retries(self) -> int:
+        self.retried += self.retries_a_step
+        return self.retried
 
     def empty_cache(self) -> None:
         pass

@@ -71,6 +71,12 @@ def test_collect_with_kineto_records_kernels(collect: Callable[..., Path], monke
     assert 1 in machine.asked  # not every program makes its model's GPU the current one
 
 
+def test_allocator_retries_are_noted_by_step(collect: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    machines.install(monkeypatch, FakeGpu(retries_a_step=2), FakeKineto())
+    graph = whatif.read(collect())
+    assert graph.info.recorded.allocator_retries == (2,) * 5
+
+
 def test_collect_with_cupti_records_kernels(collect: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     machines.install(monkeypatch, FakeGpu())
     library = cupti_machine.Library()

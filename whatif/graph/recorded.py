@@ -243,6 +243,7 @@ class Recorded:
     traced_load: MachineLoad | None = None
     profiler_cost: ProfilerCost | None = None
     peak_memory_bytes: int | None = None
+    allocator_retries: tuple[int, ...] = ()  # by recorded step
     operator_times: tuple[MeasuredOperator, ...] = ()
     update_times_ns: Mapping[str, float] = field(default_factory=dict)  # of the update alone, by implementation
     # A step that was not run.
@@ -253,8 +254,9 @@ class Recorded:
     def on_another_device(self) -> Recorded:
         """Return the facts without those that are true of the recorded machine only."""
         return replace(
-            self, rates=None, operator_times=(), update_times_ns={}, clocks=None, driver=None, peak_memory_bytes=None
-        )
+            self, rates=None, operator_times=(), update_times_ns={}, clocks=None, driver=None, peak_memory_bytes=None,
+            allocator_retries=(),
+        )  # fmt: skip
 
     def without_untraced_step(self) -> Recorded:
         """Return the facts without those that tell how long a step takes without the profiler."""

@@ -211,6 +211,7 @@ def _recorded(table: _Table) -> Recorded:
         traced_load=table.part("traced_load", _machine_load),
         profiler_cost=_profiler_cost(table),
         peak_memory_bytes=table.whole("peak_memory_bytes", 1, 2**63),
+        allocator_retries=_tuple(table.take("allocator_retries", _is_ns_column)) or (),
         operator_times=table.parts("operator_times", _measured_operator, empty=MeasuredOperator),
         update_times_ns=table.by_name("update_times_ns", _is_ns),
         predicted=table.part("predicted", _predicted),
