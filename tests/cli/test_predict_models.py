@@ -64,6 +64,14 @@ def test_a_configuration_file_and_its_folder_are_one_model(capsys: pytest.Captur
     assert not [warning for warning in by_file["warnings"] if "clocks" in warning]
 
 
+def test_transformers_gpt2_is_cut_across_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its linear layers have their weights the other way (transformers' Conv1D)."""
+    cut = report(capsys, GPT2, "tensor_parallel:workers=4,bandwidth=900GB/s", "--input", "batch=2,seq=128")
+    (done,) = cut["transforms"]
+    assert done["changed"]
+    assert f"{2 * BLOCKS} parts" in str(cut["warnings"]) + str(cut["notes"])
+
+
 @pytest.mark.parametrize("positions", ["32768", "65536"])
 def test_long_sequences_stay_below_the_peak(positions: str, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, str(models / "llama"), "--input", f"batch=1,seq={positions}", "--device", "A100-SXM-80",

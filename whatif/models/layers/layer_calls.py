@@ -46,7 +46,7 @@ _OF_CLASS = (
     (CallRole.NORMALIZATION, re.compile(r"(Sync|Lazy)?(BatchNorm|InstanceNorm)([123]d)?")),
     (CallRole.ACTIVATION, re.compile(r"ReLU6?")),
     (CallRole.POOLING, re.compile(r"\w*Pool[123]d")),
-    (CallRole.PRODUCT, re.compile(r"(Lazy|NonDynamicallyQuantizable)?Linear")),
+    (CallRole.PRODUCT, re.compile(r"(Lazy|NonDynamicallyQuantizable)?Linear|Conv1D")),  # Conv1D: transformers' GPT-2
 )
 _OF_FAMILY = {
     KernelFamily.CONVOLUTION: CallRole.CONVOLUTION,

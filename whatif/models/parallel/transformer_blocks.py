@@ -15,7 +15,9 @@ from whatif.models.layers.layer_facts import layer_rows
 from whatif.models.layers.segments import segments
 from whatif.models.parallel.passes import Use
 
-_PRODUCTS = ("Linear", "LazyLinear", "NonDynamicallyQuantizableLinear")
+# Transformers' own linear layer, of GPT-2, has its weights the other way: inputs, outputs.
+_TRANSPOSED = "Conv1D"
+_PRODUCTS = ("Linear", "LazyLinear", "NonDynamicallyQuantizableLinear", _TRANSPOSED)
 _ATTENTION = "MultiheadAttention"
 _EMBEDDING = "Embedding"
 
@@ -117,4 +119,4 @@ def _shape(row: Layer | None, *types: str, key: str = "weight") -> tuple[int, in
     shape = row.shapes.get(key, ())
     if len(shape) != 2 or not all(0 < length < 2**31 for length in shape):
         return None
-    return shape[0], shape[1]
+    return (shape[1], shape[0]) if row.type == _TRANSPOSED else (shape[0], shape[1])
