@@ -52,9 +52,6 @@ def test_strong_scaling_by_hand(resnet: Baseline) -> None:
     found = Scaling(resnet, (), True, 100.0, (Workers(1, 100.0), Workers(4, 40.0)), ())
     assert found.throughput(found.rows[1]) == pytest.approx(2.5)
     assert found.efficiency_pct(found.rows[1]) == pytest.approx(62.5)
-    batch = resnet.graph.info.batch_size
-    assert batch == 32
-    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * batch / 40.0)
 
 
 def test_rows_are_the_predictions(resnet: Baseline) -> None:
@@ -64,6 +61,9 @@ def test_rows_are_the_predictions(resnet: Baseline) -> None:
     assert found.single_ms == found.rows[0].step_ms == pytest.approx(alone.predicted_ms)
     assert found.rows[2].step_ms == pytest.approx(eight.predicted_ms)
     assert found.rows[2].communication_ms == pytest.approx(eight.breakdown.communication_ms)
+    total = eight.totals
+    row = found.rows[2]
+    assert (row.devices, row.samples_per_s, row.energy_j) == (8, total.samples_per_s, total.energy_j)
     assert found.efficiency_pct(found.rows[1]) > found.efficiency_pct(found.rows[2])  # type: ignore[operator]
 
 
@@ -71,6 +71,7 @@ def test_strong_scaling_shares_the_batch(resnet: Baseline) -> None:
     found = curve(resnet, ["distributed:bandwidth=10Gbps"], [1, 4], strong=True)
     four = whatif.apply(resnet, "batch_size:factor=0.25", "distributed:bandwidth=10Gbps,workers=4")
     assert found.rows[1].step_ms == pytest.approx(four.predicted_ms)
+    assert found.rows[1].samples_per_s == pytest.approx(1e3 * 32 / four.predicted_ms)
 
 
 def test_a_batch_is_shared_by_no_more_workers_than_it_has_samples(resnet: Baseline) -> None:
@@ -125,7 +126,7 @@ def test_workers_that_are_named_stay(own_traces: Path, resnet: Baseline) -> None
 def test_samples_of_a_batch_that_is_changed(resnet: Baseline) -> None:
     found = curve(resnet, ["batch_size:factor=2", "distributed"], [1, 4])
     step_ms = found.rows[1].step_ms
-    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 4 * 64 / step_ms)  # type: ignore[operator]
+    assert found.rows[1].samples_per_s == pytest.approx(1e3 * 4 * 64 / step_ms)  # type: ignore[operator]
 
 
 def test_a_recording_of_several_workers_has_no_single_one(own_traces: Path) -> None:

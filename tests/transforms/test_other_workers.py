@@ -108,7 +108,7 @@ def test_ranks_on_cpus_scale(own_traces: Path) -> None:
     steps = [row.step_ms or 0.0 for row in found.rows]
     assert steps == sorted(steps)
     assert found.rows[1].step_ms == pytest.approx(79.6, rel=0.01)  # as recorded
-    assert found.samples_per_s(found.rows[1]) == pytest.approx(1e3 * 32 / steps[1])
+    assert found.rows[1].samples_per_s == pytest.approx(1e3 * 32 / steps[1])
 
 
 def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> None:

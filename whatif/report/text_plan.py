@@ -66,7 +66,7 @@ def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, 
 
 # Steps that are shown as equal to a tenth of a percent.
 AS_FAST_PCT = 0.05
-PARTS = ["", "work", "sums", "bubble", "exchange", "update", "step"]
+PARTS = ["", "work", "sums", "bubble", "exchange", "update", "rest", "step"]
 
 
 def headline(found: Planned) -> str:
@@ -103,8 +103,7 @@ def compared(found: Planned) -> list[tuple[str, Row]]:
 
 
 def _parts(name: str, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
-    # What the simulated step has beside the pieces, or hides of them, is the exchange's or the bubble's.
-    return (name, *(ms(part) for part in row.parts), ms(row.step_ms))
+    return (name, *(ms(part) for part in (*row.parts, row.rest_ms, row.step_ms)))
 
 
 def reasons(found: Planned) -> list[str]:

@@ -107,7 +107,7 @@ def print_scaling(found: Scaling) -> None:
             if row.step_ms is None:
                 rows.append([f"{row.count:,}", "–", plain("does not apply", "dim"), "", "", "", ""])
                 continue
-            samples = found.samples_per_s(row)
+            samples = row.samples_per_s
             rows.append(
                 [
                     f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",

@@ -76,6 +76,11 @@ class Row:
         held = self.asked.memory_bytes
         return None if self.peak_bytes is None or held is None else held - self.peak_bytes
 
+    @property
+    def rest_ms(self) -> float:
+        """What the simulated step has beyond its parts, or below 0 what of them it hides, ms; 0 of an estimate."""
+        return self.step_ms - self.parts.step_ms
+
     def to_dict(self) -> dict[str, Any]:
         """Return the row as a JSON object."""
         return {
@@ -83,7 +88,7 @@ class Row:
             "high_ms": self.high_ms, "simulated": self.simulated, "samples_per_s": self.samples_per_s,
             "energy_j": self.energy_j, "cost_per_million_samples": self.cost, "peak_memory_bytes": self.peak_bytes,
             "memory_left_bytes": self.memory_left, "fits": self.fits,
-            "parts": {name: getattr(self.parts, name) for name in Parts._fields}, "what_ifs": list(self.what_ifs),
+            "parts": {**self.parts._asdict(), "rest_ms": self.rest_ms}, "what_ifs": list(self.what_ifs),
         }  # fmt: skip
 
 

@@ -41,6 +41,9 @@ class Workers:
     low_ms: float | None = None
     high_ms: float | None = None
     communication_ms: float | None = None  # that no computation hides
+    devices: int | None = None
+    samples_per_s: float | None = None  # of all workers; None where the batch or the steps are not known
+    energy_j: float | None = None
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,6 +54,9 @@ class Workers:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "communication_ms": self.communication_ms,
+            "devices": self.devices,
+            "samples_per_s": self.samples_per_s,
+            "energy_j": self.energy_j,
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -65,7 +71,6 @@ class Scaling:
     single_ms: float  # the step of one worker that trains the whole batch alone
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
-    single_samples: int | None = None  # in that step; None is the recorded batch
 
     plot = plot
 
@@ -91,13 +96,6 @@ class Scaling:
         if row.count == 1:
             return efficiency, efficiency
         return efficiency * ms / row.high_ms, efficiency * ms / row.low_ms
-
-    def samples_per_s(self, row: Workers) -> float | None:
-        """Return the samples a second of all workers; None if the recording lacks its batch size or its steps."""
-        if self.baseline.clock == "span":
-            return None
-        samples, throughput = self.single_samples or self.baseline.graph.info.samples, self.throughput(row)
-        return 1e3 * samples / self.single_ms * throughput if samples and throughput is not None else None
 
     @property
     def worth(self) -> Workers | None:
@@ -143,7 +141,6 @@ class Scaling:
                     "efficiency_pct": self.efficiency_pct(row),
                     "efficiency_low_pct": (self.efficiency_range_pct(row) or (None, None))[0],
                     "efficiency_high_pct": (self.efficiency_range_pct(row) or (None, None))[1],
-                    "samples_per_s": self.samples_per_s(row),
                 }
                 for row in self.rows
             ],
@@ -209,7 +206,7 @@ def scaling(
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
     if spread_out and all(row.step_ms is None for row in spread_out):
         raise WhatifError(spread_out[0].reason)
-    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes, samples)
+    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes)
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:
@@ -250,4 +247,4 @@ def _on(
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    return {"communication_ms": prediction.breakdown.communication_ms}
+    return {"communication_ms": prediction.breakdown.communication_ms, **prediction.totals.to_dict()}
