@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whatif.graph.described import DTYPE_BYTES
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Phase, among
 from whatif.hardware.roofline import memory_gbyte_s
@@ -89,50 +89,50 @@ def packing_ns(graph: TaskGraph) -> Float64:
     """
     if graph.on_gpu.any() or forward_only(graph):
         return np.zeros(len(graph))
-    copied = _product_weights(graph) + _convolution_weights(graph)
+    value_bytes = np.array([DTYPE_BYTES.get(name, 4.0) for name in DTYPES])[graph.dtype]
+    copied = value_bytes * (_product_weights(graph) + _convolution_weights(graph))
     return np.asarray(copied / copy_gbyte_s(graph, None), dtype=np.float64)  # 1 GB/s is 1 byte/ns
 
 
 def _product_weights(graph: TaskGraph) -> Float64:
-    """The bytes of weights that each product packs, shape (n_tasks,)."""
+    """The weights that each product packs, shape (n_tasks,)."""
     copied = np.zeros(len(graph))
-    sizes = np.full((len(graph.info.operators) + 1, 4), -1.0)
+    sizes = np.full((len(graph.info.operators) + 1, 3), -1.0)
     for row, what in enumerate(graph.info.operators):
         of = dict(what.integers)
         if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
-            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(what.dtype, 4.0)
+            sizes[row] = of["m"], of["n"], of["k"]
     products = np.flatnonzero(graph.on_cpu & (graph.family == KernelFamily.GEMM) & (sizes[graph.called, 0] > 0))
-    rows, outputs, inner, value_bytes = sizes[graph.called[products]].T
+    rows, outputs, inner = sizes[graph.called[products]].T
     # The rows of a layer's input: those of its forward product.
     of_layer = np.full(len(graph.layers), -1.0)
     forward = graph.phase[products] == Phase.FORWARD
     of_layer[graph.layer[products[forward]]] = rows[forward]
     told = of_layer[graph.layer[products]]
     values = np.where(rows == told, inner * outputs, np.where(inner == told, rows * outputs, 0))
-    copied[products] = np.where(told > 0, values * value_bytes, 0)
+    copied[products] = np.where(told > 0, values, 0)
     return copied
 
 
 def _convolution_weights(graph: TaskGraph) -> Float64:
-    """The bytes of weights that each convolution packs and unpacks, shape (n_tasks,), shared out among its tasks.
+    """The weights that each convolution packs and unpacks, shape (n_tasks,), shared out among its tasks.
 
     PyTorch's own convolutions (``_slow_conv2d``) multiply image by image and are not among them.
     """
-    weight_bytes = np.zeros(len(graph.info.operators) + 1)
+    weights = np.zeros(len(graph.info.operators) + 1)
     for row, what in enumerate(graph.info.operators):
         of = dict(what.integers)
         if what.family == "conv" and "in_channels" in of:
-            values = of["in_channels"] // of["groups"] * of["out_channels"] * of["kernel_h"] * of["kernel_w"]
-            weight_bytes[row] = values * DTYPE_BYTES.get(what.dtype, 4.0)
+            weights[row] = of["in_channels"] // of["groups"] * of["out_channels"] * of["kernel_h"] * of["kernel_w"]
     packs = graph.on_cpu & graph.select(name=_ONEDNN_CONVOLUTIONS)
-    tasks = np.flatnonzero(packs & (weight_bytes[graph.called] > 0) & (graph.operator >= 0))
+    tasks = np.flatnonzero(packs & (weights[graph.called] > 0) & (graph.operator >= 0))
     backward = graph.phase[tasks] == Phase.BACKWARD
     copies = np.where(backward, CONVOLUTION_COPIES[True], CONVOLUTION_COPIES[False])
     time_ns = graph.duration_ns[tasks].astype(np.float64)
     _, call = np.unique(graph.operator[tasks], return_inverse=True)
     whole_ns = np.maximum(np.bincount(call, weights=time_ns), 1)
     copied = np.zeros(len(graph))
-    copied[tasks] = copies * weight_bytes[graph.called[tasks]] * time_ns / whole_ns[call]
+    copied[tasks] = copies * weights[graph.called[tasks]] * time_ns / whole_ns[call]
     return copied
 
 

@@ -88,7 +88,7 @@ class Row:
             "high_ms": self.high_ms, "simulated": self.simulated, "samples_per_s": self.samples_per_s,
             "energy_j": self.energy_j, "cost_per_million_samples": self.cost, "peak_memory_bytes": self.peak_bytes,
             "memory_left_bytes": self.memory_left, "fits": self.fits,
-            "parts": {**self.parts._asdict(), "rest_ms": self.rest_ms}, "what_ifs": list(self.what_ifs),
+            "parts": self.parts._asdict(), "rest_ms": self.rest_ms, "what_ifs": list(self.what_ifs),
         }  # fmt: skip
 
 
