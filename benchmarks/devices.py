@@ -82,13 +82,13 @@ def tables() -> str:
     lines = [
         markdown_table(headers, rows),
         "",
-        "The same by family of kernels, those over 3 % of the measured time, longest first:",
+        "Errors by family of kernels, for families with over 3 % of the measured time, longest first:",
         "",
     ]
     lines += [f"- {model}, {way}: {', '.join(told)}" for (model, way), told in families.items()]
     graph = whatif.read(extra_data("traces", RESNET))
     recorded_ms = sum(by_family(graph).values())
-    lines += ["", "Without a pair of recordings: ResNet-50 training, batch 32, recorded on a V100 in fp32.", ""]
+    lines += ["", "A training step of ResNet-50 (batch 32, fp32) that was recorded on a V100 only:", ""]
     rows = [("(V100)", f"{recorded_ms:.1f}", "1", "")]
     for spec in ("A100-SXM-80", "A100-SXM-80,tf32=no", "A100-SXM-40", "A100-PCIE-40", "H100-SXM-80", "T4"):
         predicted_ms = sum(by_family(load_transform(f"device:to={spec}")(graph)).values())
@@ -97,9 +97,9 @@ def tables() -> str:
     grown_ms, there_ms = (
         sum(by_family(one).values()) for one in (grown, load_transform("device:to=A100-SXM-80")(grown))
     )
-    published = f"published: {A100_TF32 / V100_FP32:.2f}"
+    published = f"{A100_TF32 / V100_FP32:.2f}"
     rows.append(("A100-SXM-80, batch 256 on both", f"{there_ms:.1f}", f"{grown_ms / there_ms:.2f}", published))
-    return "\n".join([*lines, markdown_table(("to", "GPU busy, ms a step", "as fast", ""), rows)])
+    return "\n".join([*lines, markdown_table(("to", "GPU busy, ms", "speed-up", "published speed-up"), rows)])
 
 
 def main() -> int:
