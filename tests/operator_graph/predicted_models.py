@@ -144,3 +144,18 @@ def llama7() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(use_cache=False))
+
+
+def bert_small() -> Any:
+    """The model of a recording in tracelens-h100-mi300: gaunernst/bert-small-uncased."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+    return BertForMaskedLM(BertConfig(**sizes))
+
+
+def vit_base() -> Any:
+    """The model of a recording in tracelens-h100-mi300: ViT-base without a head."""
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(ViTConfig())

@@ -56,7 +56,7 @@ def test_vgg13_on_an_h100(shared_traces: Path) -> None:
     for key in (("OPTIMIZER", "UPDATE"), ("GEMM", "FORWARD"), ("GEMM", "BACKWARD"), ("POOLING", "FORWARD"),
                 ("POOLING", "BACKWARD"), ("SOFTMAX", "FORWARD"), ("SOFTMAX", "BACKWARD")):  # fmt: skip
         assert mine[key] == recorded[key], key
-    # -18 % where docs/predict.md was written; the models that answer are shared with others.
+    # docs/predict.md has the error of today; the models that answer are shared with others.
     assert mine_ms == pytest.approx(recorded_ms, rel=0.3)
     low_ms, high_ms = step.range_ms
     assert low_ms < 347.0 < 1.05 * high_ms  # the range misses the measured step by 4 %: convolutions' gradients
