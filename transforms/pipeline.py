@@ -45,6 +45,7 @@ def transform(
     chunks: int = 2,
     recompute: bool = False,
     activation_mb: float | None = None,
+    even: bool = False,
     bandwidth: Bandwidth | None = None,
     latency_us: float | None = None,
     cluster: str | None = None,
@@ -53,7 +54,8 @@ def transform(
     """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
 
     `micro_batch` samples (recorded batches where their size is unknown) are in a micro-batch; by default the recorded
-    batch is divided among them.
+    batch is divided among them. With `even` each stage has as many of the repeated blocks, as Megatron-LM divides
+    them by default.
     """
     chunks = chunks if schedule == "interleaved" else 1
     refuse_stages(graph, "pipeline")
@@ -68,7 +70,15 @@ def transform(
     check_one_pass(graph)
     factor = micro_batch / (graph.info.batch_size or 1) if micro_batch else 1 / micro_batches
     graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
-    ways = plans(graph, stages * chunks, micro_batches, factor=factor, recompute=recompute, activation_mb=activation_mb)
+    ways = plans(
+        graph,
+        stages * chunks,
+        micro_batches,
+        factor=factor,
+        recompute=recompute,
+        activation_mb=activation_mb,
+        even=even,
+    )
     planned, changed = fastest_of(graph, ways, orders, network)
     return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "

@@ -10,12 +10,12 @@ Model:  the parts of a block are found by the shapes of its linear layers in the
         and behind its first one's backward work, an activation of the stream is all-reduced, which the next kernel
         waits for; a forward pass alone has the former only. The update works on the parameters that are left.
         Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
-        gives its words are cut too, but not the loss behind them. With sequence_parallel=true (Korthikanti et al.,
-        2022, section 4.2.2) what lies between parts is cut along the sequence, gathered ahead of a part and scattered
-        behind it. The batch is that of all workers together; for several such groups, on another network, name
-        distributed, zero or fsdp behind this one, and activation_checkpoint as well. Ignored: overlap of the backward
-        all-reduce with the gradients of the weights (later Megatron), blocks that are called twice in a pass. In the
-        range: 34 % more than theory (Daydream §6.5).
+        gives its words are cut too, and the loss behind it (its sums of a number a word are ignored). With
+        sequence_parallel=true (Korthikanti et al., 2022, section 4.2.2) what lies between parts is cut along the
+        sequence, gathered ahead of a part and scattered behind it. The batch is that of all workers together; for
+        several such groups, on another network, name distributed, zero or fsdp behind this one, and
+        activation_checkpoint as well. Ignored: overlap of the backward all-reduce with the gradients of the weights
+        (later Megatron), blocks that are called twice in a pass. In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), or Megatron-LM's layers; NVLink.
 """
 

@@ -1,4 +1,8 @@
-"""A GPT as Megatron-LM builds it with --swiglu and --use-flash-attn, for predictions of its memory."""
+"""GPT and Llama as Megatron-LM builds them, for predictions of their memory.
+
+Gated perceptrons (--swiglu) with both halves in one product, attention in one kernel (--use-flash-attn), and a loss in
+fp32 (its default, without --fp16-lm-cross-entropy). A layer norm stands for Llama's RMS norm: both keep their input.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,55 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Attention in one kernel and a gated perceptron, each behind a layer norm and beside the stream."""
+    """Attention and a gated perceptron, each behind a norm and beside the stream."""
 
-    def __init__(self, width: int, inner: int, heads: int) -> None:
+    def __init__(self, width: int, inner: int, heads: int, groups: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.groups, size = heads, groups, width // heads
+        bias = dropout > 0  # a GPT has both, a Llama neither
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * inner), nn.Linear(inner, width)
-        self.dropout = nn.Dropout(0.1)
+        self.qkv = nn.Linear(width, (heads + 2 * groups) * size, bias)
+        self.projection = nn.Linear(width, width, bias)
+        self.up, self.down = nn.Linear(width, 2 * inner, bias), nn.Linear(inner, width, bias)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the stream behind the block."""
         batch, length, width = x.shape
-        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = self.qkv(self.norm1(x)).view(batch, length, self.heads + 2 * self.groups, -1).transpose(1, 2)
+        q, k, v = mixed.split([self.heads, self.groups, self.groups], 1)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups < self.heads)
         x = x + self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, length, width)))
         gate, value = self.up(self.norm2(x)).chunk(2, -1)
         return x + self.dropout(self.down(functional.silu(gate) * value))
 
 
 class GPT(nn.Module):
-    """Words and positions, ``layers`` blocks, and scores of all words by the embedding's own weights."""
+    """Words and positions, ``layers`` blocks, and scores of all words by the embedding's own weights or by others."""
 
-    def __init__(self, width: int, inner: int, layers: int, heads: int, context: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        layers: int,
+        heads: int,
+        context: int,
+        vocabulary: int,
+        groups: int = 0,
+        dropout: float = 0.1,
+        tied: bool = True,
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, inner, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, inner, heads, groups or heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return scores of (batch, length) words."""
+        """Return scores of (batch, length) words, fp32."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
         scores: Tensor = self.head(self.norm(x))
-        return scores
+        return scores.float()

@@ -62,7 +62,7 @@ def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chu
         how = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
         again = "" if selective else ",recompute=true"
         found.append(
-            f"pipeline:stages={stages},micro_batches={passes},micro_batch={told['micro_batch']}{how}{again},"
+            f"pipeline:stages={stages},micro_batches={passes},micro_batch={told['micro_batch']},even=true{how}{again},"
             f"cluster={cluster}"
         )
     else:

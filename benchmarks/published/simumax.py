@@ -71,7 +71,7 @@ def what_ifs(ways: tuple[int, int, int], passes: int) -> list[str]:
     if tensor > 1:
         found.append(f"tensor_parallel:workers={tensor},cluster={CLUSTER},vocabulary=true,sequence_parallel=true")
     if stages > 1:
-        found.append(f"pipeline:stages={stages},micro_batches={passes},micro_batch=1,cluster={CLUSTER}")
+        found.append(f"pipeline:stages={stages},micro_batches={passes},micro_batch=1,even=true,cluster={CLUSTER}")
     else:
         found.append(f"gradient_accumulation:passes={passes}")
     if data > 1:

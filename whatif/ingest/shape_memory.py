@@ -10,7 +10,7 @@ from whatif.graph.memory import LayerMemory
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
 from whatif.ingest.kept_tensors import Kept, has_rule, kept_by
-from whatif.ingest.op_cost import input_tensors
+from whatif.ingest.op_cost import Tensor, input_tensors
 from whatif.ingest.resident import Resident
 from whatif.ingest.step_rows import StepRows
 
@@ -18,6 +18,9 @@ from whatif.ingest.step_rows import StepRows
 SEARCHED_TENSORS = 200
 # Operators of the backward pass whose last input is the space that a library's recurrent layer kept for it, in bytes.
 _KEPT_SPACE = frozenset(("aten::mkldnn_rnn_layer_backward", "aten::_cudnn_rnn_backward"))
+
+# What a linear layer does with its weight ahead of the product.
+_OF_WEIGHTS = frozenset(("aten::t", "aten::to", "aten::_to_copy"))
 
 
 @dataclass(slots=True)
@@ -241,24 +244,30 @@ def _add_kept_space(events: Events, rows: StepRows, found: list[RowShapes]) -> N
 
 
 def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
-    """Tell what flows into each row: the first tensor of its first operator with a shape."""
+    """Tell what flows into each row: the first tensor of its first operator with a shape that is not a weight's."""
     looks_up = np.array(["embedding" in name or "index_select" in name for name in events.names], dtype=np.bool_)
     chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
     row: Int64 = rows.forward_row[chosen]
     _, first = np.unique(row, return_index=True)
-    shapes = events.shape[rows.forward[chosen]]
-    size_bytes = dict[int, int | None]()  # of the first tensor of each shape; None where there is none
+    names, shapes = events.name[rows.forward[chosen]], events.shape[rows.forward[chosen]]
+    tensors = dict[int, Tensor | None]()  # the first tensor of each shape; None where there is none
     for place in first.tolist():
         # The first operators of a row may have numbers alone.
-        for shape in shapes[place : place + 8][row[place : place + 8] == row[place]].tolist():
-            if shape not in size_bytes:
+        mine = np.arange(place, min(place + 8, len(row)))
+        mine = mine[row[mine] == row[place]]
+        called = list[tuple[str, Tensor]]()
+        for name, shape in zip(names[mine].tolist(), shapes[mine].tolist(), strict=True):
+            if shape not in tensors:
                 dims, types, _ = events.shapes[shape]
-                tensors = (t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1)
-                size_bytes[shape] = next((tensor.size_bytes for tensor in tensors), None)
-            told = size_bytes[shape]
-            if told is not None:
-                found[int(row[place])].input = told
-                break
+                several = (t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1)
+                tensors[shape] = next(several, None)
+            tensor = tensors[shape]
+            if tensor is not None:
+                called.append((events.names[name], tensor))
+        # A linear layer whose operators alone are recorded begins with its weight: cast, and transposed.
+        weight = next((tensor.shape for name, tensor in called if name == "aten::t"), None)
+        taken = (tensor for name, tensor in called if tensor.shape != weight or name not in _OF_WEIGHTS)
+        found[int(row[place])].input = next((tensor.size_bytes for tensor in taken), 0)
 
 
 def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:

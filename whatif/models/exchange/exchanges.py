@@ -17,6 +17,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
     DependencyKind,
+    Float64,
     Int32,
     Int64,
     Phase,
@@ -36,7 +37,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
-from whatif.simulation.transfers import ACTIVATIONS, of_activations, workers_of
+from whatif.simulation.transfers import ACTIVATIONS, latency_of, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
@@ -54,6 +55,20 @@ def tensor_workers(graph: TaskGraph) -> int:
     """Return the number of workers across which the blocks of the model are cut; 1 where they are not."""
     sums = of_activations(graph) & graph.select(name=f"^({'|'.join(ACTIVATION_NAMES.values())})$")
     return int(workers_of(graph)[sums].max(initial=1))
+
+
+def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
+    """Return what those workers take to gather activations of which each holds ``part_bytes``, ns, of the same shape.
+
+    It is half of a sum's time by the graph, whose ring scatters and then gathers; 0 where each works on its part.
+    """
+    sums = np.flatnonzero(of_activations(graph) & graph.select(name=f"^{SUM}$") & (graph.size_bytes > 0))
+    if not len(sums) or graph.select(name=f"^{ACTIVATION_NAMES['all_gather']}$").any():
+        return np.zeros(len(part_bytes))
+    one = sums[0]
+    share = part_bytes * workers_of(graph)[one] / graph.size_bytes[one]
+    latency_ns = int(latency_of(graph)[one])
+    return np.asarray((latency_ns + share * (int(graph.duration_ns[one]) - latency_ns)) / 2, dtype=np.float64)
 
 
 class Exchange(NamedTuple):

@@ -32,7 +32,7 @@ from whatif.models.exchange.collective_tasks import (
     estimated,
     tell,
 )
-from whatif.models.exchange.exchanges import SUM
+from whatif.models.exchange.exchanges import SUM, gathering_ns
 from whatif.models.parallel.pipeline_plan import Plan, by_stage
 from whatif.models.parallel.pipeline_schedule import Pass
 from whatif.models.parallel.pipeline_step import Frame, Shape, Times, frame_of, times_of, usual_frame
@@ -124,6 +124,7 @@ def _filled(
     latency_ns, transfer_ns = (
         np.array([float(getattr(cost, name)[0]) for cost in costs]) for name in ("latency_ns", "transfer_ns")
     )
+    transfer_ns = transfer_ns + gathering_ns(graph, plan.crossing_bytes)
     return _Filled(threads, frame(shape), Pieces.side_by_side(pieces), Cost(latency_ns, transfer_ns))
 
 

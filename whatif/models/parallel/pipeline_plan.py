@@ -9,8 +9,10 @@ import numpy as np
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
+from whatif.models.exchange.exchanges import tensor_workers
 from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.memory_effects import change_memory, with_batch
+from whatif.models.layers.segments import places_within, segments
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 from whatif.models.parallel.stage_work import (
@@ -110,13 +112,15 @@ def plans(
     factor: float,
     recompute: bool,
     activation_mb: float | None,
+    even: bool = False,
 ) -> list[Plan]:
     """Cut the model into parts in each way whose slowest part or message is as fast as can be over some link.
 
     Which ways these are does not depend on the asked link, so that the best of them is never slower over a faster one.
     Returns what each part works on. A micro-batch is ``factor`` times the recorded batch.
     ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
-    ``crossing_bytes``. Raises WhatifError where the recording has no passes, or fewer parts.
+    ``crossing_bytes``. ``even``: cut into parts of as many repeated blocks each instead. Raises WhatifError where the
+    recording has no passes, or fewer parts, or blocks that cannot be divided so.
     """
     model = model_of(graph)
     if n_parts > model.n_parts:
@@ -125,8 +129,11 @@ def plans(
             f"blocks and layers between which the model can be cut, got {n_parts}."
         )
     calls = len(model.part)
-    crossing = crossing_bytes(model, factor, activation_mb)
+    crossing = crossing_bytes(graph, model, factor, activation_mb)
     times = at_micro_batch(graph, model, factor)
+    if even:
+        begins = _even_cut(graph, model, n_parts)
+        return [planned_at(begins, graph, model, crossing, times, micro_batches, recompute=recompute)]
     every = work_of(graph, model, model.position, calls, times)
     every = _recomputed(every) if recompute else every
     busy_ns = [
@@ -138,6 +145,18 @@ def plans(
         planned_at(np.array(begins, dtype=np.int64), graph, model, crossing, times, micro_batches, recompute=recompute)
         for begins in sorted(cuts)
     ]
+
+
+def _even_cut(graph: TaskGraph, model: Model, n_parts: int) -> Int64:
+    """The calls before which the model is cut for as many blocks in each part, (n_parts - 1,)."""
+    block = places_within(graph.layers, segments(graph, None))[model.layer]
+    starts = np.sort(np.unique(block, return_index=True)[1][int((block < 0).any()) :])
+    if not len(starts) or len(starts) % n_parts:
+        raise WhatifError(
+            f"pipeline: expected a number of stages (chunks of all stages together) that divides the {len(starts)} "
+            f"repeated blocks, got {n_parts}; without even=true they are cut as their times want it."
+        )
+    return starts[len(starts) // n_parts :: len(starts) // n_parts].astype(np.int64)
 
 
 def planned_at(
@@ -159,10 +178,12 @@ def _recomputed(work: Work) -> Work:
     return replace(work, backward=work.forward.then(work.backward))
 
 
-def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> Int64:
-    """Return the bytes of ``factor`` times the recorded batch that flow into each call of the model, (n_calls,).
+def crossing_bytes(graph: TaskGraph, model: Model, factor: float, activation_mb: float | None) -> Int64:
+    """Return what a worker sends to each call of the model at ``factor`` times the recorded batch, bytes, (n_calls,).
 
-    Those of its feature map, or ``activation_mb`` million bytes a batch. Raises WhatifError where neither is known.
+    The feature map that flows in, or ``activation_mb`` million bytes a batch; of workers that share the blocks each
+    sends its part (Narayanan et al., SC 2021, section 4.1, "scatter/gather optimization"; so do DeepSpeed's pipelines).
+    Raises WhatifError where neither is known.
     """
     sizes = model.input_bytes
     if activation_mb is not None:
@@ -178,7 +199,7 @@ def crossing_bytes(model: Model, factor: float, activation_mb: float | None) -> 
     calls = np.arange(len(sizes))
     known = np.flatnonzero(sizes >= 0)
     source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
-    return np.asarray(np.rint(sizes[source] * factor), dtype=np.int64)
+    return np.asarray(np.rint(sizes[source] * factor / tensor_workers(graph)), dtype=np.int64)
 
 
 def row_parts(model: Model, begins: Int64, n_rows: int) -> Int64:

@@ -82,6 +82,7 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
     own = {(use.number, use.backward, use.part): use for use in every}
     spans: list[_Span] = []
     code = {layer: number for number, layer in enumerate(graph.layers)}
+    direction = found.number * 2 + found.backward
     for which, part in enumerate(parts):
         names = [product.layer for product in (*part.columns, *([part.rows] if part.rows else []))]
         for number in range(len(found.step)):
@@ -89,6 +90,10 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
                 mine = [own[key] for name in names if (key := (number, backward, code[name])) in own]
                 if mine:
                     first, last = min(use.first for use in mine), max(use.last for use in mine)
+                    if part.rows is None:  # the loss works on its words
+                        pass_tasks = found.task[direction == number * 2 + backward]
+                        first = min(first, int(pass_tasks[0])) if backward else first
+                        last = last if backward else max(last, int(pass_tasks[-1]))
                     spans.append(_Span(first, last, backward, which))
     return Split(parts, spans, [_stream_bytes(graph, part, parts, first_pass) for part in parts], n_blocks)
 
@@ -293,6 +298,7 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
         columns = {product.layer for product in part.columns}
         last = part.rows.layer if part.rows else ""
         here = [number for name in (*columns, last) for number in place.get(name, [])]
+        here += [len(rows) - 1] if here and not last else []  # the loss works on the head's words
         found.append((columns, last, range(min(here), max(here) + 1) if here and columns else here))
     inside = {number for _, _, numbers in found for number in numbers}
     blocks = [number for columns, last, numbers in found if columns and last for number in numbers]
@@ -307,7 +313,8 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
     for columns, last, numbers in found:
         for number in numbers:
             name = rows[number].name
-            rows[number] = _less(rows[number], workers, opens=name in columns, closes=name == last, sequence=sequence)
+            closes = bool(last) and name == last
+            rows[number] = _less(rows[number], workers, opens=name in columns, closes=closes, sequence=sequence)
     return with_share(memory, share).with_layers(rows)
 
 

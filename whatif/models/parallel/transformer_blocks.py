@@ -85,7 +85,10 @@ def _is_attention(opened: list[Product], width: int) -> bool:
 
 
 def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) -> list[Part]:
-    """Return the largest embedding as a part cut by rows, and the product with as many outputs as it has words."""
+    """Return the largest embedding as a part cut by rows, and the product with as many outputs as it has words.
+
+    A linear layer without parameters of its own, the last of the pass, multiplies by the embedding's.
+    """
     width = parts[0].columns[0].inputs
     rows = layer_rows(graph)
     called = [graph.layers[use.part] for use in sorted(forward, key=lambda use: use.first)]
@@ -95,7 +98,9 @@ def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) ->
     if not tables:
         return []
     words, table = max(tables)
-    heads = [name for name in called if _shape(rows.get(name), *_PRODUCTS) == (words, width)]
+    linear = [name for name in called if name in rows and rows[name].type in _PRODUCTS]
+    heads = [name for name in linear if _shape(rows[name], *_PRODUCTS) == (words, width)]
+    heads = heads or [name for name in linear[-1:] if rows[name].parameters == 0]
     return [Part((), Product(table, words, width)), *(Part((Product(name, width, words),), None) for name in heads)]
 
 

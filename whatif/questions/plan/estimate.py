@@ -272,7 +272,7 @@ class Composer:
             one = self._pass(plan)
             both = one.forward.plus(one.backward)
             network = self._network("pipeline", plan.pipeline)
-            crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)
+            crossing = crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
             message = network.cost("send", crossing).total_ns
             sides = [both.cpu + both.sums, both.gpu + both.sums]
             self._cuts[key] = np.append(0, balanced(sides, self.model.part, key[1], message))
@@ -357,7 +357,7 @@ class Composer:
         """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
         key = (plan.micro_batch, len(begins), plan.passes)
         if key not in self._parts:
-            crossing = crossing_bytes(self.model, plan.micro_batch / self.batch, None)
+            crossing = crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
             cut = planned_at(
                 begins[1:], self.graph, self.model, crossing, self._times(plan), plan.passes, recompute=False
             )
